@@ -56,7 +56,8 @@ wheel: $(STAMP) ## a wheel in dist/, to install elsewhere: pip install dist/stok
 run: $(DEMO_STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
 	@$(BIN)/stoker run fact_verification $(ARGS)
 
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A test that ends its process ends the run: xdist hangs when it hands a dead worker's files to others.
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: $(STAMP) ## each behaviour once, in minutes; make test ARGS="tests/core -k gang" for some; JOBS=1 for one after the other
 	$(PYTEST) $(ARGS)

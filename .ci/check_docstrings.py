@@ -1,15 +1,16 @@
 """Check that the public API is documented in Google style.
 
-Public are the names that `stoker` and its public modules export, and the public methods that exported classes define.
+The public API is what `stoker` and its public modules export, and the public methods of exported classes.
 
-- Each has a docstring. One that starts with "As `name`" refers to another function and needs no sections.
-- `Args:` names every parameter, of all overloads, and no other. The docstring of a class or of its `__init__`
+- Each function or class has a docstring. A docstring that starts with "As `name`" refers to another function and needs
+  no sections.
+- `Args:` names every parameter, of all overloads, and nothing else. The docstring of a class or of its `__init__`
   documents the constructor, unless the class says "Made by" and names the function that programs call. Other dunder
-  methods and the fields of structs and dataclasses need no `Args:`.
-- `Returns:` or `Yields:` is there unless the annotation is None. A property needs neither, nor does a docstring whose
-  first word is "Return", "Yield" or "True".
-- `Raises:` names every exception of `stoker.errors` that the function raises itself, or of which its text says
-  "raises". A docstring that starts with "Raise" and the name needs no section for it.
+  methods and fields need no `Args:`.
+- `Returns:` or `Yields:` is required unless the annotation is `None`. Properties and docstrings whose first word is
+  "Return", "Yield" or "True" need neither section.
+- `Raises:` names every exception of `stoker.errors` that the function raises itself, or that its docstring mentions
+  after "raises". A docstring that starts with "Raise" and the name needs no such section.
 
     python .ci/check_docstrings.py [folder of the package]      exit status 1, and a line for each failure
 """
@@ -33,18 +34,16 @@ RETURNING = re.compile(r"(Return|Yield|True)\b")
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(), str(path))
 
 
 def path_of(module: str, *, root: Path) -> Path:
-    """Return the file of a module; `root` is the folder of the package."""
+    """Return the file of a module. `root`: the folder of the package."""
     base = root.parent / module.replace(".", "/")
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
 
 
 def assigned(tree: ast.Module, name: str) -> ast.expr | None:
-    """Return the value that a module assigns to a name."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets):
             return node.value
@@ -52,7 +51,7 @@ def assigned(tree: ast.Module, name: str) -> ast.expr | None:
 
 
 def exported(tree: ast.Module) -> list[str]:
-    """Return the names in `__all__`; of a module without one or with a computed one, all public names."""
+    """Return the names in `__all__`. If it is missing or computed, return all public names."""
     listed = assigned(tree, "__all__")
     if isinstance(listed, ast.List) and all(isinstance(one, ast.Constant) for one in listed.elts):
         return list(ast.literal_eval(listed))
@@ -62,14 +61,14 @@ def exported(tree: ast.Module) -> list[str]:
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
-    """Yield each name that a module imports from another, with that module."""
+    """Yield each imported name with its module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.module, alias) for alias in node.names)
 
 
 def resolved(module: str, name: str, *, root: Path) -> tuple[Path, list[Definition]]:
-    """Return the file and definitions (with overloads) of a name, found through imports; none for a constant."""
+    """Return the file and definitions (with overloads) of a name. Follow imports; a constant has no definitions."""
     path = path_of(module, root=root)
     found = [node for node in parsed(path).body if isinstance(node, Definition) and node.name == name]
     if not found:
@@ -80,18 +79,18 @@ def resolved(module: str, name: str, *, root: Path) -> tuple[Path, list[Definiti
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """Return the sections of a docstring by title; its first lines are the section with the empty title."""
+    """Return a docstring's sections by title. The text before the first section has the empty title."""
     parts = SECTION.split(text)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
 def entries(text: str) -> set[str]:
-    """Return the names that the lines of a section start with."""
+    """Return the first name of each entry in a section."""
     return {name.strip("* ") for listed in ENTRY.findall(text) for name in listed.split(",")}
 
 
 def parameters(overloads: list[Function]) -> list[str]:
-    """Return the names of a function's parameters, with the implementation last in `overloads`."""
+    """Return the names of a function's parameters. The last of `overloads` is the implementation."""
     found = []
     for function in overloads[:-1] or overloads:
         taken = function.args
@@ -101,7 +100,7 @@ def parameters(overloads: list[Function]) -> list[str]:
 
 
 def raised(function: Function, *, errors: frozenset[str]) -> set[str]:
-    """Return the errors that a function raises itself."""
+    """Return the errors in a function's own `raise` statements."""
     found = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Raise) and node.exc:
@@ -111,13 +110,12 @@ def raised(function: Function, *, errors: frozenset[str]) -> set[str]:
 
 
 def decorators(function: Function) -> set[str]:
-    """Return the last words of a function's decorators."""
     names = (one.func if isinstance(one, ast.Call) else one for one in function.decorator_list)
     return {ast.unparse(name).rpartition(".")[2] for name in names}
 
 
 def failures(overloads: list[Function], *, errors: frozenset[str], of_class: str = "") -> Iterator[str]:
-    """Yield what a function's docstring lacks. `of_class`: the class's docstring, for a constructor."""
+    """Yield the faults of a function's docstring. `of_class`: the class's docstring, for a constructor."""
     function = overloads[-1]
     text = ast.get_docstring(function) or of_class
     if not text:
@@ -146,7 +144,7 @@ def failures(overloads: list[Function], *, errors: frozenset[str], of_class: str
 
 
 def failures_of_class(node: ast.ClassDef, *, errors: frozenset[str]) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yield the place, name and failure of each fault of a class and of its public methods."""
+    """Yield the node, name and fault for each fault of a class and its public methods."""
     text = ast.get_docstring(node) or ""
     if not text:
         yield node, node.name, "no docstring"
@@ -162,7 +160,6 @@ def failures_of_class(node: ast.ClassDef, *, errors: frozenset[str]) -> Iterator
 
 
 def main() -> int:
-    """Check the public API, and print how much was checked."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[1] / "src" / "stoker")
     modules = assigned(parsed(root / "__init__.py"), "_MODULES")
     assert modules is not None

@@ -1,9 +1,9 @@
-"""Prove that no files of a package import in a circle, and that functions import only what a table gives a reason for.
+"""Check that no modules of a package import each other in a cycle, and that functions import only listed modules.
 
-Imports for type checking count. A function imports a module that only some processes may load, or one that loads too
-slowly for the command line.
+Imports for type checking count. A function may import a module that only some processes load, or a slow module that the
+command line must not load.
 
-    python .ci/check_imports.py [folder of the package]      exit status 1, and each offence on a line, if there is one
+    python .ci/check_imports.py [folder of the package]      exit status 1, and a line for each fault
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SLOW_LIBRARIES = frozenset({
-    "IPython", "asyncio", "decimal", "huggingface_hub", "matplotlib", "pyarrow", "pynvml", "tokenizers",
-    "torch", "transformers",
+    "IPython", "accelerate", "asyncio", "decimal", "huggingface_hub", "jinja2", "llguidance", "matplotlib", "pyarrow",
+    "pynvml", "tokenizers", "torch", "transformers",
 })  # fmt: skip
-"""Libraries that only some processes have, or load."""
+"""Libraries that only some processes load."""
 
 DEFERRED = {
     "stoker.apps.batch_inference.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.embed.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.encoder_lengths.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.fact_verification.run": "loads Parsl, for which --help does not wait",
+    "stoker.apps.gateway.dashboard": "loads the HTTP server, for which --help does not wait",
     "stoker.apps.gateway.run": "loads Parsl and the HTTP server, for which --help does not wait",
     "stoker.apps.inference_sweep.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.model_profile.run": "loads Parsl, for which --help does not wait",
@@ -31,7 +32,7 @@ DEFERRED = {
     "stoker.apps.prompt_tuning.submit": "an app's public name, resolved on its first use",
     "stoker.contexts.encoder_loading": "loads torch, in libraries alone",
     "stoker.contexts.reading": "loads torch, in libraries alone",
-    "stoker.contexts.language_model": "loads torch, in libraries alone",
+    "stoker.contexts.model_loading": "loads torch, in libraries alone",
     "stoker.contexts.streamed_model": "loads torch, in libraries alone",
     "stoker.contexts.inference.vllm_engine": "loads vLLM, where it is the engine",
     "stoker.manager.advice.estimating": "loads NumPy, which only estimates from similar recipes need",
@@ -49,13 +50,14 @@ DEFERRED = {
     "stoker.manager.live.replay": "loads the manager's core, for sessions that have ended",
     "stoker.manager.study.calibrate": "loads the simulator, for `stoker replay --simulate`",
     "stoker.manager.study.evidence": "loads the simulator, for `stoker plan`",
+    "stoker.manager.study.session_timeline": "loads the manager's core, for `stoker replay --perfetto`",
     "stoker.manager.study.plan": "loads the simulator, for `stoker plan`",
 }
-"""Modules that functions may import, and why."""
+"""Modules that functions may import, each with the reason."""
 
 
 def modules_of(folder: Path) -> dict[str, Path]:
-    """The modules of a package by name. Folders that are links count."""
+    """Return the files of a package by module name. Folders that are links count."""
     found = {}
     for path in _files(folder):
         parts = path.relative_to(folder.parent).with_suffix("").parts
@@ -72,7 +74,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def imports_of(tree: ast.AST, *, modules: dict[str, Path]) -> Iterator[tuple[ast.stmt, str]]:
-    """Each import statement below a node, with each module of the package, or library, that it names."""
+    """Yield each import statement below a node, with each module that it names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
@@ -83,7 +85,7 @@ def imports_of(tree: ast.AST, *, modules: dict[str, Path]) -> Iterator[tuple[ast
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other (Tarjan's algorithm, without recursion)."""
+    """Return groups of modules that reach each other (Tarjan's algorithm, without recursion)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -120,7 +122,6 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def offences(folder: Path) -> Iterator[str]:
-    """What is wrong, a line each."""
     modules = modules_of(folder)
     graph: dict[str, set[str]] = {name: set() for name in modules}
     for name, path in modules.items():
@@ -140,7 +141,6 @@ def offences(folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Check the package, and say how much was checked."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[1] / "src" / "stoker")
     found = list(offences(folder))
     for line in found:

@@ -1,8 +1,8 @@
-"""MkDocs hooks: add the files outside docs/ that pages link to, and check that the site needs no other host.
+"""MkDocs hooks: add the linked files outside docs/, and check that the site loads nothing from other hosts.
 
-Links in the pages are relative to the repository, so they work on GitHub. MkDocs copies only docs/. These hooks follow
-the links, add each file under repository/ and rewrite the links of the site: a Markdown file becomes a page, a text
-file a page with its text, a JSON or binary file a copy, a folder a page with its list of files.
+Links in the pages are relative to the repository, so they work on GitHub, but MkDocs copies only docs/. These hooks
+follow the links, add each file under repository/ and rewrite the site's links. A Markdown file or a text file becomes a
+page, a folder becomes a page with its list of files, and a JSON or binary file is copied.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ DOCS = ROOT / "docs"
 _FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _COPIED = {".json", ".svg"}
-"""Endings of text files that are copied, without a page."""
+"""Suffixes of text files that are copied and get no page."""
 _OTHER_HOST = re.compile(
     r"""(<(link|script|img|iframe)\b[^>]*?(href|src)=|url\(|@import\s)["']?(https?:)?//[^\s"')>]*"""
 )
 
 _WRAPPED_CELLS = ".rst-content .wy-table-responsive table td { white-space: normal; }"
-"""The theme keeps each cell on one line."""
+"""The theme would keep each cell on one line."""
 
 _sources: dict[str, Path] = {}
-"""The file in the repository behind each page of the site."""
+"""The repository file of each page of the site."""
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add every file that can be reached by links from the pages of docs/."""
+    """Add every file that links from docs/ reach."""
     _sources.clear()
     ahead = [DOCS / file.src_uri for file in files.documentation_pages()]
     seen = set(ahead)
@@ -58,7 +58,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
-    """Replace links to files of the repository by links to their pages."""
+    """Make links to repository files point to their pages."""
     here = page.file.src_uri
     path = _sources.get(here)
     if path is None or path.suffix != ".md":
@@ -74,14 +74,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
 
 
 def on_post_build(config: Any) -> None:
-    """Fail if a file of the site loads something from another host."""
     for path in sorted(Path(config.site_dir).rglob("*")):
         if path.suffix in (".html", ".css") and (match := _OTHER_HOST.search(path.read_text())):
             raise PluginError(f"{path.relative_to(config.site_dir)} loads from another host: {match[0]}")
 
 
 def _address(path: Path) -> str:
-    """Return the source path of this file or folder within the site."""
+    """Return the path within the site of this file or folder."""
     if path.is_dir():
         path = path / "index.md"
     elif path.suffix != ".md" and not path.is_relative_to(DOCS) and _is_shown(path):
@@ -92,7 +91,7 @@ def _address(path: Path) -> str:
 
 
 def _target(page: Path, link: str) -> Path | None:
-    """Return the file or folder behind a link, or the README of a folder that has one. None for links elsewhere."""
+    """Return the linked file, or the folder or its README. None for links outside the repository."""
     path = (page.parent / link).resolve()
     if ":" in link or not path.is_relative_to(ROOT) or not path.exists():
         return None

@@ -1,7 +1,6 @@
-"""`python -m benchmarks [NAME ...]`: measures, and reports whether every bar is met.
+"""`python -m benchmarks [NAME ...]`: measure, and report if every bar is met.
 
-Exit status: 0 when every bar that was measured is met, 1 when one is missed, 2 when a benchmark failed or nothing was
-measured. A benchmark that cannot run here is skipped with its reason.
+Exit status: 0 = every measured bar is met, 1 = a bar is missed, 2 = a benchmark failed or nothing was measured.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ SUBJECTS = {
         "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call streams"
         " turns"
     ),
-    "serving": "embeddings model_switch openai_batch step_times live_models slinfer_decisions",
+    "serving": "embeddings model_switch openai_batch step_times live_models gateway_objectives slinfer_decisions\
+ json_schemas adapters",
     "tuning": "prompt_bank prompt_groups prompt_quality tune_start tuning_times",
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
     "scale": "fidelity simulator scheduling_rounds",
@@ -41,7 +41,7 @@ ELSEWHERE = {
     "journal": ("benchmarks.reliability.journal", "coming_back", "BACK_TITLE"),
     "journal_sync": ("benchmarks.reliability.journal", "group_sync", "SYNC_TITLE"),
 }
-"""Module, function and title of benchmarks that share a module."""
+"""Module, function and title of benchmarks in shared modules."""
 
 BENCHMARKS = {
     name: ELSEWHERE.get(name, (f"benchmarks.{subject}.{name}", "measure", "TITLE"))
@@ -63,14 +63,14 @@ class Measured(msgspec.Struct, frozen=True):
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Measures; without a NAME, everything:\n\n{_listed()}",
+        description=f"Run benchmarks; without a NAME, all of them:\n\n{_listed()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which to run [all]")
-    parser.add_argument("--list", action="store_true", help="say which there are")
-    parser.add_argument("--quick", action="store_true", help="a minute's check that they run; bars are not judged")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="every number, into this file [beside the page]")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where the page goes [%(default)s]")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run [all]")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks")
+    parser.add_argument("--quick", action="store_true", help="check in a minute that they run; judge no bars")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="file for all numbers [record.json next to the page]")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for the page [%(default)s]")
     asked = parser.parse_args(arguments)
     if asked.list:
         print(_listed())
@@ -122,7 +122,7 @@ def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
     if len(skipped) == len(tables):
         print("nothing was measured")
         return 2
-    print("quick: they run; no bar was judged" if quick else "every bar that was measured is met")
+    print("quick: the benchmarks run; no bar was judged" if quick else "every bar that was measured is met")
     return 0
 
 

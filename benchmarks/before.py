@@ -1,10 +1,9 @@
-"""This checkout against another one, an earlier commit for example: the same sides, in turn, by both interpreters.
+"""Compare this checkout with another checkout, for example an earlier commit: run the same sides in turn.
 
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.before ../before [noop core_events restart ...] [--pairs 4]
 
-Pairs run in the order A B B A. Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not
-worse". `--json FILE` keeps every number.
+Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not worse".
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LIMIT_S = 900.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`own_side`: both checkouts run this checkout's side, with their own Stoker."""
+    """`own_side`: both checkouts run this checkout's side."""
 
     arguments: tuple[str, ...]
     figure: Callable[[dict[str, Any]], float]
@@ -69,7 +68,7 @@ CASES = {
 
 
 def environment_of(checkout: Path, modules: Path, home: str) -> tuple[str, dict[str, str]]:
-    """Return a checkout's interpreter and environment; `benchmarks` comes from `modules`."""
+    """Return a checkout's interpreter and environment, with `benchmarks` from `modules`."""
     python = checkout / ".venv" / "bin" / "python"
     path = f"{python.parent}:{os.environ.get('PATH', '')}"
     return str(python), {**os.environ, "PYTHONPATH": str(modules), "PATH": path, "STOKER_HOME": home}
@@ -81,7 +80,7 @@ def side(checkout: Path, case: Case) -> float:
         command = [python, "-m", *case.arguments]
         said = output_of(command, timeout_s=LIMIT_S, folder=own, environment=environment)
     found = json.loads(said.splitlines()[-1])
-    if "verdicts" in found:  # both checkouts are to give the same
+    if "verdicts" in found:  # Both checkouts must give the same verdicts.
         print(f"  verdicts of {checkout.name}: {found['verdicts']}", file=sys.stderr)
     return case.figure(found)
 
@@ -99,10 +98,10 @@ def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[s
 
 
 def options(about: str | None, cases: Collection[str], **counts: int) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Parse what to compare. Return it with the record's first lines."""
+    """Parse the command line. Return the options and the start of the record."""
     ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("other", type=lambda path: Path(path).resolve(), help="another checkout, with its own .venv")
-    ask.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; all if none is named")
+    ask.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(cases)} [all]")
     for name, count in counts.items():
         ask.add_argument(f"--{name}", type=int, default=count)
     ask.add_argument("--json", type=Path)

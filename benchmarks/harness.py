@@ -1,4 +1,4 @@
-"""Sides measured in turn (A B B A ...), each in a fresh process, and where and when something was measured.
+"""Run sides in turn (A B B A ...), each in a fresh process, and record where and when they ran.
 
 A side is a command whose last line of output is a JSON object of numbers.
 """
@@ -39,12 +39,11 @@ def machine() -> str:
 
 
 def path() -> str:
-    """Return PATH with this interpreter's scripts first, for Parsl."""
     return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
 
 
 def output_of(command: list[str], *, timeout_s: float, folder: Path | str, environment: Mapping[str, str]) -> str:
-    """Run a command. Return its output. Raises RuntimeError with the end of it if it fails or says nothing."""
+    """Return a command's output. Raises RuntimeError if the command fails or prints nothing."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env=environment)
     if done.returncode or not done.stdout.strip():
         raise RuntimeError(
@@ -54,7 +53,7 @@ def output_of(command: list[str], *, timeout_s: float, folder: Path | str, envir
 
 
 def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
-    """Run `stoker run fact_verification --fresh --json` in a folder. Return seconds and output."""
+    """Return the seconds and output of `stoker run fact_verification --fresh --json` in a folder."""
     command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
     environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
     begun = time.perf_counter()
@@ -66,7 +65,7 @@ def run_side(
     module: str, *arguments: str, timeout_s: float = 900.0, folder: Path | None = None,
     environment: Mapping[str, str] | None = None, python: str = sys.executable,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a side in a fresh process, in `folder` or a temporary one. Return its last line. Raises RuntimeError."""
+    """Run a side, and return the JSON object in its last line. Raises RuntimeError."""
     command = [python, "-m", module, *arguments]
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
@@ -77,7 +76,7 @@ def run_side(
 
 
 def take_turns(pair: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, T]:
-    """Return each side's result. Odd pairs begin with the last side."""
+    """Run each side once, in reverse order in odd pairs."""
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
     return {name: found[name] for name in sides}
@@ -89,7 +88,7 @@ def in_turns(
     say: Callable[[str], None],
     told: Callable[[K, T], str] = "{} {:,.4g}".format,
 ) -> dict[K, list[T]]:
-    """Measure all sides `repeats` times in the order A B B A. `told` describes a side's result for `say`."""
+    """Measure all sides `repeats` times in the order A B B A. `told` formats a result for `say`."""
     found: dict[K, list[T]] = {name: [] for name in sides}
     for repeat in range(repeats):
         latest = take_turns(repeat, sides)
@@ -100,7 +99,7 @@ def in_turns(
 
 
 def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespace:
-    """Parse the options of a side. A default gives the type; a list takes several values, a tuple is a choice."""
+    """Parse a side's options. A default gives the type: a list takes several values, a tuple is a positional choice."""
     ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
@@ -142,7 +141,7 @@ def processes(module: str, folder: Path | str, *, besides: Collection[int] = ())
 
 
 def end_all(several: Sequence[subprocess.Popen[bytes]], *, limit_s: float) -> None:
-    """Terminate these processes, the last one first; kill those that do not end."""
+    """Terminate processes, last first; kill those that run after `limit_s`."""
     for process in reversed(several):
         process.terminate()
     for process in reversed(several):
@@ -164,7 +163,7 @@ def missing(*modules: str) -> str:
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Where and when something was measured. `load`: load average at the beginning and at the end."""
+    """Where and when something was measured. `load`: load averages at start and end."""
 
     command: str
     commit: str

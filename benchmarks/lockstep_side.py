@@ -1,6 +1,6 @@
-"""One checkout's part of `lockstep`: `python -m benchmarks.lockstep_side CASE`.
+"""One checkout's side of `lockstep`: `python -m benchmarks.lockstep_side CASE`.
 
-It says that it is ready, then takes a figure for each line on its input: JSON, seconds for one unit of the case.
+For each input line it measures once and prints the seconds for one unit of the case as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Figure = Callable[[], float]
 
 @contextmanager
 def events(queued: int) -> Iterator[Figure]:
-    from benchmarks.engine import core_events  # names modules of the core, which earlier checkouts have elsewhere
+    from benchmarks.engine import core_events  # Earlier checkouts have core modules elsewhere.
 
     core_events.collect_as_the_live_loop()
     load = core_events.Load(pilots=1000, queued=queued, slots=32)
@@ -107,7 +107,7 @@ def main() -> None:
     ask.add_argument("case", choices=CASES)
     asked = ask.parse_args()
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # other output must not be taken for a figure
+    os.dup2(2, 1)  # Figures have their own stream.
     with CASES[asked.case]() as figure:
         print("ready", file=out, flush=True)
         for _ in sys.stdin:

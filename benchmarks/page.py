@@ -1,6 +1,6 @@
-"""The page that `make bench` ends with: every bar as a picture, met or missed.
+"""The page at the end of `make bench`: a chart of every bar.
 
-A line shows median and range as a part of what is wanted, on a logarithmic scale; right of the vertical line is better.
+A line shows median and range as a share of the bar, on a logarithmic scale; right of the vertical line is better.
 """
 
 from __future__ import annotations

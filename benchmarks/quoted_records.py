@@ -1,4 +1,4 @@
-"""Figures that README and other pages quote, from their records in `benchmarks/records`."""
+"""Figures from `benchmarks/records` that README and other pages quote."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _AHEAD = "the same, calm, and HTEX fetches 1,000 ahead"
 _LOGGING = "python_app with Parsl's default logging, calls/s"
 _DIRECT = "calls/s, TaskVine direct"
 _TASKVINE = ("taskvine-a7c089d", "taskvine")
-"""Two records, of different commits."""
+"""Two records, from different commits."""
 
 
 class BenchRecord(msgspec.Struct, frozen=True):
-    """A record of `make bench ARGS="NAME --json FILE"`, as far as it is quoted."""
+    """The quoted part of a record of `make bench ARGS="NAME --json FILE"`."""
 
     facts: Facts
     tables: list[Table]
@@ -56,8 +56,8 @@ def front() -> Iterator[tuple[str, str]]:
     load = _gpu_loads()
     begins = "| load a 4 GB model on an H100"
     what = (
-        f"load a 4 GB model on an H100 (1 run): {load.script_s:.1f} s in a script; {load.first_s:.1f} s in a first,"
-        f" {load.again_s:.1f} s in a later, {load.another_s:.1f} s in a running session"
+        f"load a 4 GB model on an H100 (1 run): {load.script_s:.1f} s in a script; {load.first_s:.1f} s in the"
+        f" first session, {load.again_s:.1f} s in a later one, {load.another_s:.1f} s in one that runs already"
     )
     yield begins, row(what, "`make gpu`", _record("gpu-h100-load"))
     noop = read("noop")
@@ -254,7 +254,7 @@ def _none_against_full(record: BenchRecord, which: str) -> Line:
 
 
 class GpuLoads(NamedTuple):
-    """Seconds until a model can be called, of one run of `make gpu`."""
+    """Seconds until a model can be called, from one run of `make gpu`."""
 
     model: str
     at: str

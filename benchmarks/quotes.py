@@ -1,6 +1,6 @@
-"""`python -m benchmarks.quotes`: update what README and docs quote of the reproductions, from their records.
+"""`python -m benchmarks.quotes`: update the figures in README and docs that are copied from records.
 
-Each quote is a whole line, found by how it begins.
+Each quote is a whole line.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from benchmarks.tables import Table, head, paragraph, row, show
 
 _UNKNOWN = ("unknown", "not known")
 _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "load": ("load", "load_before")}
-"""Names in records. `here`: in comparisons with another checkout."""
+"""Names of facts in records. `here`: this checkout, in comparisons."""
 
 
 def lacks(record: Any) -> list[str]:
-    """Return the missing parts of a record, in words."""
+    """Describe the missing parts of a record."""
     said = [(name, value) for name, value in _said(record) if not any(word in str(value) for word in _UNKNOWN)]
     found = [f"no {what}" for what, names in _NAMES.items() if not any(name in names for name, _ in said)]
     commits = [str(value) for name, value in said if name in _NAMES["commit"]]

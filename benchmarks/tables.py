@@ -1,4 +1,4 @@
-"""The result of a benchmark, whether it meets its bar, and prose with computed numbers."""
+"""The result of a benchmark, whether it meets its bar, and text with computed numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit for a median, `at_least` or `at_most`. It needs `repeats` numbers, all finite."""
+    """A limit for a median, `at_least` or `at_most`. The bar needs `repeats` numbers, all finite."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -51,8 +51,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a table. `cells`: numbers by heading, one a repeat; the bar judges the last cell, which has
-    `last_digits`."""
+    """A line of a table. `cells`: numbers by heading, one per repeat. The bar judges the last cell."""
 
     what: str
     cells: dict[str, list[float]]
@@ -79,7 +78,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one benchmark. `skipped`: why it has none; `notes`: lines below the table."""
+    """The result of one benchmark. `skipped`: why it did not run."""
 
     name: str
     title: str

@@ -1,6 +1,6 @@
-"""The contexts that stay hot: recipes, their names and digests, the files they need, and ready-made contexts.
+"""Recipes, their digests and files, and ready-made contexts.
 
-Each name is resolved on first use: importing this package imports nothing heavy.
+Each name is imported on first use, so importing this package imports no GPU library.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     name: f"stoker.contexts.{module}"
     for module, names in {
+        "adapter_files": "check_adapter",
         "ambient": (
             "Evicted Gang device devices gang load_variable_from_serverless local_path progress saved_state scratch"
         ),
-        "causal_lm": "causal_lm default_model dtype_named engine_options load_causal_lm model_recipe",
+        "causal_lm": "causal_lm default_model dtype_named load_causal_lm model_recipe",
         "encoder": "Family encoder encoder_family family",
         "encoding": "EncoderModel",
+        "engine_settings": "EngineSettings",
         "factory": "RecipeFactory as_recipe context recipe_of",
-        "folders": "state_folder",
+        "folders": "may_be_shared state_folder",
         "language_model": "CausalLM",
         "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
         "model_source": "encoder_class longest_input token_counter",
@@ -28,15 +30,16 @@ _HOME = {
 }
 
 __all__ = [
-    "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "Evicted", "Family", "Gang", "Needs", "ObjectRef",
-    "Recipe", "RecipeFactory", "RuntimeLengths", "as_recipe", "causal_lm", "context", "default_model", "device",
-    "devices", "dtype_named", "encoder", "encoder_class", "encoder_family", "engine_options", "family", "gang",
-    "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
-    "load_variable_from_serverless", "local_path", "longest_input", "model_recipe", "progress", "recipe_of",
-    "saved_state", "scratch", "state_folder", "token_counter",
+    "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "EngineSettings", "Evicted", "Family", "Gang", "Needs",
+    "ObjectRef", "Recipe", "RecipeFactory", "RuntimeLengths", "as_recipe", "causal_lm", "check_adapter", "context",
+    "default_model", "device", "devices", "dtype_named", "encoder", "encoder_class", "encoder_family", "family",
+    "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
+    "load_variable_from_serverless", "local_path", "longest_input", "may_be_shared", "model_recipe", "progress",
+    "recipe_of", "saved_state", "scratch", "state_folder", "token_counter",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from stoker.contexts.adapter_files import check_adapter
     from stoker.contexts.ambient import (
         Evicted,
         Gang,
@@ -53,14 +56,14 @@ if TYPE_CHECKING:
         causal_lm,
         default_model,
         dtype_named,
-        engine_options,
         load_causal_lm,
         model_recipe,
     )
     from stoker.contexts.encoder import Family, encoder, encoder_family, family
     from stoker.contexts.encoding import EncoderModel
+    from stoker.contexts.engine_settings import EngineSettings
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
-    from stoker.contexts.folders import state_folder
+    from stoker.contexts.folders import may_be_shared, state_folder
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.length_profiles import (
         EncoderProfile,
@@ -79,7 +82,7 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module 'stoker.contexts' has no attribute {name!r}") from None
     module = importlib.import_module(home)
-    # `causal_lm` and `encoder` are modules of this package and functions in them: the import has set the module.
+    # `causal_lm` and `encoder` are both modules of this package and functions in them. The import has bound the module.
     value = getattr(module, name)
     globals()[name] = value
     return value

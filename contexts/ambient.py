@@ -1,8 +1,10 @@
-"""The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
+"""Functions that user code calls inside a library, for example for its device or its progress.
 
-The *library* scope belongs to the process, the *call* scope to a slot: a context variable. A thread that the user's
-function starts uses the call that began last. To stop a call, the library asks its `CallStop`, which wakes its waits;
-the waits and `progress(...)` raise `Evicted`.
+The *library* scope belongs to the process. The *call* scope is a context variable, so each slot has its own. A thread
+that the user's function starts uses the call that began last.
+
+To stop a call, the library calls `CallStop.ask`, which wakes the call's waits. The waits and `progress(...)` then raise
+`Evicted`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that was told to stop; no `Exception`, which retry loops swallow.
+    """Ends a call that was asked to stop. Not an `Exception`, because retry loops catch those.
 
     Args:
         state: The call's pickled checkpoint.
@@ -36,7 +38,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The order to one call to stop; its threads check it and register how to wake them."""
+    """The stop request of one call. Threads of the call check it and register functions that wake them."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -45,18 +47,16 @@ class CallStop:
         self._wakes: dict[Callable[[], None], None] = {}
 
     def ask(self) -> None:
-        """Tell the call to stop, and wake its waits."""
         self.asked = True
         for wake in list(self._wakes):
             wake()
 
     def check(self) -> None:
-        """Raise Evicted if the call was told to stop."""
         if self.asked:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the call is told to stop, maybe twice and in any thread. It must not wait or raise."""
+        """Call `wake` when the call is asked to stop, up to twice and in any thread. `wake` must not wait or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -65,8 +65,8 @@ class CallStop:
         self._wakes.pop(wake, None)
 
 
-def comes_of_stop(error: BaseException) -> bool:
-    """True if the exception was raised because of `Evicted`."""
+def is_caused_by_stop(error: BaseException) -> bool:
+    """True if `Evicted` caused the exception."""
     seen: set[int] = set()
     open_ones: list[BaseException | None] = [error]
     while open_ones:
@@ -84,12 +84,12 @@ def comes_of_stop(error: BaseException) -> bool:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Gang:
-    """This rank's place in its gang; ranks count from 0 to `size` - 1.
+    """The rank of this process in its gang, from 0 to `size` - 1.
 
-    `rendezvous` is the `host:port` at which rank 0 awaits the others; its `listener` is a socket there, which the end
-    of the call closes unless it was `detach`ed. The function chooses the protocol, for example a store of
-    torch.distributed (`master_listen_fd`). The port is open to the network and only the ranks know `key`, so each
-    connection should prove it, for instance with `hmac`.
+    `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is rank 0's socket at this port;
+    it is closed when the call ends, unless the function called `detach`. The function chooses the protocol, for example
+    a store of torch.distributed (`master_listen_fd`). The port is open to the network, so check on each connection that
+    the peer knows `key`.
     """
 
     rank: int
@@ -109,18 +109,18 @@ class Gang:
 
 
 SeatHook = Callable[[float], Gang]
-"""Takes the seconds to wait for rank 0's address, and returns the place."""
+"""Takes the seconds to wait for rank 0's address; returns this process's `Gang`."""
 ALONE = Gang(rank=0, size=1)
 
 
 MOST_STATE_BYTES = 16_000_000
-"""The largest checkpoint: it travels in one frame, of which a manager takes 64 MB, and is kept in the journal."""
+"""Largest checkpoint in bytes; it is sent in one frame (the manager accepts 64 MB) and kept in the journal."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (pickled, empty without one); returns True if the call is evicted."""
+"""Takes `done, total, metric, state` (pickled; empty for None); returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes a snapshot's form, its folder, and the seconds it took to make."""
+"""Takes the form of a snapshot, its folder, and the seconds that making the snapshot took."""
 
 
 class _ProcessScope(NamedTuple):
@@ -149,12 +149,12 @@ _running: dict[_SlotScope, None] = {}
 
 
 def device() -> str:
-    """Return the first device of this library as PyTorch names it: `cuda:0` or `cpu`."""
+    """Return the first device of this library by its PyTorch name, `cuda:0` or `cpu`."""
     return devices()[0]
 
 
 def devices() -> tuple[str, ...]:
-    """Return all devices of this library by PyTorch's names, counted from 0."""
+    """Return all devices of this library by their PyTorch names, counted from 0; each CPU device is `cpu`."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -168,7 +168,7 @@ def load_variable_from_serverless(name: str) -> Any:
         name: A key of the dict.
 
     Raises:
-        StokerError: No context is loaded here, or it has no such variable.
+        StokerError: No context is loaded in this process, or the dict lacks the key.
     """
     if _library is None:
         raise StokerError(
@@ -188,17 +188,16 @@ def load_variable_from_serverless(name: str) -> Any:
 
 
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
-    """Report how far the running call is. No-op outside of a call.
+    """Report the progress of the running call. Does nothing outside of a call.
 
-    A call that is evicted, cancelled or over its time ends here with `stoker.contexts.Evicted`; an evicted one
-    continues elsewhere with `saved_state()`. Stoker learns the call's pace from its last report, or else from all items
-    of its `features`.
+    Raises `stoker.contexts.Evicted` if the call is evicted, cancelled or past its time limit. An evicted call starts
+    again elsewhere with `saved_state()`.
 
     Args:
-        done: Steps done so far.
-        total: Steps in all; 0 if unknown.
-        metric: A quality of the result so far.
-        state: A checkpoint of at most 16 MB that can be pickled, or a function that returns one.
+        done: Finished steps.
+        total: Steps in total; 0 if unknown.
+        metric: The quality of the result so far.
+        state: A picklable checkpoint of at most 16 MB, or a function that returns one.
 
     Raises:
         SerializationError: The checkpoint is too large or cannot be pickled.
@@ -210,8 +209,8 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
     if len(packed) > MOST_STATE_BYTES:
         raise SerializationError(
-            f"the checkpoint of {show_bytes(len(packed))} is too large: at most {show_bytes(MOST_STATE_BYTES)} travel "
-            "with a report; write it to a file that other pilots see too, and give its name as the state",
+            f"the checkpoint of {show_bytes(len(packed))} is too large: at most {show_bytes(MOST_STATE_BYTES)} fit "
+            "into a report; write it to a file that other pilots see too, and give its name as the state",
             what="checkpoint",
         )
     if scope.hook(float(done), float(total), float(metric), packed):
@@ -219,23 +218,23 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """Return the checkpoint of this call's eviction.
+    """Return the checkpoint that this call saved when it was evicted.
 
     Args:
-        default: Returned if the call was not evicted with a checkpoint.
+        default: Returned if the call has no checkpoint.
     """
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return this process's place among the ranks of the call; rank 0 of 1 outside of a gang.
+    """Return this process's rank in the gang of the call; rank 0 of 1 outside of a gang.
 
     Args:
-        limit_s: Seconds to wait for rank 0's meeting place.
+        limit_s: Seconds to wait for the address of rank 0.
 
     Raises:
-        GangBroken: Rank 0 did not open the meeting place in time.
+        GangBroken: Rank 0 did not open its port in time.
     """
     scope = _current()
     if scope is None or scope.seat is None:
@@ -246,14 +245,16 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the first token of a prompt of this length is due, and the seconds for each further one."""
+    """Return when the running call's first token is due, and the seconds per further token."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop of the running call; outside of a call, one that is never asked. A thread of the user's function
-    belongs to the only running call, unless `own_thread`."""
+    """Return the stop request of the running call; outside of a call, a new `CallStop`.
+
+    A thread of the user's function belongs to the only running call, unless `own_thread`.
+    """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
         scope = next(iter(list(_running)), None)
@@ -261,7 +262,7 @@ def call_stop(*, own_thread: bool = False) -> CallStop:
 
 
 def scratch() -> Path:
-    """Return a local folder that is cleared when this call ends."""
+    """Return a local folder that Stoker empties when this call ends."""
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
@@ -277,7 +278,7 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of an object by its cache name; any other path unchanged.
+    """Return the local path of an object by its cache name; return any other path unchanged.
 
     Args:
         path: A cache name or a path.
@@ -293,14 +294,23 @@ def object_at(path: str | os.PathLike[str]) -> str:
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    """Offer a folder from which this context loads faster to other pilots (`local_path(form)` there)."""
+    """Offer a snapshot to other pilots; they find it with `local_path(form)`. `made_s`: seconds to make it."""
     if _library is not None and _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory on each device; 0 if undeclared."""
-    return _library.device_memory_bytes if _library is not None else 0
+    """Return the declared memory on each PyTorch device of this library; 0 if undeclared."""
+    return memory_of(_library.device_memory_bytes) if _library is not None else 0
+
+
+def memory_of(device_bytes: int) -> int:
+    """Return what `device_bytes` on each device of the pilot are on each PyTorch device.
+
+    PyTorch sees all CPU devices of a library as one, `cpu`.
+    """
+    names = devices()
+    return device_bytes * (len(names) if names[0] == "cpu" else 1)
 
 
 def enter_library(
@@ -311,14 +321,10 @@ def enter_library(
     offer: SnapshotHook | None = None,
     device_memory_bytes: int = 0,
 ) -> None:
-    """Set the process's scope: before the loader runs, and again with the context that it returned.
+    """Set the library scope, once before the loader runs and once with the loaded context.
 
-    Args:
-        device: Devices as the pilot names them (`cuda:3`, `cpu:0`). The process sees only its own GPUs.
-        context: The loaded context.
-        objects: Local paths by cache name and by form of a snapshot; None keeps the ones before.
-        offer: Takes snapshots while the context loads.
-        device_memory_bytes: The limit on each device; 0 if undeclared.
+    `device`: the pilot's names of the devices (`cuda:3`). `objects`: local paths by cache name and by snapshot form;
+    None keeps the earlier paths.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
@@ -331,7 +337,6 @@ def enter_library(
 
 
 def leave_library() -> None:
-    """End the process's scope (for tests)."""
     global _library, _latest_call
     _library = _latest_call = None
     _running.clear()

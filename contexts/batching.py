@@ -1,15 +1,15 @@
-"""The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
+"""Choose the next step of a language model's engine.
 
-*Prefill* steps read a request's prompt; the last writes its first token, and each *decode* step one more (SLINFER
-§III-A). The engine, the pilot and the simulator follow the same rules:
+A *prefill* step reads prompts; a request's last prefill step writes its first token. A *decode* step writes one more
+token per request (SLINFER §III-A). The engine, the pilot and the simulator follow the same rules:
 
-- A request joins as soon as a row and memory are free: earliest next token first, then the oldest.
-- A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps; or, with `mixes`,
-  writing requests take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves memory for its prompt and its probable tokens: at least its written ones and the mean of ended
-  requests (SLINFER eq. 2), at most its limit.
-- A request that outgrows its reservation takes a larger one. If none is free, the request with the longest headroom
-  (SLINFER §VII-D), the youngest of several, leaves the batch and is read again later.
+- A request joins when a row and memory are free: earliest due token first, then the oldest request.
+- A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps. With `mixes`,
+  prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves memory for its prompt and its expected tokens: the mean of ended requests (SLINFER eq. 2), at least
+  its written tokens, at most its limit.
+- A request that outgrows its reservation takes a larger one. If memory is short, the request with the latest due token
+  (SLINFER §VII-D) leaves the batch and is read again later.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ SMALLEST_ROW_TOKENS = 64
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """Limits of one batch: requests, prompt tokens and prompts in one step, tokens of the cache (0 = unlimited).
-    `mixes`: writing requests join prefill steps. `page_tokens`: of a cache page (vLLM); 0 = rows are powers of two."""
+    """Limits of one batch and of one step; 0 = unlimited.
+
+    `mixes`: decoding requests join prefill steps. `page_tokens`: size of a cache page (vLLM); 0 = rows are powers of
+    two.
+    """
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -38,12 +41,11 @@ class BatchLimits(msgspec.Struct, frozen=True):
     page_tokens: int = 0
 
     def row_tokens(self, tokens: int) -> int:
-        """Return the length of the cache row for this many tokens."""
         page = self.page_tokens
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def longest_row(self) -> int:
-        """Return the longest row that fits the cache; 0 = unlimited."""
+        """Return the longest row that fits in the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -51,8 +53,11 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model: each request's tokens to read, and those in the cache (`starts`). `writing` requests
-    read one token each; `evicted` ones lose their cache first."""
+    """One pass through the model. `tokens` and `starts`: the tokens that each request reads, and its tokens in the
+    cache.
+
+    `writing`: the number of decoding requests. `evicted`: requests that lose their cache before the step.
+    """
 
     prefill: bool
     requests: tuple[int, ...]
@@ -74,8 +79,10 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request with `read` tokens in the cache and `made` of at most `most` written. Its first token is due at
-    `first_due_at`, each further one `tpot_s` later (0: none is due)."""
+    """A request with `read` tokens in the cache and `made` of at most `most` tokens written.
+
+    Further tokens are due `tpot_s` seconds apart (0: they have no due time).
+    """
 
     id: int
     prompt: int
@@ -89,7 +96,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1)."""
+        """Due time of the next token (SLINFER eq. 1)."""
         if self.made and not self.tpot_s:
             return math.inf
         return self.first_due_at + self.made * self.tpot_s
@@ -100,7 +107,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Tokens to read before the next one; 1 while it decodes."""
+        """Tokens to read before the next token is written; 1 while decoding."""
         return self.length - self.read
 
     @property
@@ -114,15 +121,13 @@ def row_tokens(tokens: int) -> int:
 
 
 class RunningBatch:
-    """The requests of one engine; chooses the next step."""
-
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.waiting: list[BatchedRequest] = []
         self._waiting: dict[int, BatchedRequest] = {}
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
-        """The mean number of tokens that ended requests have written."""
+        """Mean of the tokens that ended requests have written."""
         self._ended = 0
         self._arrivals = 0
         self._decode_next = False
@@ -136,17 +141,17 @@ class RunningBatch:
 
     @property
     def due_at(self) -> float:
-        """When the first token of the batch is due."""
+        """Earliest due time of a token of the batch."""
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why a request of these sizes never fits; empty if it does."""
+        """Return why a request of these sizes can never fit; empty if it can."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
-                f"{prompt} tokens of prompt and {most} new ones take a row of {size} tokens in the key-value cache,"
+                f"{prompt} prompt tokens and {most} new tokens need {size} tokens of the key-value cache,"
                 f" which has room for {self.limits.cache_tokens}"
             )
         return ""
@@ -159,7 +164,7 @@ class RunningBatch:
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """Return the next step, which the caller confirms with `did`."""
+        """Return the next step. The caller computes the step and calls `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -191,13 +196,12 @@ class RunningBatch:
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """Return how often `next` gives this step if no request changes."""
+        """Return how many times `next` would return this step while no request joins or ends."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())
 
     def did(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
-        """Note that a step was computed `times` times."""
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = self.running[id]
             request.read += count + times - 1
@@ -219,11 +223,23 @@ class RunningBatch:
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
-        """Return the cache tokens if all requests and one more peak at once (SLINFER eq. 2)."""
+        """Return the cache tokens for all requests and this one at their expected lengths (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
         row = self.limits.row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
         return others + row(prompt + output)
+
+    def outgrown_tokens(self, *, unrecorded: int = 0) -> int:
+        """Return the cache tokens of all requests at their expected lengths. A request that has outgrown its estimate
+        counts with a further row of the smallest size (SLINFER §VII-D).
+
+        `unrecorded`: tokens that each decoding request has written since the last call of `did`.
+        """
+        mean, row, total = round(self.mean_output), self.limits.row_tokens, 0
+        for one in self.requests():
+            made = one.made + unrecorded if one.decodes else one.made
+            total += row(one.prompt + min(one.most, made + SMALLEST_ROW_TOKENS if made > mean else mean))
+        return total
 
     def _expected(self, request: BatchedRequest) -> int:
         return request.prompt + min(request.most, max(request.made, round(self.mean_output)))
@@ -236,7 +252,7 @@ class RunningBatch:
             request = self.waiting[0]
             size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
             if size > self._room():
-                size = self.limits.row_tokens(request.length + 1)  # less than it will probably need, and enough for now
+                size = self.limits.row_tokens(request.length + 1)  # smaller than the expected size, but enough for now
                 if size > self._room():
                     break
             request.reserved = size
@@ -244,7 +260,6 @@ class RunningBatch:
             del self._waiting[request.id]
 
     def make_room(self) -> tuple[int, ...]:
-        """Enlarge the reservations that are full; return the evicted requests."""
         evicted: list[int] = []
         full = [request for request in self.running.values() if request.length > request.reserved]
         for request in sorted(full, key=_urgency):
@@ -255,7 +270,7 @@ class RunningBatch:
                 evicted.append(self._evict())
             if request.id in self.running:
                 request.reserved = size
-        while self.running and self._room() < 0:  # the limit has come down
+        while self.running and self._room() < 0:  # the limit was lowered
             evicted.append(self._evict())
         return tuple(evicted)
 

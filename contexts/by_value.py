@@ -1,9 +1,10 @@
-"""cloudpickle, with the user's own functions, classes and modules by value. Open files are refused.
+"""Pickle the user's own functions, classes and modules by value, with cloudpickle.
 
-Type variables and sentinels are compared with `is`, so each has an id and is one object in a process. Classes of
-modules that travel go by name, with the simple attributes that the program has set: a function that imports `Color`
-compares it with the `Color` that it was given. A copy of an open file would write elsewhere, and one of a temporary
-file would remove the program's own.
+Type variables and sentinels are compared with `is`, so each gets an id and is unique in a process. Classes of modules
+that travel are pickled by name, with the simple attributes that the program has set: a function that imports `Color`
+can compare it with a `Color` argument.
+
+Open files are refused: a copy would write elsewhere, and the copy of a temporary file would remove the original.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FILES = (
 )  # fmt: skip
 _TEMPORARY = (
     tempfile._TemporaryFileWrapper,
-    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # what removes the file of the one above
+    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # removes the file of a wrapper
     tempfile.SpooledTemporaryFile,
     tempfile.TemporaryDirectory,
 )
@@ -63,8 +64,6 @@ _told: set[str] = set()
 
 
 class OpenHandle(pickle.PicklingError):
-    """Raised for a handle that would be pickled."""
-
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
         self.what = what
@@ -72,8 +71,10 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_handle(value: Any) -> bool:
-    """True for an open file or archive, or a temporary file or folder; not for streams of this process, files in
-    memory, and classes of packages."""
+    """True for an open file or archive, and for a temporary file or folder.
+
+    False for streams of this process, files in memory, and classes of packages.
+    """
     if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
         return False
     if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
@@ -87,7 +88,7 @@ def _handle_error(value: Any) -> OpenHandle:
     name, mode = _fact(value, "name"), _fact(value, "mode")
     if what == "an open file" and isinstance(name, int):
         advice = "open the file in the function"
-    if name is None:  # bz2 and lzma keep the file beneath
+    if name is None:  # bz2 and lzma wrap the file
         name = value.filename if isinstance(value, zipfile.ZipFile) else _fact(_fact(value, "_fp"), "name")
     if isinstance(name, str | bytes) and name:
         what += f" {name!r:.200}"
@@ -95,13 +96,12 @@ def _handle_error(value: Any) -> OpenHandle:
 
 
 def tell_of_finalizer(kind: type) -> None:
-    """Warn once of a user's class with a `__del__`."""
     name = kind.__qualname__
     if name not in _told:
         _told.add(name)
         logger.warning(
-            "%s has a __del__, which runs in the library too, when the copy there goes: it must not remove files that"
-            " the program still wants; pass the path instead (said once)",
+            "%s has a __del__, which runs also when the library deletes its copy: it must not remove files that"
+            " the program still needs; pass the path instead (said once)",
             name,
         )
 
@@ -109,7 +109,7 @@ def tell_of_finalizer(kind: type) -> None:
 def _fact(value: Any, name: str) -> Any:
     try:
         return getattr(value, name, None)
-    except Exception:  # of a detached or closed file, or of a property of the user's
+    except Exception:  # the file is detached or closed, or a property of the user's class failed
         return None
 
 
@@ -119,7 +119,7 @@ _MOST_PARTS = 64
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
-    """Return the class of this name, with these attributes set."""
+    """Return the class of this name after setting these attributes."""
     kind: Any = importlib.import_module(module)
     for part in name.split("."):
         kind = getattr(kind, part)
@@ -140,17 +140,17 @@ def _is_simple(part: Any) -> bool:
 
 
 CACHED = type(functools.lru_cache(len))
-"""The class of functions under `functools.cache` and `lru_cache`."""
+"""Class of functions decorated with `functools.cache` or `lru_cache`."""
 _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # it is a function
 
 
 def is_dispatcher(function: types.FunctionType) -> bool:
-    """True for a function under `functools.singledispatch`."""
+    """True for a function decorated with `functools.singledispatch`."""
     return function.__code__ is _DISPATCHER and hasattr(function, "registry")
 
 
 def _reduce_cached(value: Any) -> Any:
-    if not hasattr(value, "cache_parameters"):  # made by hand
+    if not hasattr(value, "cache_parameters"):  # not made by the decorator, so its options are unknown
         return None
     options = value.cache_parameters()
     attributes = {name: part for name, part in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
@@ -193,11 +193,10 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 
 def class_reduction(kind: type) -> Any:
-    """Return how to rebuild a class by value. Raises PicklingError."""
     if getattr(kind, "__struct_fields__", None):
         raise pickle.PicklingError(
-            f"{kind.__qualname__} is a msgspec.Struct, which goes by its name: define it in a module that the function"
-            " imports in its body, or make it a dataclass"
+            f"{kind.__qualname__} is a msgspec.Struct, which is sent by its name: define it in a module that the"
+            " function imports in its body, or make it a dataclass"
         )
     if wanted := _wanted_by_bases(kind):
         raise pickle.PicklingError(
@@ -244,7 +243,7 @@ def _reduce_new_type(value: Any) -> Any:
 def new_named(
     kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any], identity: str
 ) -> Any:
-    """Return the type variable or NewType with this id."""
+    """Return the only type variable or NewType with this id."""
     made = kind(*arguments, **options)
     for name, value in attributes.items():
         with contextlib.suppress(AttributeError):
@@ -262,7 +261,7 @@ def _reduce_sentinel(value: object) -> Any:
     with _sentinels_lock:
         identity = _ids_of_sentinels.get(id(value))
         if identity is None:
-            if len(_sentinels) >= _MOST_SENTINELS:  # a program that makes them by the thousand compares none of these
+            if len(_sentinels) >= _MOST_SENTINELS:  # a program with this many sentinels does not compare them
                 return None
             identity = uuid.uuid4().hex
             _sentinels[identity] = value
@@ -271,7 +270,7 @@ def _reduce_sentinel(value: object) -> Any:
 
 
 def sentinel(identity: str) -> object:
-    """Return the `object()` with this id: the same one each time."""
+    """Return the only `object()` with this id."""
     with _sentinels_lock:
         value = _sentinels.get(identity)
         if value is None:
@@ -297,8 +296,10 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Pickles the user's own code by value, and its source lines at a `SourceLines`. Classes of the modules `by_name`
-    go by name; with `prefers_names` everything does."""
+    """Pickles the user's own code by value, with its source lines if the value contains a `SourceLines`.
+
+    Classes of the modules `by_name` are pickled by name; with `prefers_names`, all importable code.
+    """
 
     def __init__(
         self, *args: Any, by_name: frozenset[str] = frozenset(), prefers_names: bool = False, **kwargs: Any
@@ -306,17 +307,16 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         self.named: set[str] = set()
-        """The user's own modules of parts that went by name, with `prefers_names`."""
+        """With `prefers_names`: the user's modules whose parts were pickled by name."""
         self.modules: list[types.ModuleType] = []
         self._by_name = by_name
         self._prefers_names = prefers_names
 
     def join_functions_to(self, modules: list[types.ModuleType]) -> None:
-        """Give rebuilt functions of these modules the modules' own globals, not copies."""
+        """Make rebuilt functions of these modules share the module's globals."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce an object; NotImplemented leaves it to plain pickle."""
         if isinstance(obj, types.FunctionType):
             return self._function(obj)
         if isinstance(obj, type):

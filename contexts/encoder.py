@@ -6,9 +6,9 @@
     def embed(model, texts):
         return model.embed(texts)
 
-A *runtime* computes every batch in one length: `Recipe.longest_input` (Arlo §3.1). A family lists a model's runtimes,
-the shortest first. A call names the ones long enough for its input, and the policy chooses among them
-(docs/embeddings.md). Nothing here imports a GPU library: `encoding` has the context.
+A *runtime* pads every batch to one length (Arlo §3.1). A family lists a model's runtimes, shortest first. The policy
+chooses among the runtimes that are long enough for a call's input (docs/embeddings.md). This module imports no GPU
+library.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOST_TOKENS = 1_000_000
 _TOLD = {True: "yes", False: "no"}
 
 
-@context  # the key of a recipe holds this function's code, with its docstring and its import
+@context  # the key of a recipe covers this function's code, docstring and import
 def encoder_model(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
@@ -82,44 +82,33 @@ def encoder(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """Return the recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and
-    `classify`.
+    """Return the recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`.
 
     Args:
-        path: A folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot. Or a name on
-            the model hub, which the library downloads.
-        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
-            own on a GPU.
-        threads: Threads of one library on a CPU; 0 leaves the pilot's setting (one a core).
-        length: Makes the context a *runtime* that pads each text to this many tokens, 3 or more; a longer text raises
-            InputTooLongError unless it is truncated. 0: batches are as long as their texts.
-        batch: Texts in a runtime's batch, padding included.
-        compiled: `"auto"` compiles a runtime on a GPU, or computes without if that fails; with `True` a failure fails
-            the load.
-        slots: Calls that run at once in one library; their texts are computed in batches together.
-        memory: As in `stoker.context`.
-        device_memory: As in `stoker.context`.
-        kinds: As in `stoker.context`.
-        load_limit: As in `stoker.context`.
-        awareness: As in `stoker.context`.
-        calls_per_library: As in `stoker.context`.
-        min_libraries: As in `stoker.context`.
-        max_libraries: As in `stoker.context`.
-        keep_alive: As in `stoker.context`.
+        path: A folder written by `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name
+            on the model hub, which the library downloads.
+        dtype, threads: As in `stoker.causal_lm`.
+        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A longer text
+            raises InputTooLongError unless it is truncated. 0: no runtime.
+        batch: Texts in a batch of the runtime, padding included.
+        compiled: `"auto"` compiles a runtime on a GPU and ignores failures; with `True` a failure fails the load.
+        slots: Concurrent calls in one library; their texts share batches.
+        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
+        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
     Raises:
-        RecipeError: The path is not a model folder, the model does not read `length`, or an option of runtimes comes
-            without a `length`.
+        RecipeError: The path is not a model folder, the model does not read `length` tokens, or an option of runtimes
+            lacks a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
     named = os.fspath(path)
     if not named:
-        raise RecipeError("encoder wants a model: a folder, or a name on the model hub", path=named)
+        raise RecipeError("encoder needs a model: a folder, or a name on the model hub", path=named)
     source, is_local = model_source(named)
     if source.endswith(".gguf"):
         raise RecipeError(
-            f"encoder reads no GGUF file, as {source}; name a folder as save_pretrained writes it", path=named
+            f"encoder cannot read the GGUF file {source}; name a folder that save_pretrained wrote", path=named
         )
     longest = longest_of_folder(source) if length and is_local else 0
     if longest and length > longest:
@@ -141,17 +130,21 @@ def encoder(
 def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
         raise RecipeError(
-            f"encoder(length={length!r}): a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
+            f"encoder(length={length!r}): write a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
             option="length",
         )
     if type(batch) is not int or not 1 <= batch <= _MOST_IN_A_BATCH:
-        raise RecipeError(f"encoder(batch={batch!r}): a whole number of texts, 1 to {_MOST_IN_A_BATCH}", option="batch")
+        raise RecipeError(
+            f"encoder(batch={batch!r}): write a whole number of texts, 1 to {_MOST_IN_A_BATCH}", option="batch"
+        )
     if compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
-        raise RecipeError(f'encoder(compiled={compiled!r}): True, False or "auto"', option="compiled")
+        raise RecipeError(f'encoder(compiled={compiled!r}): write True, False or "auto"', option="compiled")
     if not length:
         for name, value, usual in (("batch", batch, 1), ("compiled", compiled, "auto")):
             if value != usual:
-                raise RecipeError(f"encoder({name}={value!r}) is a runtime's: name its length, too", option=name)
+                raise RecipeError(
+                    f"encoder({name}={value!r}) is an option of a runtime; give length=, too", option=name
+                )
         return {}
     return {"length": length, "batch": batch, "compiled": compiled}
 
@@ -160,10 +153,10 @@ sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, the shortest first. Made by `family` and `encoder_family`.
+    """The runtimes of one model, shortest first. Made by `family` and `encoder_family`.
 
-    `count` returns the tokens of a call's first argument; None: each call names its length
-    (`features={"input_length": ...}`).
+    `count` returns the tokens of a call's first argument. None: each call names its length (`features={"input_length":
+    ...}`).
     """
 
     recipes: tuple[Recipe, ...]
@@ -172,15 +165,17 @@ class Family(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         lengths = self.lengths
         if not lengths or lengths[0] <= 0 or any(a >= b for a, b in pairwise(lengths)):
-            raise RecipeError(f"a family's contexts have rising lengths, at least one: they have {list(lengths)}")
+            raise RecipeError(
+                f"a family needs at least one length, each larger than the one before: it has {list(lengths)}"
+            )
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Longest input of each runtime, in tokens, rising."""
+        """Longest input of each runtime in tokens, rising."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for an input length, shortest first.
+        """Return the contexts for an input of this length, shortest first.
 
         Args:
             tokens: Length of the input.
@@ -192,15 +187,15 @@ class Family(msgspec.Struct, frozen=True):
         if not found:
             longest = self.lengths[-1]
             raise InputTooLongError(
-                f"an input of {tokens} tokens, and the longest runtime of {self.recipes[-1].name} takes {longest}: "
-                "split it, let the family have a longer runtime, or let its beginning count (truncate)",
+                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} takes {longest}: "
+                "split it, add a longer runtime to the family, or use only its beginning (truncate)",
                 tokens=tokens, longest=longest,
             )  # fmt: skip
         return found
 
 
 def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
-    """Return a family of contexts by their longest inputs.
+    """Return a family of contexts.
 
     Args:
         runtimes: Recipes by longest input in tokens.
@@ -211,7 +206,7 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
     """
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):
-            raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")
+            raise RecipeError(f"a family needs a recipe for each length; for {tokens} it got {recipe!r:.80}")
     recipes = (msgspec.structs.replace(runtimes[tokens], longest_input=tokens) for tokens in sorted(runtimes))
     return Family(tuple(recipes), count)
 
@@ -224,22 +219,22 @@ def encoder_family(
     truncate: bool = False,
     **options: Any,
 ) -> Family:
-    """Return the runtimes of an encoder, each of them `encoder(path, length=...)`.
+    """Return a family of runtimes, each made by `encoder(path, length=...)`.
 
-    A call's first argument is a text, a pair of texts (a tuple), or a list of these, of which the longest counts.
+    A call's first argument is a text, a pair of texts (a tuple), or a list of them, of which the longest counts.
 
     Args:
         path: As in `encoder`.
-        lengths: In tokens, rising. None: the ones that pay by the profile that `stoker run encoder_lengths` has kept.
-        texts: Expected texts, by whose lengths these are chosen; without them every measured length is equally likely.
-        truncate: The function truncates texts, so longer ones go to the longest runtime.
+        lengths: In tokens, rising. None: chosen from the profile that `stoker run encoder_lengths` has kept.
+        texts: Expected texts, for the choice of lengths; without texts every measured length is equally likely.
+        truncate: The function truncates texts, so longer texts go to the longest runtime.
         **options: Options of `encoder`.
 
     Raises:
         RecipeError: The model does not read these lengths, or no profile is kept.
     """
     if "length" in options:
-        raise RecipeError("encoder_family has several lengths: lengths=[...]", option="length")
+        raise RecipeError("encoder_family takes several lengths; write lengths=[...]", option="length")
     source, _ = model_source(os.fspath(path))
     if lengths is None:
         lengths = _chosen(path, TokenCounter(source), texts, truncate=truncate, options=options)
@@ -263,7 +258,7 @@ def _chosen(
     if profile is None:
         told = " ".join(f"--{name} {_TOLD.get(value, value)}" for name, value in asked.items())
         raise RecipeError(
-            f"nothing is known of the lengths of {path}: name them, lengths=[64, 128, ...], or measure them first:"
+            f"no lengths were measured for {path}: give lengths=[64, 128, ...], or measure them first:"
             f" stoker run encoder_lengths --model {path} {told}".rstrip(),
             path=os.fspath(path),
         )
@@ -277,8 +272,8 @@ def _checked(lengths: Any) -> tuple[int, ...]:
     whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)
     if not found or not whole or any(a >= b for a, b in pairwise(found)):
         raise RecipeError(
-            f"encoder_family(lengths={lengths!r:.80}): whole numbers of tokens, {SHORTEST_RUNTIME} or more, each larger"
-            " than the one before, at least one",
+            f"encoder_family(lengths={lengths!r:.80}): write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each"
+            " larger than the one before, at least one",
             option="lengths",
         )
     return found

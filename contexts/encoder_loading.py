@@ -1,4 +1,4 @@
-"""Load an encoder from its folder or its name on the model hub. It loads torch: only libraries import it."""
+"""Load an encoder from its folder or from the model hub. Only libraries import this module, as it imports torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ log = logging.getLogger(__name__)
 def load_encoder(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """Load the encoder at `path` on this library's device; the rest as in `encoder`. Raises Transformers' errors for an
-    unreadable model, and RecipeError and ContextError for an unusable runtime."""
+    """Load the encoder at `path` on this library's device; other arguments as in `encoder`.
+
+    Raises RecipeError or ContextError for an unusable runtime.
+    """
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -35,7 +37,7 @@ def load_encoder(
     config = AutoConfig.from_pretrained(path, **more)
     classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     kind = AutoModelForSequenceClassification if classifies else AutoModel
-    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), device=device, **more) as weights:
+    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), devices=(device,), **more) as weights:
         tokenizer = AutoTokenizer.from_pretrained(path, **more)
         facts = sentence_facts(lambda name: _file_of(path, name))
         network = weights.model(kind)

@@ -1,9 +1,11 @@
-"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
+"""An encoder as a context, for embeddings and classification; and its time profile per text length.
 
-An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`), as
-a sentence-transformers folder says. Padding is masked, so results do not depend on the batch, beyond rounding. Calls of
-several slots share batches (`joined_batches`). A *runtime* computes every batch in one shape, to be compiled (Arlo
-§3.1). In the profile (Arlo §3.3, Fig. 2) lengths take turns, so that a slow machine slows all of them.
+An embedding is the mean of the last hidden states (`mean`), the first token's state (`cls`), or the last token's
+(`last`). Padding is masked, so results depend on the batch only by rounding. Calls of several slots share batches
+(`joined_batches`).
+
+The profile (Arlo §3.3, Fig. 2) measures uncompiled lengths in rotation, so that a slow phase of the machine affects all
+lengths equally.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Seconds after which only the fewest repeats are measured."""
+"""Seconds after which a profile stops at `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
@@ -55,8 +57,10 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """Return the profile of a model over these rising lengths (default: `usual_lengths` with this `step`). Raises
-    RecipeError for unusable lengths, ContextError for a runtime that cannot be compiled."""
+    """Return the time profile of a model over these rising lengths (default: `usual_lengths`).
+
+    Raises RecipeError for unusable lengths, ContextError for a runtime that cannot be compiled.
+    """
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or (lambda *_: None)
@@ -108,7 +112,7 @@ def _one_after_the_other(
     samples: Samples = {}
     compiled_all = True
     for number, tokens in enumerate(lengths):
-        torch._dynamo.reset()  # a network has room for a few compiled forms, no more
+        torch._dynamo.reset()  # torch limits the compiled forms of a network to a few
         runtime = model.as_runtime(tokens)
         compile_runtime(runtime, compiled)
         compiled_all &= runtime.is_compiled
@@ -125,18 +129,18 @@ def _one_after_the_other(
 
 def _refuse(lengths: Sequence[int], *, longest: int) -> None:
     if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
-        raise RecipeError(f"lengths to measure rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
+        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
     if longest and lengths[-1] > longest:
         raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads at most {longest}")
 
 
 Text = str | tuple[str, str]
-"""A text, or two that the model reads as a pair (a premise and a hypothesis)."""
+"""A text, or a pair of texts such as a premise and a hypothesis."""
 _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer. Made by `encoder`'s loader. Calls of several slots are computed together."""
+    """An encoder and its tokenizer. Made by `encoder`'s loader. Calls of several slots share batches."""
 
     def __init__(
         self,
@@ -152,7 +156,7 @@ class EncoderModel:
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """The model's object, or its name on the hub."""
+        """Cache name of the model's object, or the model's name on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
@@ -164,11 +168,11 @@ class EncoderModel:
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
-        """The labels of `classify`; empty for a model that cannot classify."""
+        """The labels of `classify`; empty if the model cannot classify."""
         backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
         self._networks: dict[str, Callable[..., Any]] = {"classify": model, "embed": backbone}
         self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
-        if config.pad_token_id is None:  # some models look for it, to find where a text ends
+        if config.pad_token_id is None:  # some models use this id to find the end of a text
             config.pad_token_id = self._padding
         self._device = next(model.parameters()).device
         self._computing = computing_on(self.device)
@@ -180,12 +184,11 @@ class EncoderModel:
 
     @property
     def device(self) -> str:
-        """The model's device: `cpu`, `cuda:0`."""
+        """The PyTorch name of the model's device."""
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """Return how many calls a library runs at once: for a runtime the texts of a batch, because a scheduler by
-        lengths counts waiting calls (Arlo §3.4).
+        """Return the number of concurrent calls in a library; for a runtime, its batch size (Arlo §3.4).
 
         Args:
             device_memory_bytes: Has no effect.
@@ -194,7 +197,7 @@ class EncoderModel:
         return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """Return a runtime with this model's weights.
+        """Return a runtime that shares this model's weights.
 
         Args:
             length: Tokens to which each text is padded.
@@ -210,28 +213,28 @@ class EncoderModel:
 
     @property
     def is_compiled(self) -> bool:
-        """True if the network of this runtime is compiled."""
+        """True if this runtime's network is compiled."""
         return self._compiler is not None
 
     @property
     def origin(self) -> str:
-        """The origin of a compiled runtime's code, for people."""
+        """How a compiled runtime's code was made or found, as text."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Compile a runtime's network (for `classify` if it has a head), and compute in the compiler's thread.
+        """Compile the runtime's network; the compiler's thread then computes batches.
 
         Args:
-            compiler: Compiles; if it raises, the runtime is unchanged.
+            compiler: The compiler; if it raises, the runtime is unchanged.
         """
         if self.runtime is None:
-            raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
+            raise ValueError(f"{self.name} is not a runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
         self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
         self._compiler = compiler
 
     def close(self) -> None:
-        """End the thread of a runtime that was compiled."""
+        """End the compiler's thread."""
         if self._compiler is not None:
             self._compiler.close()
 
@@ -243,16 +246,16 @@ class EncoderModel:
             **how: Options of `stoker.contexts.encoding.profile_lengths`.
 
         Returns:
-            The seconds of each length.
+            The seconds per length.
 
         Raises:
-            RecipeError: The lengths do not rise, or are more than the model reads.
+            RecipeError: The lengths do not rise, or exceed the model's limit.
             ContextError: A runtime cannot be compiled.
         """
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Return the seconds of one batch with a text of the longest length."""
+        """Return the seconds for a batch with one text of the longest length."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -261,7 +264,7 @@ class EncoderModel:
         return time.perf_counter() - began
 
     def count_tokens(self, text: str) -> int:
-        """Return the length of a text in tokens, special tokens included.
+        """Return the number of tokens in a text, special tokens included.
 
         Args:
             text: The text.
@@ -277,17 +280,17 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> list[list[float]]:
-        """Return the embedding of each text: `[texts][width]`.
+        """Return the embedding of each text, `[texts][width]`.
 
         Args:
             texts: The texts.
-            pooling: `mean`, `cls` or `last`; empty: the model's own.
+            pooling: `mean`, `cls` or `last`; empty: the model's default.
             normalize: Scale each embedding to length 1.
-            batch_size: Most texts per batch; a runtime allows no more than its own.
-            truncate: Cut a text that is too long.
+            batch_size: Maximum of texts per batch; a runtime may lower it.
+            truncate: Cut texts that are too long.
 
         Raises:
-            ValueError: A text has more tokens than the model reads (InputTooLongError for a runtime).
+            ValueError: A text is too long (InputTooLongError for a runtime).
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
@@ -312,9 +315,11 @@ class EncoderModel:
             ValueError: As in `embed`.
         """
         if pooling not in ("", *POOLINGS):
-            raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
+            raise ValueError(f"pooling is {pooling!r}: it must be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
-            raise ValueError(f"{self.name} wants another embedding: {self.facts.trouble}; name a pooling to go without")
+            raise ValueError(
+                f"{self.name} needs another embedding: {self.facts.trouble}; name a pooling to ignore this"
+            )
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
         if not found:
@@ -327,7 +332,7 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """Return the probability of each of the model's labels for each text.
+        """Return the probability of each label for each text.
 
         Probabilities sum to 1, unless the model's config makes labels independent. A regression model returns its
         numbers.
@@ -337,7 +342,7 @@ class EncoderModel:
             batch_size, truncate: As in `embed`.
 
         Raises:
-            ValueError: As in `embed`, or the model has no classification head.
+            ValueError: As in `embed`, or the model cannot classify.
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
@@ -371,7 +376,7 @@ class EncoderModel:
         for start in range(0, len(pairs), AT_ONCE):
             stop.check()
             some = zip(*pairs[start : start + AT_ONCE], strict=True)
-            with self._reading:  # a tokenizer keeps the way in which it cuts, and takes one caller at a time
+            with self._reading:  # a tokenizer stores its truncation setting, so calls must not overlap
                 found = self.tokenizer(*map(list, some), verbose=False, **how)
             ids += found["input_ids"]
             types += found.get("token_type_ids") or [[]] * len(found["input_ids"])
@@ -383,11 +388,11 @@ class EncoderModel:
         return [TokenRow(*row) for row in zip(ids, types, strict=True)]
 
     def _refuse(self, number: int, tokens: int) -> None:
-        advice = "Split it, or read its beginning alone: truncate=True"
+        advice = "Split it, or use only its beginning: truncate=True"
         if self.runtime is None:
-            raise ValueError(f"text {number} comes to {tokens} tokens; the model reads {self.longest}. {advice}")
+            raise ValueError(f"text {number} has {tokens} tokens; the model reads {self.longest}. {advice}")
         raise InputTooLongError(
-            f"text {number} comes to {tokens} tokens; this runtime takes {self.longest}. Send it to a longer"
+            f"text {number} has {tokens} tokens; this runtime takes {self.longest}. Send it to a longer"
             f" runtime. {advice}",
             tokens=tokens, longest=self.longest,
         )  # fmt: skip
@@ -432,7 +437,7 @@ def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
         return longest
     if longest and runtime.length > longest:
         raise RecipeError(
-            f"a runtime of {runtime.length} tokens, and the model reads at most {longest}", option="length",
+            f"the runtime takes {runtime.length} tokens, and the model reads at most {longest}", option="length",
             longest=longest,
         )  # fmt: skip
     return runtime.length

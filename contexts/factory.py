@@ -1,11 +1,8 @@
-"""`@context`: from a loader to recipes.
+"""`@context`: make recipes from a loader.
 
-    @context(memory="4 GB")              nothing is loaded, here or on the next line
-    def llm(path): ...
-
-    recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
-
-Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is made.
+@context(memory="4 GB")              nothing is loaded, here or on the next line
+def llm(path): ...
+recipe = llm("models/small")         a value; its key is the digest of the loader, its arguments and its needs
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, 
 from stoker.errors import RecipeError, SerializationError
 
 Loader = Callable[..., Any]
-_MOST_MADE = 256  # each holds what its loader captures
+_MOST_MADE = 256  # each recipe keeps its loader's captured objects in memory
 _LONGEST = 300
 _made: OrderedDict[str, _MadeHere] = OrderedDict()
 
@@ -43,7 +40,7 @@ class _MadeHere(NamedTuple):
 
 
 def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
-    """Return a recipe's loader and its plain arguments, if this process made it."""
+    """Return the loader and simple arguments of a recipe made in this process, or None."""
     known = _made.get(key)
     if known is None or known.arguments is None or (loader := known.loader()) is None:
         return None
@@ -51,13 +48,13 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def changed_since_made(key: str) -> str:
-    """Return the first name of a recipe's loader that was rebound since, or an empty string."""
+    """Return the first name in a loader that was rebound after its recipe was made, or an empty string."""
     known = _made.get(key)
     return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
 
 
 class RecipeFactory:
-    """A loader under `@context`: call it to get a Recipe. Made by `context`."""
+    """A loader decorated with `@context`; call it to get a Recipe. Made by `context`."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -70,19 +67,18 @@ class RecipeFactory:
         functools.update_wrapper(self, loader)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
-        """Return the recipe with these arguments; nothing is loaded. Raises RecipeError."""
         return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
 
     def with_options(self, **options: Any) -> RecipeFactory:
-        """Return the same loader with other needs.
+        """Return a factory with the same loader and changed options.
 
         Args:
-            **options: Options of `@context`; the others stay.
+            **options: The changed options of `@context`.
         """
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes have another name; the key does not change.
+        """Return a factory whose recipes have another name and the same key.
 
         Args:
             name: The name that `stoker status` shows.
@@ -90,7 +86,7 @@ class RecipeFactory:
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loader in this process, to try it out.
+        """Run the loader in this process, for a test.
 
         Args:
             *args: Arguments of the loader.
@@ -141,33 +137,32 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Make a loader into a factory of recipes; used bare (`@context`) or with the context's needs.
+    """Turn a loader into a factory of recipes. Use it bare (`@context`) or with options.
 
     Args:
         loader: The function that loads the context, when used bare.
         memory: Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured.
-        device_memory: Limit of memory on each of its devices.
-        disk: A pilot with less free scratch space does not load it.
+        device_memory: Limit of memory on each device.
+        disk: Scratch space that a pilot needs to load the context.
         devices: Number of devices of a library.
-        kinds: Device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
-        slots: Calls that run at once in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else
-            1.
-        load_limit: A loader that runs longer has failed.
-        files: Paths, or names of the loader's parameters that are paths. They travel to the pilot, and the loader gets
-            the local path.
+        kinds: Suitable device kinds, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
+        slots: Concurrent calls in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else 1.
+        load_limit: Time limit of the loader.
+        files: Paths, or names of the loader's parameters that are paths. Stoker sends the files to the pilot, and the
+            loader gets the local paths.
         preload: Modules that a pilot imports before it forks libraries; by default the loader's imports.
-        awareness: How much outlives a call: `full`, `disk` or `none`.
-        calls_per_library: End a library after this many calls; 1 if less than everything outlives a call.
-        min_libraries: Libraries that stay loaded when idle. This and the next two are wishes of this program and not
-            part of the key (docs/options.md). A policy that does not honour them refuses calls.
-        max_libraries: Most libraries that are loaded at once.
-        keep_alive: Unload a library that has been idle for this time.
+        awareness: Which state outlives a call: `full`, `disk` or `none`.
+        calls_per_library: Calls after which a library ends; 1 if `awareness` is not `full`.
+        min_libraries: Libraries that stay loaded when idle. This option and the next two are not part of the key
+            (docs/options.md). A policy that does not support them refuses calls.
+        max_libraries: Maximum of loaded libraries.
+        keep_alive: Idle time after which a library is unloaded.
 
     Returns:
         The factory; with options, a decorator that makes one.
 
     Raises:
-        RecipeError: An option cannot be read (UnitError for a size or a time).
+        RecipeError: An option is invalid (UnitError for a size or a time).
     """
     if loader is None:
         ContextOptions(**checked_options(options))
@@ -186,18 +181,17 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of a plain loader and its arguments.
-
-    The paper's `parsl_spec = {'context': [load_model, [path], {}]}` becomes this.
+    """Return the recipe of an undecorated loader, such as the paper's `parsl_spec = {'context': [load_model, [path],
+    {}]}`.
 
     Args:
         loader: The function that loads the context.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        args: Arguments of the loader.
+        kwargs: Keyword arguments of the loader.
         **needs: Options of `@context`.
 
     Raises:
-        RecipeError: An argument or an option cannot be part of a recipe.
+        RecipeError: An argument or an option is unsuitable.
     """
     if isinstance(loader, RecipeFactory):
         return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
@@ -211,10 +205,10 @@ def as_recipe(value: Any) -> Recipe:
     """Return the recipe given as `context=`.
 
     Args:
-        value: The value that a program gave.
+        value: The given value.
 
     Raises:
-        RecipeError: It is not a recipe; the message names the mistake.
+        RecipeError: The value is not a recipe.
     """
     if isinstance(value, Recipe):
         return value
@@ -222,24 +216,23 @@ def as_recipe(value: Any) -> Recipe:
         name = _name_of(value.loader)
         raise RecipeError(f"context={name} is a context that has not been called; write context={name}(...)")
     if callable(value) and getattr(value, "func", None) is _decorate:
-        raise RecipeError("context=context(...) still wants its loader; decorate the loader with it")
+        raise RecipeError("context=context(...) has no loader; decorate a loader with it")
     if callable(value):
         name = _name_of(value)
         raise RecipeError(f"context={name} is a plain function; put @context above it and write context={name}(...)")
-    raise RecipeError(f"context= wants a recipe, such as llm(path) of a loader llm under @context; it got {value!r}")
+    raise RecipeError(f"context= needs a recipe, as llm(path) for a loader llm with @context; it got {value!r}")
 
 
 def make_recipe(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: ContextOptions, *, name: str = ""
 ) -> Recipe:
-    """Make a recipe; `name` is for people. Raises RecipeError."""
     shown = name
     name, signature, plain = _name_of(loader), _signature(loader), None
     if signature is not None:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
+            raise RecipeError(f"{name}{signature} does not accept these arguments: {error}", loader=name) from None
         bound.apply_defaults()
         plain = {
             parameter: value
@@ -251,7 +244,7 @@ def make_recipe(
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _objects_in(loader, args, kwargs, options.files, name=name)
     home = program_folder()
-    # A loader of Stoker's reads no file by a relative name.
+    # Stoker's own loaders read no files by relative names.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     preload = modules_of(loader) if options.preload is None else options.preload
     parts = [
@@ -272,7 +265,7 @@ def make_recipe(
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
-    with suppress(TypeError):  # it cannot be held weakly
+    with suppress(TypeError):  # the loader allows no weak reference
         _made[digest[:32]] = _MadeHere(weakref.ref(loader), plain, Captured(loader))
         _made.move_to_end(digest[:32])
         if len(_made) > _MOST_MADE:
@@ -295,11 +288,11 @@ def make_recipe(
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError for a context: it would arrive as a recipe, not loaded."""
+    """Raise RecipeError if a value is a context: the loader would get the recipe, not the loaded context."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
-                f"no recipe of {name}: its argument {value!r} is a context, and a loader is given no other one; write"
+                f"no recipe of {name}: its argument {value!r} is a context, which a loader cannot take; write"
                 " one loader that loads both",
                 loader=name,
             )
@@ -324,7 +317,6 @@ def _check_returns(loader: Loader) -> None:
 def _objects_in(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
-    """Return the arguments with an ObjectPath for each path in `files`, the objects, and the relative paths."""
     if not files:
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
@@ -391,5 +383,5 @@ def _name_of(loader: Any) -> str:
 def _signature(loader: Loader) -> inspect.Signature | None:
     try:
         return inspect.signature(loader)
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return None

@@ -1,10 +1,10 @@
-"""The user's state folder on this machine, and the folder in which a program runs.
+"""The user's state folder on this machine, and the program's working folder.
 
-`STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster
-may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
+`STOKER_HOME` names the state folder; else it is `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes may share
+this folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
-Another process sees the program's folder if the inode is the same, and on the program's machine also the device;
-elsewhere the folder must also be on a shared file system: two nodes with one disk image have the same inodes.
+Another process sees the program's folder if the path has the same inode. On the program's machine the device must match
+as well. On other machines the file system must be shared: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ _OF_ONE_MACHINE = frozenset({
     "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
     "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
 })  # fmt: skip
-"""File systems that no other machine sees."""
+"""File systems that are never shared between machines."""
 
 
 _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `boot` is the beginning of the boot id of the machine of `inode` and
-    `device`."""
+    """A program's working folder and its umask. `boot`: the start of the machine's boot id."""
 
     path: str
     inode: int
@@ -55,7 +54,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """Return the folder at `path` with this process's umask; None if its name cannot travel."""
+    """Return the folder at `path` and this process's umask; None if the path cannot be read or encoded."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -77,8 +76,20 @@ def is_seen_here(folder: ProgramFolder) -> bool:
         return False
 
 
+def may_be_shared(path: Path) -> bool:
+    """True if other machines may see a file or folder.
+
+    Args:
+        path: The file or folder.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return _kind_of(os.stat(path).st_dev) not in _OF_ONE_MACHINE
+
+
 def umask_now() -> int:
-    """Return the umask without setting it: other threads may make files."""
+    """Return the umask without setting it, because other threads may create files."""
     try:
         with open("/proc/thread-self/status") as file:
             for line in file:

@@ -1,17 +1,18 @@
-"""Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
+"""Run a causal model over rows of token ids that share a prefix; compute log-likelihoods of labels.
 
-Rows are padded on the right; as a token sees only earlier ones, a row gives the same numbers (up to rounding) in every
-batch. A prompt and all its labels are one pass: a mask lets each label see the prompt and itself (the tree attention of
-SpecInfer, arXiv:2305.09781).
+Rows are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding) in
+every batch. A prompt and all its labels are one pass: a mask lets each label see only the prompt and itself (the tree
+attention of SpecInfer, arXiv:2305.09781).
 
-The keys and values (KV) of a beginning that prompts share are computed once. The last few prompts are kept whole; a new
-prompt that begins like one of them turns that beginning into a *shared* prefix. A longer one becomes another only if it
-is longer by some tokens: two claims that start with "The" should not displace the template. Shared prefixes are dropped
-least recently used first.
+The keys and values (KV) of common beginnings are computed once. The cache keeps the last few prompts whole. If a new
+prompt begins like one of them, the common beginning becomes a *shared* prefix, unless a known shared prefix is almost
+as long: two claims that start with "The" should not displace the template. The least recently used shared prefix is
+dropped first.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections import deque
@@ -25,27 +26,25 @@ from transformers import DynamicCache
 KV = TypeVar("KV")
 
 SHORTEST = 8
-"""Shorter beginnings are not worth keeping."""
+"""Shortest prefix worth keeping, in tokens."""
 _LONGER = 8
 _RECENT = 8
 
 
 @dataclass(eq=False, slots=True)
 class Prefix(Generic[KV]):
-    """Tokens and their KV; `size_bytes` is the size of the KV."""
-
     ids: tuple[int, ...]
     kv: KV
     size_bytes: int
 
 
 class PrefixCache(Generic[KV]):
-    """The shared and recent prefixes of one model. Not for several threads at once."""
+    """The shared and recent prefixes of one model. Not thread-safe."""
 
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
         self.reused_tokens = 0
-        """Tokens that did not have to be computed, since the beginning."""
+        """Total of tokens that were taken from a prefix."""
         self._cut = cut
         self._shared: list[Prefix[KV]] = []  # in the order of last use
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
@@ -59,7 +58,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, and its length, shorter than every row."""
+        """Return the longest kept prefix of all rows, and its length, which is less than any row's."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -75,14 +74,12 @@ class PrefixCache(Generic[KV]):
         return shared, length
 
     def wants(self, ids: tuple[int, ...]) -> bool:
-        """True if this shared beginning is worth computing separately."""
         if len(ids) < SHORTEST:
             return False
         _, shared = self._longest(self._shared, [ids], len(ids))
         return len(ids) >= shared + _LONGER
 
     def keep(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> Prefix[KV]:
-        """Keep a shared prefix, if there is room for it at all."""
         prefix = Prefix(ids, kv, size_bytes)
         if size_bytes <= self.limit_bytes:
             self._shared.append(prefix)
@@ -90,7 +87,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def saw(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt for a while."""
+        """Keep a whole prompt as a recent prefix."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim()
@@ -124,14 +121,13 @@ class PrefixCache(Generic[KV]):
 
 
 def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
-    """Return the number of first items that two tuples share."""
     high = min(len(one), len(other), most)
     if high <= 0:
         return 0
     if one[:high] == other[:high]:
         return high
     low = 0
-    while low < high:  # one[:low] agrees, one[:high] is not known to
+    while low < high:  # one[:low] equals other[:low]; one[:high] may differ
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle
@@ -148,8 +144,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PrefilledBatch(NamedTuple):
-    """Rows whose prompts were computed: `logits` after each row's last token, their cache, the length of each row and
-    the longest."""
+    """Rows of computed prompts: `logits` after each row's last token, the cache, the row lengths and the maximum."""
 
     logits: torch.Tensor
     cache: Any
@@ -157,9 +152,11 @@ class PrefilledBatch(NamedTuple):
     width: int
 
 
-class ModelRunner:
-    """A model, its device, and the prefixes that are kept for it."""
+_MEASURED_TOKENS = 8
+"""Length of the prompt that measures the bytes of a cached token."""
 
+
+class ModelRunner:
     def __init__(self, model: Any, *, limit_bytes: int) -> None:
         self.model = model
         self.device = next(model.parameters()).device
@@ -169,14 +166,21 @@ class ModelRunner:
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
 
+    @functools.cached_property
+    def token_bytes(self) -> int:
+        """Bytes of one cached token, measured with a short prompt; 0 if the cache does not grow by tokens."""
+        if not self.shares:
+            return 0
+        ids = tuple(range(_MEASURED_TOKENS))
+        with torch.inference_mode():
+            return _size(_layers(self._prefill([ids], tails=None, keep=False)[0].cache)) // len(ids)
+
     def share(self, ids: Ids) -> None:
-        """Compute a beginning that many rows have, unless it is kept."""
         if self.shares and self.prefixes.wants(ids):
             layers = _layers(self._prefill([ids], tails=None)[0].cache)
             self.prefixes.keep(ids, layers, _size(layers))
 
     def prefill(self, rows: Sequence[Ids]) -> PrefilledBatch:
-        """Compute these prompts. Each has at least one token."""
         batch, _ = self._prefill(rows, tails=None)
         return batch
 
@@ -184,7 +188,10 @@ class ModelRunner:
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
         """Return logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens,
-        vocabulary]`. A tail is a label without its last token."""
+        vocabulary]`.
+
+        A tail is a label without its last token.
+        """
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
@@ -199,7 +206,8 @@ class ModelRunner:
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, (keys, values) in enumerate(_all_rows(batch.cache)):
-            cache.update(keys.index_select(0, index), values.index_select(0, index), number)
+            there = index.to(keys.device)
+            cache.update(keys.index_select(0, there), values.index_select(0, there), number)
         lengths = [batch.lengths[row] for row, _ in reads]
         ids, longest = self._padded([tail for _, tail in reads])
         output = self.model(
@@ -213,7 +221,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        """Return logits `[rows, longest, vocabulary]` of whole rows, without any cache."""
+        """Return logits `[rows, longest, vocabulary]` of whole rows, computed without a cache."""
         ids, longest = self._padded(rows)
         mask = self._mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
@@ -259,7 +267,6 @@ class ModelRunner:
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _takes_trees(self, ids: Ids) -> bool:
-        """True if tails side by side get the same logits as tails alone."""
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
@@ -340,7 +347,7 @@ def shared_beginning(rows: Sequence[Ids]) -> Ids:
 def _keeps_all_keys(model: Any) -> bool:
     try:
         layers = DynamicCache(config=model.config).layers
-    except Exception:  # an architecture that Transformers has no such cache for
+    except Exception:  # Transformers has no such cache for the architecture
         return False
     return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
 
@@ -362,11 +369,11 @@ def _size(layers: Layers) -> int:
 
 
 def go_on() -> None:
-    """Check nothing: the default of scorings that nothing stops."""
+    """Do nothing: the default `check` of `TailScorer.score`."""
 
 
 class TailScorer(Protocol):
-    """Scores tokens after prompts, in the engine's thread."""
+    """Computes log-likelihoods of tokens after prompts, in the engine's thread."""
 
     def score(
         self,
@@ -377,13 +384,13 @@ class TailScorer(Protocol):
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row: `[rows][tails of the row]`. `prefix` begins every row.
-        `check` is called before each pass; if it raises, the scoring ends."""
+        """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. `prefix` begins every row.
+
+        Calls `check` before each pass; an exception of `check` ends the scoring.
+        """
 
 
 class RunnerScorer:
-    """Scores through the model itself."""
-
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
@@ -416,7 +423,7 @@ class RunnerScorer:
         return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
     def _with_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The last token of a tail is never read: only its likelihood matters.
+        # The last token of a tail is not read, because only its likelihood is needed.
         logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)
         scores: list[list[float]] = []

@@ -1,9 +1,8 @@
-"""Facts about a function: the names that its bytecode refers to, its kind, its source lines, and the objects that it
-captures.
+"""Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
-A notebook cell's source exists in its process alone: `SourceLines` behind a function make it travel. `Captured`
-compares by identity what a function travels with. If all of it is immutable, the function's bytes stay valid until a
-name is bound to another object; else it is pickled at every call.
+The source of a notebook cell exists only in its process: a `SourceLines` after the function pickles the lines.
+`Captured` compares the captured objects by identity. If all are immutable, the function's pickle stays valid until a
+name is bound to another object. Otherwise the function is pickled at every call.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_N
 
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> frozenset[str]:
-    """Return names of globals that code refers to, nested code included."""
     names = frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPS)
     return names | _nested(code, global_names)
 
@@ -47,7 +45,6 @@ def attribute_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
-    """Return names of globals that class bodies in code refer to."""
     steps = list(dis.get_instructions(code))
     stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
     names = frozenset(str(step.argval) for step in steps if step.opname == "LOAD_NAME" and step.argval not in stored)
@@ -55,7 +52,7 @@ def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
 
 
 class Import(NamedTuple):
-    """One import statement; `import module` has level 0 and no names."""
+    """An import statement; `import module` has level 0 and no names."""
 
     level: int
     module: str
@@ -64,7 +61,6 @@ class Import(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType) -> frozenset[Import]:
-    """Return the imports that code makes when it runs, nested code included."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     found = frozenset(
         Import(int(level.argval or 0), str(step.argval or ""), tuple(names.argval or ()))
@@ -78,8 +74,8 @@ def imported_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(one.module for one in imports(code) if not one.level)
 
 
-def asks_where_it_lies(code: types.CodeType) -> bool:
-    """True if code may read files next to it."""
+def may_read_own_files(code: types.CodeType) -> bool:
+    """True if code may read files next to its module."""
     if not _PLACE.isdisjoint(global_names(code)):
         return True
     return any(
@@ -100,7 +96,7 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
 
 
 def plain(function: Callable[..., Any]) -> Any:
-    """Return the function under partials and `__call__`."""
+    """Return the function inside partials, or an object's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -113,7 +109,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def how_it_yields(function: Callable[..., Any]) -> str:
-    """Return in words how a function yields; empty if it does not."""
+    """Return a description of how a function yields; empty if it does not."""
     found = plain(function)
     if _yields(found):
         return "a generator function (it contains `yield`)"
@@ -124,7 +120,6 @@ def how_it_yields(function: Callable[..., Any]) -> str:
 
 
 def gives_pieces(function: Callable[..., Any]) -> bool:
-    """True for a generator function, plain or async."""
     return _yields(plain(function))
 
 
@@ -136,14 +131,13 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Stands behind functions in a value to pickle, for their source lines."""
+    """Marker in a pickled value: pickles the source lines of the functions before it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return know, ({},)
 
 
 def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]:
-    """Return the known source lines of these functions, by file and first line."""
     found: dict[str, dict[int, list[str]]] = {}
     room = LIMIT_CHARACTERS
     for code in codes:
@@ -163,7 +157,7 @@ def _block(file: str, code: types.CodeType) -> list[str]:
 
 
 def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
-    """Let this process's tracebacks show these lines."""
+    """Make this process's tracebacks show these lines."""
     for name, blocks in files.items():
         if os.path.exists(name):
             continue
@@ -173,7 +167,12 @@ def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             last = first - 1 + len(block)
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)  # without a time it is never checked again
+        linecache.cache[name] = (
+            sum(map(len, lines)),
+            None,
+            lines,
+            name,
+        )  # linecache never checks an entry that has no file time
 
 
 _MOST_FUNCTIONS = 1_000
@@ -184,7 +183,7 @@ _ATOMS = frozenset(map(id, (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
     type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
-"""Ids of classes whose instances cannot change, or travel by their name. A metaclass may define `__hash__`, so ids."""
+"""Ids of classes whose instances are immutable or pickled by name. A metaclass may define `__hash__`, so ids."""
 _GENERIC = frozenset(map(id, (
     types.GenericAlias, types.UnionType, *map(type, (
         typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
@@ -201,7 +200,7 @@ _owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__
 
 
 class Captured:
-    """The objects that a function's names refer to. `mutable` may change in place."""
+    """The objects that a function's names refer to. `mutable`: the objects that may change in place."""
 
     def __init__(self, function: Any) -> None:
         self.mutable: dict[str, Any] = {}
@@ -212,7 +211,7 @@ class Captured:
                 self.mutable["the object that is called"] = function
             return
         waiting, seen = [function], {id(function)}
-        for one in waiting:  # it grows meanwhile
+        for one in waiting:  # the loop appends to this list
             if _is_found_by_name(one, one.__module__, one.__qualname__):
                 continue
             if len(seen) > _MOST_FUNCTIONS:
@@ -234,7 +233,7 @@ class Captured:
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self, function: Any) -> str:
-        """Return the first name that was rebound, or an empty string."""
+        """Return the first name that was rebound; empty if none was."""
         name = self._own.changed(function) if self._own is not None else ""
         if name or not self._helpers:
             return name
@@ -308,7 +307,7 @@ def _names(function: types.FunctionType) -> list[str]:
 def _annotations(function: types.FunctionType) -> dict[str, Any]:
     try:
         return function.__annotations__
-    except Exception:  # from Python 3.14 on they are computed here
+    except Exception:  # Python 3.14 computes annotations on access
         return {}
 
 

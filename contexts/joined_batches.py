@@ -1,8 +1,8 @@
-"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
+"""Compute rows of many callers in shared batches of similar length.
 
-One caller at a time *leads*: it computes batches of its longest row and rows of like length from all callers until its
-own are done; then the one that has waited longest leads. A batch's longest row has at most twice the tokens of its
-shortest and a few more, and a batch has no more rows than any caller in it asked for.
+One caller at a time *leads*. It computes batches of its longest row and similar rows of all callers, until its own rows
+are done. Then the caller that has waited longest leads. A batch's longest row has at most twice the tokens of its
+shortest, plus a few. No batch is larger than the smallest `batch_size` of its callers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 _FEW_TOKENS = 16
-"""Rows whose lengths differ by less are alike, however short they are."""
+"""Rows whose lengths differ by at most this number of tokens may share a batch."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """`compute(kind, rows)` returns a result for each row of one kind. `length`: of a row in tokens."""
+    """Batches for `compute(kind, rows)`, which returns a result per row. `length`: tokens of a row."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -48,12 +48,12 @@ class JoinedBatches(Generic[Row, Result]):
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """Rows by kind: length, unique number, place in their request; the shortest first."""
+        """Rows by kind: length, unique number, index in their request; shortest first."""
         self._numbers = 0
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """Return the results of these rows. Raises their errors, and Evicted if the call is stopped."""
+        """Return the results of these rows. Raises their errors, and Evicted."""
         if not rows:
             return []
         stop = ambient.call_stop()
@@ -118,7 +118,7 @@ class JoinedBatches(Generic[Row, Result]):
         error: BaseException | None = None
         try:
             found = self._compute(request.kind, [each.rows[place] for _, _, place, each in batch])
-        except BaseException as raised:  # callers that wait for a part of this batch have to get it
+        except BaseException as raised:  # all callers of this batch must get the error
             error = raised
         with self._lock:
             for (_, _, place, each), result in zip(batch, found, strict=False):

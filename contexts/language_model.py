@@ -1,58 +1,54 @@
-"""A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`; and how a library loads
-it.
+"""A causal language model as a context, and how a library loads it.
 
-Calls of all slots are written in one batch by the model's engine (`inference/`). Label scores are read between two
-steps of the batch, the prompt once for all labels. Results do not depend on the batch, beyond rounding; random draws
-are seeded by the prompt's place in the call.
+The engine (`inference/`) writes the calls of all slots in one batch. Label scores are computed between two steps of the
+batch; all labels share one reading of the prompt. The batch changes results only by rounding errors. Random draws are
+seeded by the prompt's index in the call.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
-import logging
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from stoker.contexts import ambient
+from stoker.contexts.adapter_files import virtual_tokens
 from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenCache
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.contexts.inference.grammars import Grammars
+from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
 from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
+from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
 from stoker.contexts.prompts import PromptReader, end_tokens
-from stoker.contexts.snapshot import load_parts
 from stoker.contexts.step_times import StepProfile, StepTimes
-from stoker.contexts.streamed_model import be_quiet, dtype_of
 from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
 from stoker.errors import StokerError
-from stoker.units import show_bytes, show_seconds
+from stoker.units import show_bytes
 
 _SCORED_AT_ONCE = 8
-"""Prompts whose labels are scored between two steps of the batch."""
+"""Number of prompts whose labels are scored between two steps of the batch."""
 
 
 class ServingEngine(InferenceEngine, TailScorer, Protocol):
-    """An engine with its own weights that scores labels too: vLLM."""
+    """An engine with its own weights that also scores labels: vLLM."""
 
     prompts: PromptReader
 
     device: str
     reused_tokens: int
     started_bytes: int
-    """The device memory within which it was started; 0 if none was declared."""
+    """Device memory that was declared when the engine started; 0 if undeclared."""
 
     def forget_prefixes(self) -> None:
-        """Drop kept prefixes of earlier prompts."""
+        """Drop kept prefixes."""
 
 
 class CausalLM:
@@ -68,12 +64,15 @@ class CausalLM:
         engine: str | ServingEngine = "auto",
         cache_bytes: int = 0,
         graphs: bool = False,
+        longest: int = 0,
     ) -> None:
         self.model = model
-        """None if the engine has its own. The engine ignores later changes of its weights."""
+        """None if the engine has its own model. The engine ignores later changes of the weights."""
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin
+        self.adapters: dict[str, str] = {}
+        """Folders of PEFT adapters by name; each is loaded at its first use."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
 
@@ -81,55 +80,58 @@ class CausalLM:
         self._steps = StepCollector()
         if isinstance(engine, str):
             configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-            longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-            self._prompts = PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)
+            longest = longest or int(getattr(model.config, "max_position_embeddings", 0) or 0)
+            ends, vocabulary = end_tokens(configured, tokenizer), int(getattr(model.config, "vocab_size", 0) or 0)
+            self._prompts = PromptReader(
+                tokenizer, ends=ends, longest=longest, vocabulary=vocabulary, grammars=Grammars(tokenizer, ends=ends)
+            )
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
             make = partial(
                 own_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
-                took=self._steps.took, graphs=graphs,
+                took=self._steps.took, graphs=graphs, adapters=self.adapters,
             )  # fmt: skip
             self._thread = EngineThread(make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
-                _ = self._thread.engine  # one that the model cannot have is refused now
+                _ = self._thread.engine  # raise now if the model does not support the engine
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
             self._thread = EngineThread(lambda: engine, computing=computing_on(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
-        # The engine ends with its writer, which a stream that is still read holds too. At the program's exit the thread
-        # has its own way to end.
+        # The engine ends when its writer is collected; a stream that is still read keeps the writer. At exit the thread
+        # stops itself.
         weakref.finalize(self._texts, self._thread.close, wait=False).atexit = False
 
     @property
     def device(self) -> str:
-        """The model's device: `cpu`, `cuda:0`."""
+        """PyTorch name of the model's device, `cpu` or `cuda:0`."""
         return self._own.device if self._runner is None and self._own else str(self._model_runner().device)
 
     @property
     def longest(self) -> int:
-        """Most tokens that it reads and writes; 0 if unknown."""
+        """Token limit of a prompt and its continuation together; 0 if unknown."""
         return self._prompts.longest
 
     @property
     def engine(self) -> str:
-        """The name of the engine that writes."""
+        """The name of the engine."""
         return self._thread.engine.name
 
     @property
     def engine_chosen(self) -> str:
-        """Why this engine writes, for people."""
+        """A readable reason for the choice of the engine."""
         return self._thread.engine.chosen
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens that kept prefixes have saved so far."""
+        """Number of prompt tokens that were not read, thanks to kept prefixes."""
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
-        """Return how many calls fit a device memory.
+        """Return the number of concurrent calls.
 
         Args:
-            device_memory_bytes: 0 is no limit.
+            device_memory_bytes: Limit of device memory; 0 is no limit.
         """
         with self._thread.hold() as engine:
             if device_memory_bytes:
@@ -150,7 +152,7 @@ class CausalLM:
 
     def _limit(self, engine: InferenceEngine, device_memory_bytes: int, *, accepted: bool = False) -> None:
         if self._own is not None and device_memory_bytes >= self._own.started_bytes > 0:
-            return  # it was started within that
+            return  # the engine was started within this limit
         weights = engine.memory().weights_bytes
         room = device_memory_bytes - weights - PROCESS_BYTES
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
@@ -163,19 +165,19 @@ class CausalLM:
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """Return how full the engine's batch is and was."""
+        """Return the present and past load of the engine's batch."""
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
-        """Return the step times since the last call.
+        """Return the step times measured since the last call of this method.
 
         Args:
-            urgent: Only a profiler's.
+            urgent: Return only a profiler's times.
         """
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def times_are_taken(self, *, timeout_s: float) -> bool:
-        """Wait until a profiler's times were taken (`take_step_times`).
+        """Wait until `take_step_times` has returned a profiler's times.
 
         Args:
             timeout_s: Seconds to wait.
@@ -190,10 +192,10 @@ class CausalLM:
 
         Args:
             quick: Take fewer samples.
-            told: Gets the share that is done, and 1.0.
+            told: Called with the finished share and 1.0, the whole.
 
         Returns:
-            The times, with the device.
+            The step times, and the engine that was measured.
 
         Raises:
             RuntimeError: Requests run.
@@ -219,18 +221,28 @@ class CausalLM:
         with self._thread.hold() as engine:
             return engine.memory()
 
+    def token_cache(self) -> TokenCache | None:
+        """Return the memory of the model and its cache, by cached tokens; None if the engine does not know it."""
+        memory = self.memory()
+        if not memory.token_bytes:
+            return None
+        least = min(self.longest or UNDECLARED_CACHE_TOKENS, UNDECLARED_CACHE_TOKENS)
+        weights, fixed = memory.weights_bytes + PROCESS_BYTES, memory.fixed_tokens
+        declared = ambient.device_memory_bytes()
+        if declared:  # the engine keeps a small cache within it, as `_limit` does
+            weights = min(weights, max(memory.weights_bytes, declared - LEAST_CACHE_BYTES))
+        return TokenCache(weights, memory.token_bytes, fixed or least, is_fixed=fixed > 0)
+
     def sleep(self) -> None:
-        """Free device memory; requests are refused until `wake`. Raises RuntimeError while requests run."""
-        with self._thread.hold() as engine:
-            engine.sleep()
+        """Free device memory and refuse requests until `wake`. Raises RuntimeError while requests run."""
+        self._thread.sleep()
 
     def wake(self) -> None:
-        """Be as before `sleep`."""
-        with self._thread.hold() as engine:
-            engine.wake()
+        """Undo `sleep`."""
+        self._thread.wake()
 
     def close(self) -> None:
-        """End the engine; later requests are refused."""
+        """Stop the engine; later requests are refused."""
         self._thread.close()
 
     # ---- prompts
@@ -240,24 +252,44 @@ class CausalLM:
 
         Args:
             message: The user's text.
-            system: The system's text before it.
+            system: The system's text.
         """
         turns = [{"role": "user", "content": message}]
         if system:
             turns.insert(0, {"role": "system", "content": system})
         return self.chat_prompt(turns)
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a conversation in the model's chat format. Without a format the contents are joined by
-        blank lines.
+    @property
+    def chat_template(self) -> str:
+        """The Jinja template of the model's chat format; empty without one."""
+        return self._prompts.chat_template
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """Return the prompt of a conversation in the model's chat format; without a format, join the contents by blank
+        lines.
 
         Args:
-            messages: Each with a `role` and a `content`, the oldest first.
+            messages: Messages with `role` and `content`, oldest first; their other fields are for the format.
+            options: Values for the format, for example `tools`.
         """
-        return self._prompts.chat_prompt(messages)
+        return self._prompts.chat_prompt(messages, **options)
+
+    def virtual_tokens(self, adapter: str) -> int:
+        """Return the length of an adapter's soft prompt in tokens; 0 for a LoRA.
+
+        Args:
+            adapter: The name of one of `adapters`.
+
+        Raises:
+            ValueError: The adapter cannot be served.
+        """
+        try:
+            return virtual_tokens(self.adapters[adapter])
+        except ValueError as error:
+            raise OptionRefused("adapter", f"the adapter {adapter} cannot be served: {error}") from None
 
     def count_tokens(self, text: str) -> int:
-        """Return the length of a prompt in tokens.
+        """Return the number of tokens in a prompt.
 
         Args:
             text: The prompt.
@@ -266,7 +298,7 @@ class CausalLM:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Give the block the model alone, without gradients.
+        """Hold the model exclusively during the block, without gradients.
 
         Yields:
             The runner of the Transformers model.
@@ -279,7 +311,7 @@ class CausalLM:
             yield runner
 
     def forget_prefixes(self) -> None:
-        """Drop kept prefixes of earlier prompts."""
+        """Drop kept prefixes."""
         with self._thread.alone():
             if self._own is not None:
                 self._own.forget_prefixes()
@@ -307,24 +339,30 @@ class CausalLM:
         seed: int | Sequence[int] = 0,
         stop: Sequence[str] = (),
         prefix: str = "",
+        json_schema: str = "",
+        engine_options: Mapping[str, Any] | None = None,
+        adapter: str = "",
     ) -> list[str]:
-        """Return the continuation of each prompt, special tokens left out.
+        """Return the continuation of each prompt, without special tokens.
 
-        A text ends at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`.
-        Raises ValueError for an empty prompt, and for more tokens than the model reads or its cache holds, before any
-        text is complete.
+        A text ends at the model's end token, before one of the `stop` texts, or at `max_new_tokens`. Raises ValueError
+        for an empty prompt, and for more tokens than the model or its cache supports.
 
         Args:
             prompts: The texts to continue.
-            max_new_tokens: Most tokens of each text.
-            batch_size: Most prompts of this call that are written at a time; 0 leaves it to the engine.
+            max_new_tokens: Token limit of each text.
+            batch_size: Maximum of this call's prompts in the batch at a time; 0: the engine decides.
             temperature: 0 takes the likeliest token each time.
             top_p: Draw from the likeliest tokens that make up this probability.
-            seed: One seed for the call and the prompt's place in it, or a list with one per prompt.
-            stop: Texts that end a text.
+            seed: One seed, combined with the prompt's index, or a list with a seed per prompt.
+            stop: A continuation ends before the first of these texts.
             prefix: Put before every prompt.
+            json_schema, engine_options, adapter: As in `complete`.
         """
-        sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
+        sampling = Sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop),
+            json_schema=json_schema, engine_options=tuple((engine_options or {}).items()), adapter=adapter,
+        )  # fmt: skip
         return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
 
     def stream(
@@ -337,15 +375,15 @@ class CausalLM:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """Yield what `generate` returns for a prompt, in pieces as they are written. An iterator that is closed ends
-        the request.
+        """Yield what `generate` returns for a prompt, in pieces as they are written. Closing the iterator ends the
+        request.
 
         Args:
             prompt: The text to continue.
             max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
 
         Raises:
-            ValueError: As in `generate`, when it is called.
+            ValueError: As in `generate`, at once.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
@@ -364,24 +402,27 @@ class CausalLM:
         logprobs: int = 0,
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
+        adapter: str = "",
     ) -> Completion:
-        """Return the continuation of a prompt with its facts: tokens, and why it ended.
+        """Return the continuation of a prompt with its tokens and the reason for its end.
 
         Args:
             prompt: The text to continue.
             max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
-            logprobs: Number of likeliest tokens to return for each place.
-            json_schema: A JSON schema of the text (vLLM).
-            engine_options: Options by vLLM's names: `ignore_eos` and `stop_token_ids` with every engine; `top_k`,
-                `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens`
-                with vLLM.
+            logprobs: Number of likeliest tokens to return per token.
+            json_schema: A JSON schema that the text follows, unless `max_new_tokens` cuts it.
+            engine_options: Options by vLLM's names: `regex`, `choice` (texts) or `grammar` (Lark or GBNF) for the form
+                of the text; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`,
+                `logit_bias`, `min_tokens`, `ignore_eos` and `stop_token_ids`.
+            adapter: The name of one of `adapters`; empty: the base model writes.
 
         Raises:
-            ValueError: As in `generate`, or the engine does not honour an option.
+            ValueError: As in `generate`, an option is invalid, or the form of the text cannot be compiled.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
+            adapter=adapter,
         )  # fmt: skip
         return self._texts.complete(prompt, sampling)
 
@@ -397,19 +438,21 @@ class CausalLM:
         logprobs: int = 0,
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
+        adapter: str = "",
     ) -> Iterator[CompletionToken]:
-        """Yield the tokens of `complete` as they are written. An iterator that is closed ends the request.
+        """Yield the tokens of `complete` as they are written. Closing the iterator ends the request.
 
         Args:
-            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs, json_schema, engine_options: As in
-                `complete`.
+            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs, json_schema, engine_options, adapter: As
+                in `complete`.
 
         Raises:
-            ValueError: As in `complete`, when it is called or before the first token.
+            ValueError: As in `complete`, at once or before the first token.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
+            adapter=adapter,
         )  # fmt: skip
         return self._texts.tokens(prompt, sampling)
 
@@ -418,7 +461,7 @@ class CausalLM:
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
-        """Return the log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
+        """Return the log-likelihood (natural logarithm) of each label after each prompt, `[prompts][labels]`.
 
         Args:
             prompts: The texts before the labels.
@@ -427,11 +470,11 @@ class CausalLM:
             prefix: Put before every prompt.
 
         Raises:
-            ValueError: A prompt or label is empty, or a text is longer than the model reads.
+            ValueError: A prompt or label is empty, or a text is too long for the model.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
-            raise ValueError(f"label_scores wants labels, none of them empty; it got {list(labels)!r}")
+            raise ValueError(f"label_scores needs labels, none of them empty; it got {list(labels)!r}")
         if not rows:
             return []
         tails = self._prompts.label_tokens([prefix + prompt for prompt in prompts], rows, labels)
@@ -440,80 +483,10 @@ class CausalLM:
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.call_stop().check
-        for start in range(0, len(rows), most):  # between them, the batch continues
+        for start in range(0, len(rows), most):  # the batch continues between two groups of prompts
             some = partial(
                 self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
                 batch_size=max(1, batch_size), check=check,
             )  # fmt: skip
             scores += self._thread.run(some)
         return scores
-
-
-log = logging.getLogger(__name__)
-
-_HOW_TO_INSTALL = "pip install 'stoker[vllm]' in the environment of this site's pilots, or leave engine=\"vllm\" away"
-
-
-def load_model(
-    path: str,
-    *,
-    dtype: str = "auto",
-    snapshot: bool = True,
-    name: str = "",
-    threads: int = 0,
-    engine: str = "auto",
-    graphs: bool = False,
-) -> CausalLM:
-    """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
-    `path`. Raises Transformers' errors, ValueError for an engine that does not support the model, and StokerError if
-    vLLM cannot start."""
-    began = time.monotonic()
-    if threads:
-        torch.set_num_threads(threads)
-    be_quiet()
-    device = ambient.device()
-    wanted = dtype_of(dtype, path=path, device=device)
-    why = why_vllm(engine, device=device)
-    if why:
-        if graphs:
-            log.info("graphs=True has no effect on vLLM, which captures its own graphs")
-        from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
-
-        serving, how = start_engine(path, dtype=wanted, device=device, name=name, why=why)
-        origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
-        log.info("model %s in vLLM on %s (%s): %s", path, device, why, origin)
-        return CausalLM(None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving)
-    loaded, how = load_parts(path, dtype=wanted, device=device, snapshot=snapshot, name=name)
-    origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
-    if loaded.weights:
-        origin += f" ({loaded.weights})"
-    log.info("model %s on %s in %s: %s", path, device, loaded.model.dtype, origin)
-    return CausalLM(loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine, graphs=graphs)
-
-
-def why_vllm(engine: str, *, device: str) -> str:
-    """Return why vLLM writes; empty if another engine does. Raises StokerError if it is asked for and does not
-    import."""
-    if engine not in ("auto", "vllm"):
-        return ""
-    asked = engine == "vllm"
-    if not asked and (not device.startswith("cuda") or importlib.util.find_spec("vllm") is None):
-        return ""
-    try:
-        importlib.import_module("vllm")
-    except ModuleNotFoundError as error:
-        if asked and error.name == "vllm":
-            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
-        return _broken(error, asked=asked)
-    except Exception as error:  # its compiled parts are for other devices, or another PyTorch
-        return _broken(error, asked=asked)
-    return "it was asked for" if asked else "vLLM is installed, and the device is a GPU"
-
-
-def _broken(error: Exception, *, asked: bool) -> str:
-    if asked:
-        raise StokerError(
-            f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'
-        ) from error
-    log.warning("vLLM is installed and does not import (%s); the default engine writes", error)
-    return ""

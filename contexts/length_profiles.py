@@ -1,9 +1,9 @@
 """Measured times of texts of each length on an encoder, and the lengths worth a runtime (Arlo §3.3, Fig. 2).
 
-    <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
+    <state folder>/encoder-lengths/<digest>.json        one file per model, its options and device kind
 
-A *runtime* pads every text to its own length. The chosen lengths have the lowest mean latency of the expected texts,
-and are as few as pay: with fewer the mean would be `LEAST_GAIN` longer.
+The chosen lengths give the lowest mean latency of the expected texts. A length is left out if the mean rises by at most
+`LEAST_GAIN` without it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
 
 MOST_RUNTIMES = 8
-"""As many as the paper compiles for BERT: 512 tokens in steps of 64."""
+"""The paper's number of runtimes for BERT: 512 tokens in steps of 64."""
 LEAST_GAIN = 0.05
-"""§3.3 calls a change of latency below 5 % tiny."""
+"""Share of the mean latency that a further length must save; Arlo §3.3 calls less than 5 % tiny."""
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
-    """A profiled length, its seconds, and the expected texts that need it."""
+    """A profiled length, its seconds, and the number of expected texts that need it."""
 
     tokens: int
     seconds: float
@@ -41,7 +41,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Rising lengths; mean latency of the texts with them, and with the longest alone."""
+    """Rising lengths, the mean latency with them, and the mean latency with the longest length alone."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -49,7 +49,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """In a sentence."""
+        """The reason for the choice, as a sentence."""
         if len(self.tokens) == 1:
             return f"one runtime of {self.tokens[0]} tokens: shorter ones would save less than {LEAST_GAIN:.0%}"
         listed = ", ".join(map(str, self.tokens))
@@ -57,13 +57,13 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 
 
 def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIMES) -> RuntimeLengths:
-    """Return the lengths that pay, with the longest. Raises ValueError."""
+    """Return the lengths worth a runtime, among them the longest. Raises ValueError."""
     if not profile or any(a.tokens >= b.tokens for a, b in pairwise(profile)):
-        raise ValueError("lengths of a profile rise, and there is at least one")
+        raise ValueError("a profile needs at least one length, each larger than the one before")
     texts = sum(each.texts for each in profile)
     if texts <= 0 or most < 1:
-        raise ValueError("no text is expected" if texts <= 0 else "at least one runtime is wanted")
-    # Noise may have a shorter text take longer than a longer one, which could serve it.
+        raise ValueError("no text is expected" if texts <= 0 else "at least one runtime is needed")
+    # Because of noise a shorter length may be slower than a longer one, whose runtime could serve its texts.
     seconds = list(accumulate((each.seconds for each in reversed(profile)), min))[::-1]
     before = list(accumulate((each.texts for each in profile), initial=0.0))
     last = len(profile) - 1
@@ -101,14 +101,14 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""No kernel's tile is smaller, so latency does not change within fewer tokens."""
+"""Smallest useful step between lengths in tokens: no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""The longest measured text where a model reads any number of tokens."""
+"""Longest measured text of a model without a limit, in tokens."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds of a text that was padded to `tokens`, and their deviation."""
+    """Median seconds for a text padded to `tokens`, and the median deviation from them."""
 
     tokens: int
     seconds: float
@@ -116,8 +116,11 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of texts, the shortest length first; each is the median of `repeats` batches of one text. `computed_dtype`
-    and `is_compiled` are the effect of `dtype` and `compiled` on this `device`. `measured_at`: seconds since 1970."""
+    """Median times of `repeats` batches of one text per length, shortest first.
+
+    `computed_dtype` and `is_compiled` are what this `device` uses for `dtype` and `compiled`. `measured_at`:
+    seconds since 1970.
+    """
 
     lengths: tuple[LengthTime, ...]
     name: str
@@ -135,14 +138,15 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.lengths or any(a.tokens >= b.tokens for a, b in pairwise(self.lengths)):
-            raise ValueError("lengths of a profile rise, and there is at least one")
+            raise ValueError("a profile needs at least one length, each larger than the one before")
         if any(each.tokens < 1 or not 0 < each.seconds < math.inf for each in self.lengths):
-            raise ValueError("a length has a token, and takes a time")
+            raise ValueError("a length must have at least 1 token, and a time above 0 s")
 
 
 def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the measured lengths of a model that reads `longest` tokens (0 = any number): multiples of `step` (0: at
-    most 32 lengths), and the longest itself."""
+    """Return the lengths to measure for a model that reads `longest` tokens (0 = unlimited): multiples of `step` (0: at
+    most 32 lengths), and `longest`.
+    """
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)
@@ -153,10 +157,10 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
     Args:
         profile: Measured times of the model.
-        counts: Tokens of each expected text; without them all lengths are equally likely.
+        counts: Tokens of each expected text; empty: all lengths are equally likely.
 
     Raises:
-        RecipeError: Only longer texts than measured are expected.
+        RecipeError: All expected texts are longer than measured.
     """
     tokens = [each.tokens for each in profile.lengths]
     texts, some = [0] * len(tokens), False
@@ -182,10 +186,10 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 
     Args:
         path: The model's folder or hub name.
-        profile: Its measured times.
+        profile: The model's measured times.
 
     Returns:
-        The file.
+        The written file.
     """
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
@@ -199,7 +203,7 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 def kept_encoder_profile(
     path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
 ) -> EncoderProfile | None:
-    """Return the last kept profile of a model, or None.
+    """Return the latest kept profile of a model, or None.
 
     Args:
         path: The model's folder or hub name.

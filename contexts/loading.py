@@ -1,26 +1,29 @@
-"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
+"""Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute`, whose parts are imported when touched. Without
-internet, `huggingface_hub` retries six times a file, half a minute each: `HubWatch` reads its log and switches to local
-files, as with `HF_HUB_OFFLINE=1`.
+An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet, `huggingface_hub` retries six times
+per file, half a minute each. `HubWatch` reads its log and switches to local files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import re
 import socket
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CoroutineType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
 from stoker.contexts.function_code import global_names, imported_names, imported_parts
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed, source_of
@@ -29,15 +32,17 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath(NamedTuple):
-    """Stands for the path of an object in pickled arguments."""
+    """Replaces the path of an object in pickled arguments."""
 
     name: str
     as_path: bool = False
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe; None for the bare recipe. `objects` maps cache names to local paths. Raises
-    RecipeError for a missing object, and the loader's own errors."""
+    """Return the context of a recipe; None for a recipe without a loader. `objects` maps cache names to local paths.
+
+    Raises RecipeError for a missing object, and the loader's own errors.
+    """
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
@@ -47,13 +52,18 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
-        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
+        raise RecipeError(
+            f"the loader of {recipe.name} returned a coroutine: run it in the loader, with asyncio.run(...)"
+        )
     return context
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
-    """Return how many calls a library runs at once: the recipe's number, or with `slots="auto"` the answer of the
-    context's method `slots(device_memory_bytes)`, else 1. Raises RecipeError for an unusable answer."""
+    """Return the concurrent calls of a library: the recipe's number, else the context's `slots(device_memory_bytes)`,
+    else 1.
+
+    Raises RecipeError for an invalid answer.
+    """
     if recipe.slots:
         return recipe.slots
     method = getattr(context, "slots", None)
@@ -62,14 +72,43 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     answer = method(device_memory_bytes)
     if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
         raise RecipeError(
-            f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}: it has to be a whole"
+            f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}: it must be a whole"
             f" number of calls that the library runs at once, 1 to {MOST_AT_ONCE:,}"
         )
     return answer
 
 
+def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
+    """Return what the context's method `token_cache` returns; None without one.
+
+    Without a method `resize(device_memory_bytes)` the cache is fixed. Raises RecipeError for an invalid answer.
+    """
+    method = getattr(context, "token_cache", None)
+    found = method() if callable(method) else None
+    if not isinstance(found, TokenCache):
+        return None
+    if resizer_of(context) is None:
+        found = msgspec.structs.replace(found, is_fixed=True)
+    if found.weights_bytes < 0 or found.token_bytes < 1 or found.tokens < int(found.is_fixed):
+        raise RecipeError(
+            f"token_cache() of the context {recipe.name} returned {found!r}: token_bytes must be 1 or more, and tokens"
+            " the size of its cache"
+        )
+    return found
+
+
+def resizer_of(context: Any) -> Callable[..., Any] | None:
+    """Return the method `resize` of a context if it has a parameter `device_memory_bytes`; None without one."""
+    method = getattr(context, "resize", None)
+    try:
+        known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # the method is written in C
+        return None
+    return method if known else None
+
+
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """Return True: a call of this function has its context loaded (`Session.warm`)."""
+    """Return True: a call of this function makes its library load the context (`Session.warm`)."""
     return True
 
 
@@ -78,7 +117,7 @@ def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
         if value.name not in objects:
             raise RecipeError(
                 f"the context {recipe.name} needs the object {value.name}, which is not on this pilot;"
-                f" {len(objects)} others are",
+                f" {len(objects)} other objects are there",
                 object=value.name,
             )
         return Path(objects[value.name]) if value.as_path else str(objects[value.name])
@@ -93,7 +132,7 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return installed modules that a loader imports or refers to, then `module:attribute`."""
+    """Return installed modules that a loader imports or refers to, then each `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -120,7 +159,7 @@ def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
 
 
 ANSWER_S = 4
-"""Seconds that the hub may take to answer about a file, where the environment does not say."""
+"""Seconds to wait for the hub's answer about a file, unless the environment sets another limit."""
 
 _UNREACHABLE = re.compile(
     r"\[Errno (-2|-3|-5|101|111|113)\]|Name or service not known|name resolution|Network is unreachable"
@@ -128,14 +167,15 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _AGAIN = "No local file found. Retrying"
-"""Logged when the hub did not answer the first question about a file; the second one waits for a minute, six times."""
+"""Log message when the hub did not answer the first request about a file. The second request waits a minute, six times.
+"""
 _CONNECT_S = 2.0
-"""Seconds for a connection to the hub: a slow hub accepts it in time, a firewall does not."""
+"""Seconds to connect to the hub: enough for a slow hub, while a firewall never answers."""
 _REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
-    """Reads the log of `huggingface_hub`; `unreachable` is the first record that says so."""
+    """Reads the log of `huggingface_hub`; `unreachable` is the first record of an unreachable hub."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -147,7 +187,7 @@ class HubWatch(logging.Handler):
         os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _constants()
         if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
-            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote has imported it before
+            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported it before this change
         self._files.setLevel(logging.INFO)
         logging.getLogger("huggingface_hub").addHandler(self)
         return self
@@ -157,12 +197,11 @@ class HubWatch(logging.Handler):
         self._files.setLevel(self._level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Set the hub offline if it cannot be reached."""
         text = record.getMessage()
         constants = _constants()
         if self.unreachable or constants is None:
             return
-        if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user insists
+        if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user forbids the offline mode
             return
         refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
         if not refused and not (_AGAIN in text and not _takes_connections(constants.ENDPOINT)):
@@ -171,7 +210,7 @@ class HubWatch(logging.Handler):
         constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return the remedy for an error of an unreachable hub; else empty."""
+        """Return advice for an error of an unreachable hub; empty for other errors."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (

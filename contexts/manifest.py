@@ -1,15 +1,15 @@
-"""The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
+"""The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB (a hash tree of one level,
-as in BitTorrent): 0.8 MB for 100 GB. Each field is encoded with its length:
+A manifest lists files, folders and links. For each file it has the SHA-256 of its 4 MiB parts (a hash tree of one
+level, as in BitTorrent): 0.8 MB for 100 GB. Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
                                                                         name "folder"
                                                                         name "link" target
 
-A *piece* is sent at once: a run of whole parts of at most 4 MiB. Standard library alone: the starter of a bare node
-reads manifests too.
+A *piece* is a run of whole parts of at most 4 MiB that is sent at once. `stoker.pilot.starter` reads manifests before
+anything is installed, so this module needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_BYTES = 512 << 20
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""Most parts in a piece: checking one must stay short."""
+"""Maximum of parts in a piece, so that a piece is checked quickly."""
 
 
 class EntryKind(enum.Enum):
@@ -35,8 +35,7 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, folder or link. `name` is its path in the object (empty for the object itself), `parts` the digests of
-    its parts."""
+    """A file, folder or link. `name`: path in the object (empty: the object itself). `parts`: digests of its parts."""
 
     name: bytes
     kind: EntryKind
@@ -60,8 +59,6 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One part of one file of the manifest's entries."""
-
     entry: int
     offset: int
     size_bytes: int
@@ -72,7 +69,7 @@ Piece = tuple[Slice, ...]
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest's bytes. Equal objects have equal bytes."""
+    """Return the manifest's bytes, equal for equal objects."""
     if manifest.kind is EntryKind.FILE:
         (entry,) = manifest.entries
         return _frame(*_content(entry))
@@ -82,8 +79,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest of these bytes. Raises ValueError for bytes that `encode` never makes: no name climbs out of
-    the object, and none is below a link."""
+    """Return the manifest of these bytes.
+
+    Raises ValueError for bytes that `encode` never makes, for example for a name outside of the object.
+    """
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))
@@ -92,15 +91,14 @@ def decode(data: bytes) -> Manifest:
         else:
             manifest = Manifest(kind, tuple(_entry(name, EntryKind(next(fields)), fields) for name in fields))
     except (StopIteration, RuntimeError):
-        raise ValueError("the manifest ends in the middle") from None
+        raise ValueError("the manifest is cut short") from None
     if manifest.kind is EntryKind.LINK or next(fields, None) is not None:
-        raise ValueError("this is no manifest")
+        raise ValueError("this is not a manifest")
     _check_names(manifest)
     return manifest
 
 
 def name_of(data: bytes, *, suffix: str = "") -> str:
-    """Return the cache name of the object with this manifest."""
     kind = "file" if data[8:12] == b"file" else "folder"
     return f"{kind}-{hashlib.sha256(data).hexdigest()}{suffix}"
 
@@ -110,7 +108,6 @@ def proves(name: str, data: bytes) -> bool:
 
 
 def read_manifest(name: str, data: bytes) -> Manifest:
-    """Return the object's manifest. Raises ValueError for other bytes."""
     if not proves(name, data):
         raise ValueError(f"these {len(data)} bytes are not the manifest of {name}")
     return decode(data)
@@ -125,7 +122,7 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """Return the pieces in order: parts together while they fit into `PART_BYTES`."""
+    """Return the pieces in order; each joins parts up to `PART_BYTES`."""
     whole: list[Piece] = []
     run: list[Slice] = []
     size = 0
@@ -162,7 +159,7 @@ def _fields(data: bytes) -> Iterator[bytes]:
     while place < len(data):
         end = place + 8 + int.from_bytes(data[place : place + 8], "big")
         if end > len(data):
-            raise ValueError("the manifest ends in the middle")
+            raise ValueError("the manifest is cut short")
         yield data[place + 8 : end]
         place = end
 
@@ -196,7 +193,7 @@ def _check_names(manifest: Manifest) -> None:
         above, _, own = entry.name.rpartition(b"/")
         absolute = entry.name.startswith(b"/")
         if absolute or entry.name <= last or own in (b"", b".", b"..") or b"\0" in own or above not in folders:
-            raise ValueError(f"the manifest has an entry {entry.name!r} where none can be")
+            raise ValueError(f"the manifest has an entry {entry.name!r} at an invalid place")
         if entry.kind is EntryKind.FOLDER:
             folders.add(entry.name)
         last = entry.name

@@ -1,6 +1,6 @@
-"""Facts about a model before it is loaded: its place, longest input, pooling, cache size, and token counts of texts.
+"""Facts about a model before it is loaded, such as its longest input, pooling, cache size and token counts.
 
-They are read from the model's files without a GPU library, so a login node can check a recipe.
+They are read from the model's files without a GPU library, so that a login node can check a recipe.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from stoker.errors import RecipeError
 
 
 class CallableModule(types.ModuleType):
-    """A module that is called as its function: Python may put either into the package."""
+    """A module that can be called as the function of its name: Python may bind either in the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """Return what to load (a checkpoint's folder for its file), and True if it is local. Raises RecipeError."""
+    """Return the path or name to load (the folder for a checkpoint's file), and True if it is local. Raises
+    RecipeError.
+    """
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
@@ -54,8 +56,7 @@ def model_source(path: str) -> tuple[str, bool]:
 
 
 def architectures(source: str) -> tuple[str, ...]:
-    """Return the names of a model folder's classes in Transformers."""
-    named = _json_file(source, "config.json").get("architectures")
+    named = json_file(source, "config.json").get("architectures")
     return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
 
 
@@ -69,7 +70,7 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """Return the class of a folder that is surely an encoder, or an empty string.
+    """Return the model class of an encoder's folder; empty if another kind of model may be there.
 
     Args:
         source: The folder.
@@ -80,32 +81,55 @@ def encoder_class(source: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Return a short name for people: `SmolLM2-135M` for `models/SmolLM2-135M.Q4_K_M.gguf`."""
+    """Return a short readable name: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`."""
     name = Path(path).name or Path(path).parent.name
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
 
 
-_LONGEST_UNDECLARED = 4096
-"""Without declared memory, measured memory counts as room for a text of at most this many tokens."""
+UNDECLARED_CACHE_TOKENS = 4096
+"""Limit of cache tokens when the memory is undeclared."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
 
+def divides_heads(source: str, devices: int) -> bool:
+    """True unless the attention heads of the model in a local folder cannot be divided evenly."""
+    return _number(json_file(source, "config.json"), "num_attention_heads") % devices == 0
+
+
+def check_split(source: str, devices: Any, *, engine: str) -> None:
+    """Raise RecipeError if the model of a local folder cannot be split over `devices`."""
+    if type(devices) is not int or devices < 2:
+        return  # `Needs` checks the number
+    config = json_file(source, "config.json")
+    layers = _number(config, "num_hidden_layers")
+    problem = ""
+    if engine == "vllm" and not divides_heads(source, devices):
+        heads = _number(config, "num_attention_heads")
+        problem = f"vLLM splits the {heads} attention heads evenly; write a number that divides {heads}"
+    elif engine != "vllm" and 0 < layers < devices:
+        problem = f"the model has {layers} layers, and each device needs one; write {layers} or less"
+    if problem:
+        raise RecipeError(f"causal_lm(devices={devices}) for {shown_name(source)}: {problem}", option="devices")
+
+
 def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model with its cache, if its size is known."""
-    config = _json_file(source, "config.json")
+    """Return the needs of a model with its cache, if the cache's size is known."""
+    config = json_file(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
         return needs
-    declared = needs.device_memory_bytes or needs.memory_bytes  # a GPU's memory counts where both are said
+    declared = needs.device_memory_bytes or needs.memory_bytes  # if both are declared, the GPU's memory counts
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
     try:
         weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
     except OSError:
         return needs
-    room = max(0, declared - weights) // token_bytes if declared else _LONGEST_UNDECLARED
+    # Each device holds its share of the weights and of each token.
+    token_bytes, weights = -(-token_bytes // needs.devices), weights // needs.devices
+    room = max(0, declared - weights) // token_bytes if declared else UNDECLARED_CACHE_TOKENS
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
 
 
@@ -127,8 +151,9 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these; at most `most`
-    (0: no limit)."""
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest in a list; at most `most` (0: no
+    limit).
+    """
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -145,14 +170,32 @@ class TokenCounter:
         parts = (text,) if isinstance(text, str) else text
         if not isinstance(parts, tuple) or not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
             raise RecipeError(
-                f"the tokens of {text!r:.60} cannot be counted: the function's first argument has to be a text, a pair"
+                f"the tokens of {text!r:.60} cannot be counted: the function's first argument must be a text, a pair"
                 ' of texts or a list of these; else call it with its length, features={"input_length": ...}'
             )
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = _read(self._source)
-            count = len(self._tokenizer.encode(*parts).ids)
+            count = len(self._opened().encode(*parts).ids)
         return min(count, self._most) if self._most else count
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[list[int], list[str]]:
+        """Return the tokens of a text, and their names in the vocabulary. `special`: add the model's first token."""
+        with self._lock:
+            found = self._opened().encode(text, add_special_tokens=special)
+            return list(found.ids), list(found.tokens)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens. Raises ValueError for a token that is not in the vocabulary."""
+        with self._lock:
+            tokenizer = self._opened()
+            for id in ids:
+                if tokenizer.id_to_token(id) is None:
+                    raise ValueError(f"token {id} is not in the model's vocabulary")
+            return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+    def _opened(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = _read(self._source)
+        return self._tokenizer
 
 
 def token_counter(path: str, *, most: int = 0) -> TokenCounter:
@@ -160,7 +203,7 @@ def token_counter(path: str, *, most: int = 0) -> TokenCounter:
 
     Args:
         path: A folder or a name on the model hub.
-        most: Highest count it returns; 0 is no limit.
+        most: Highest returned count; 0 is no limit.
     """
     return TokenCounter(str(path), most=most)
 
@@ -203,12 +246,13 @@ _NAMES = {
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 Read = Callable[[str], str | None]
-"""The text of a model's file by its name; None if the model has no such file."""
+"""Returns the text of a model's file by its name; None if the file is missing."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = unknown). `trouble`: why the model's own
-    pooling is not supported."""
+    """`pooling`: one of POOLINGS. `longest`: token limit of a text (0 = unknown). `trouble`: why the model's own
+    pooling is not supported.
+    """
 
     pooling: str = "mean"
     longest: int = 0
@@ -216,7 +260,6 @@ class SentenceFacts(msgspec.Struct, frozen=True):
 
 
 def sentence_facts(read: Read) -> SentenceFacts:
-    """Return the facts of a model whose files `read` reads."""
     modules = _object(read("modules.json"), list)
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules or () if isinstance(each, dict)]
     other = [name for name in types if name not in _MODULES]
@@ -254,16 +297,17 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Fewest tokens of a runtime: two that most tokenizers put around a text, and one of the text."""
+"""Smallest length of a runtime: two tokens that most tokenizers add, and one token of text."""
 _NO_LIMIT = 1_000_000
-"""A tokenizer that names a longer text than this has no limit."""
+"""A tokenizer's limit above this number means no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
-"""Models whose positions begin behind the padding token's."""
+"""Models whose positions begin after the padding token's position."""
 
 
 def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the most tokens of a text by these limits; 0 = unlimited. Some models need `positions` up to that of the
-    `padding` token."""
+    """Return the token limit of a text; 0 = unlimited. `_OFFSET_POSITIONS` models have no text at `positions` up to
+    `padding`.
+    """
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
     limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
@@ -271,11 +315,11 @@ def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: in
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """Return the most tokens that a model reads, by its files; 0 if unknown.
+    """Return the token limit of a model from its files; 0 if unknown.
 
     Args:
-        path: Its folder or file.
-        writes: It is a language model, not an encoder.
+        path: The model's folder or file.
+        writes: The model is a language model, not an encoder.
     """
     there = Path(path)
     folder = str(there if there.is_dir() else there.parent)
@@ -283,13 +327,13 @@ def longest_input(path: str, *, writes: bool = False) -> int:
         return 0
     if not writes:
         return longest_of_folder(folder)
-    config = _json_file(folder, "config.json")
+    config = json_file(folder, "config.json")
     return _number(config, "max_position_embeddings") or _number(config.get("text_config"), "max_position_embeddings")
 
 
 def longest_of_folder(folder: str) -> int:
     """Return `longest_text` of the model in a folder; 0 for a hub name."""
-    config, tokenizer = _json_file(folder, "config.json"), _json_file(folder, "tokenizer_config.json")
+    config, tokenizer = json_file(folder, "config.json"), json_file(folder, "tokenizer_config.json")
     return longest_text(
         model_type=str(config.get("model_type", "")),
         positions=_number(config, "max_position_embeddings"),
@@ -299,7 +343,7 @@ def longest_of_folder(folder: str) -> int:
     )
 
 
-def _json_file(folder: str, name: str) -> dict[str, Any]:
+def json_file(folder: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] | None = _object(_text(folder, name), dict)
     return found or {}
 

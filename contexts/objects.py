@@ -1,11 +1,11 @@
-"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
+"""Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-Content is a file's bytes and its owner's permission to execute it, and a folder's names, files, folders and links. A
-link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of files' parts
-are remembered by path, size, mtime, ctime and inode, except for a file that changed within the last two seconds: a
-second change could leave no trace (as in git).
+A file's content is its bytes and its owner's execute permission. A folder's content is its names, files, folders and
+links. A link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of parts
+are remembered by path, size, mtime, ctime and inode. Files changed within the last two seconds are not remembered: a
+second change could go unnoticed (as in git).
 
-    <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
+    <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
 
 from __future__ import annotations
@@ -36,29 +36,32 @@ _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
 _KEPT = 32
 _KEPT_BYTES = 1 << 20
-"""Larger manifests are not kept: they are made again from remembered digests."""
+"""Larger manifests are not kept; they are made again from remembered digests."""
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """Return the object of a file or folder as it is now. `memo`: the file of remembered digests. Raises RecipeError
-    for a path that can't be read."""
+    """Return the object of a file or folder. `memo`: the file of remembered digests. Raises RecipeError if the path
+    cannot be read.
+    """
     given = Path(path)
     try:
         real = given.resolve(strict=True)
-        str(real).encode()  # it travels as text
+        str(real).encode()  # the path is sent as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            if real.is_file():  # write it back first
+            if real.is_file():  # write cached changes to the disk first
                 with suppress(OSError), real.open("rb") as opened:
                     os.fsync(opened.fileno())
             facts = real.stat()
             made = _manifest(real, remembered)
     except UnicodeEncodeError:
-        raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it can't travel; rename it") from None
+        raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it cannot be sent; rename it") from None
     except FileNotFoundError as error:
         missing = error.filename or given
-        raise RecipeError(f"{given} is not there ({missing} does not exist); check the path", path=str(given)) from None
+        raise RecipeError(
+            f"{given} cannot be found ({missing} does not exist); check the path", path=str(given)
+        ) from None
     except (OSError, RuntimeError) as error:
-        raise RecipeError(f"{given} can't be read: {error}", path=str(given)) from error
+        raise RecipeError(f"{given} cannot be read: {error}", path=str(given)) from error
     data = encode(made)
     name = name_of(data, suffix=_suffix_of(given.name) if made.kind is EntryKind.FILE else "")
     _keep(name, data)
@@ -69,8 +72,10 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """Return the bytes of an object's manifest: kept, or made from its source. Raises RecipeError if the source can't
-    be read, or no longer is that object."""
+    """Return an object's manifest as bytes: the kept copy, or a new one from the source.
+
+    Raises RecipeError if the source is unreadable or was changed.
+    """
     kept = _kept.get(ref.name)
     if kept is not None:
         return kept
@@ -78,7 +83,7 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
             data = encode(_manifest(Path(ref.source).resolve(strict=True), remembered))
     except (OSError, RuntimeError) as error:
-        raise RecipeError(f"{ref.source} can't be read: {error}", path=ref.source) from error
+        raise RecipeError(f"{ref.source} cannot be read: {error}", path=ref.source) from error
     if not proves(ref.name, data):
         what = "it no longer has the content that the recipe was made from: it was changed; make the recipe again"
         raise RecipeError(what, path=ref.source)
@@ -91,7 +96,7 @@ def is_object_name(name: str) -> bool:
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """True if the file or folder has the content of `ref`. Reads all of it."""
+    """True if the file or folder has the content of `ref`. Reads the whole content."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_manifest(Path(path), nothing)))
@@ -100,8 +105,9 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder to a new `target` so that the copy has the same digest. Raises OSError, and RecipeError for
-    other kinds of files."""
+    """Copy a file or folder to a new `target` with the same digest. Raises OSError, and RecipeError for other kinds of
+    files.
+    """
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():
@@ -127,7 +133,7 @@ def _keep(name: str, data: bytes) -> None:
     if len(data) <= _KEPT_BYTES:
         _kept[name] = data
         while len(_kept) > _KEPT:
-            with suppress(KeyError):  # another thread was faster
+            with suppress(KeyError):  # another thread removed it
                 _kept.popitem(last=False)
 
 
@@ -158,7 +164,7 @@ def _manifest(root: Path, remembered: _Memo) -> Manifest:
 def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
-        raise RecipeError(f"{path} is neither a file nor a folder, so it can't travel; leave it out", path=str(path))
+        raise RecipeError(f"{path} is neither a file nor a folder, so it cannot be sent; leave it out", path=str(path))
     parts = remembered.get(path, facts)
     if parts is None:
         parts = _read_parts(path)
@@ -189,7 +195,7 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
     def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
         real = os.path.realpath(folder)
         if real in above:
-            raise RecipeError(f"{folder} is a link to a folder that it lies in; remove it", path=str(folder))
+            raise RecipeError(f"{folder} is a link to a folder around it; remove the link", path=str(folder))
         with os.scandir(folder) as listing:
             for entry in listing:
                 name = prefix + os.fsencode(entry.name)
@@ -226,7 +232,7 @@ class _Memo:
                 self._db = self._connect(self._path)
             except (OSError, sqlite3.OperationalError):
                 self._db = None
-            except sqlite3.DatabaseError:  # damaged: it holds nothing that can't be found again
+            except sqlite3.DatabaseError:  # damaged; its content can be computed again
                 with suppress(OSError, sqlite3.Error):
                     self._path.unlink()
                     self._db = self._connect(self._path)
@@ -271,8 +277,10 @@ _FILE = "index.jsonl"
 
 
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
-    """Let the session's seed serve these objects from their sources. Raises OSError. Several clients may append at
-    once, so a line that a killed client left unfinished is ended and never cut off."""
+    """Let the session's seed process send these objects from their sources. Raises OSError.
+
+    Several clients may append at once, so a line that a killed client left unfinished is ended, not cut off.
+    """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
         return
@@ -286,7 +294,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session, read again as the file grows."""
+    """The published objects of a session; reads the file as it grows."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE
@@ -312,5 +320,5 @@ class Published:
                 said = json.loads(line)
                 ref = ObjectRef(name=said["name"], size_bytes=said["size_bytes"], source=said["source"])
             except (ValueError, RecursionError, KeyError, TypeError):
-                continue  # a line that was damaged publishes nothing
+                continue  # ignore a damaged line
             self._known[ref.name] = ref

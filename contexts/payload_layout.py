@@ -1,6 +1,6 @@
-"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
+"""The bytes of a payload, and short readable texts of arguments. Nothing is unpickled.
 
-`short_payload` reads a pickle with stand-ins for all classes and functions, so no code of its author runs. Values of
+`short_payload` reads a pickle with stand-ins for all classes and functions, so no foreign code runs. Values of
 parameters with secret names (`token`, `password`) are hidden.
 """
 
@@ -25,7 +25,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
-    """Return a payload in pieces: a head with a table, the pickle, each buffer."""
+    """Return a payload in parts: a head with a table, the pickle, each buffer."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
     table, parts = [], list[Buffer]()
     for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
@@ -38,8 +38,10 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
 
 
 def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
-    """Return the pickle and the buffers of a payload. A writable buffer is a view of `data` if that is writable. Raises
-    SerializationError."""
+    """Return the pickle and the buffers of a payload. Raises SerializationError.
+
+    A writable buffer is a view of `data` if `data` is writable.
+    """
     if data[:1] != _MAGIC:
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     view = memoryview(data)
@@ -61,7 +63,6 @@ def _part(part: memoryview, *, writable: bool) -> Buffer:
 
 
 def body_of(data: bytes) -> tuple[bytes, int]:
-    """Return the pickle within a payload, and its number of buffers. Raises SerializationError."""
     if data[:1] == PLAIN:
         return data, 0
     try:
@@ -82,7 +83,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return `(3, name='x')` in short. `names`: the parameters of `args`."""
+    """Return a short form such as `(3, name='x')`. `names`: the parameters of `args`."""
     secret = [at < len(names) and _SECRET.search(names[at]) is not None for at in range(len(args))]
     parts = ["…" if hidden else short(value) for value, hidden in zip(args, secret, strict=True)]
     parts += [f"{name}={'…' if _SECRET.search(str(name)) else short(value)}" for name, value in kwargs.items()]
@@ -101,12 +102,12 @@ def short_payload(payload: bytes) -> str:
         args, kwargs = _Reader(io.BytesIO(body), buffers=[b""] * buffers).load()
         shown = {name: value for name, value in dict(kwargs).items() if not str(name).startswith(_OF_MONITORING)}
         return short_arguments(tuple(args), shown)
-    except Exception:  # whatever these bytes are, they are no reason to fail
+    except Exception:  # unreadable bytes must not fail the caller
         return ""
 
 
 def short(value: Any, *, depth: int = _DEPTH) -> str:
-    """Return a value in short. Runs no code of the value's class."""
+    """Return the short form of a value. Runs no code of the value's class."""
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)
@@ -145,7 +146,7 @@ _KNOWN = {
     "_frombuffer": "array",
     "_reconstruct": "array",
 }
-"""The results of functions that pickles name instead of a class."""
+"""Kinds of the values that these functions make when a pickle is loaded."""
 
 
 class _StandIn:

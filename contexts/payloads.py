@@ -1,13 +1,13 @@
-"""Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
+"""Arguments, results, functions and exceptions as bytes. Only libraries and the client unpickle them.
 
-The first byte tells the forms apart:
+The first byte names the form:
 
     0x80    a plain pickle: small values of builtin types, in about a microsecond
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
-    M       a function or loader with its modules: version, length of the table, pickled table, gap to 64 bytes, value
+    M       a function or loader with its modules: version, length of the table, pickled table, padding, value
 
-A class that travels by value takes its attributes along: a library sees `Config.lr = 2` of the program. The program
-keeps its own (`keep_classes`). There a new class counts as found once its attributes are set: threads share it.
+A class pickled by value includes its attributes, so a library sees the program's `Config.lr = 2`. With `keep_classes`
+the program ignores the library's attributes. Threads share a new class once its attributes are set.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from stoker.errors import RemoteCallError, SerializationError
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that were made here, and whose attributes are not set yet."""
+"""New classes whose attributes are not set yet."""
 _filling = threading.RLock()
-"""Held while attributes are set, never while a value is rebuilt."""
+"""Locked while attributes are set, never while a value is rebuilt."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -78,7 +78,7 @@ _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 BIG_BUFFER_BYTES = 16_384
-"""Smaller buffers travel inside the pickle."""
+"""Smaller buffers are part of the pickle."""
 
 _ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
 _DEPTH = 4
@@ -86,12 +86,12 @@ _WIDTH = 64
 
 
 def plain_bytes(value: Any) -> bytes | None:
-    """Return the bytes of a small value of builtin types; None for any other."""
+    """Return the bytes of a small value of builtin types, else None."""
     return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. SerializationError names `what` and the part that can't be pickled."""
+    """Return the bytes of a value. SerializationError names `what` and the part that cannot be pickled."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
     return _joined(dump_parts(value, what=what), {}, {})
@@ -100,8 +100,10 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
 def dump_parts(
     value: Any, *, what: str = "argument", modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
 ) -> list[Buffer]:
-    """Return the same bytes in pieces. Names of modules that the value needs are added to `modules`. Classes of the
-    modules `by_name` go by name."""
+    """Return the bytes of `dumps` in parts.
+
+    Names of modules that the value needs are added to `modules`. Classes of the modules `by_name` are pickled by name.
+    """
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = _pickle(value, buffers, modules, by_name)
@@ -113,8 +115,11 @@ def dump_parts(
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value of `dumps`' bytes; writable arrays are views if `data` is writable memory. With `keep_classes`
-    the classes of this process keep their attributes. Raises SerializationError, and the errors of unpickling."""
+    """Return the value of `dumps`' bytes; writable arrays are views if `data` is writable.
+
+    With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and errors of
+    unpickling.
+    """
     body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
@@ -122,8 +127,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if Ctrl-C or a signal handler of the program raised the error. Outside of the main thread it comes from user
-    code."""
+    """True if Ctrl-C or a signal handler of the program raised the error in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -184,11 +188,11 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
     try:
         pickler, body = pickled([], by_name=by_name)
         return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body
-    except OpenHandle:  # its module, imported again in a library, would open the file again, and may empty it
+    except OpenHandle:  # a library would import the module again, which opens the file and may empty it
         raise
     except Exception:
-        # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
-        # By name it can still work: its module travels, or can be imported on the pilot too.
+        # By value, a function includes its module's globals, maybe a lock or a connection. By name it can still work:
+        # its module is sent, or can be imported on the pilot.
         if not _seen_user_code(value):
             raise
     return pickled([], prefers_names=True)[1]
@@ -214,7 +218,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception, with its traceback as text. Never raises."""
+    """Return the bytes of an exception with its traceback as text. Never raises."""
     kind = type(error)
     try:
         message = str(error)
@@ -228,8 +232,10 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback; RemoteCallError for one that
-    cannot be rebuilt or shown (Parsl needs the `repr`)."""
+    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback.
+
+    An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
+    """
     kind, message, text, body = pickle.loads(data)
     error: Any = None
     why = "it could not be pickled in the library"
@@ -237,10 +243,10 @@ def load_exception(data: Buffer) -> BaseException:
         try:
             error = _saying(message, _rebuild_exception(loads(body, keep_classes=True)))
             repr(error)
-        except BaseException as failure:  # user code runs here, and may raise SystemExit
+        except BaseException as failure:  # user code runs here and may raise SystemExit
             if is_interrupt(failure):
                 raise
-            why = f"it can't be rebuilt here: {type(failure).__name__}: {failure}"
+            why = f"it cannot be rebuilt here: {type(failure).__name__}: {failure}"
             error = None
     if not isinstance(error, BaseException):
         error = RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
@@ -250,7 +256,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
-    """Make it again by its class if that restores its message: tblib unpickles without `__init__`."""
+    """Rebuild the exception if that restores its message: tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -264,12 +270,12 @@ def _saying(message: str, error: Any) -> Any:
 def _exception_body(error: BaseException) -> bytes:
     try:
         whole = dumps((error, type(error), (), {}), what="exception")
-        # An `__init__` that wants other arguments than `args` holds would fail on the other side.
+        # `__init__` may need other arguments than `args`; then the receiver could not rebuild the exception.
         loads(whole, keep_classes=True)
         return whole
     except Exception:
         pass
-    # An attribute that can't be pickled (a lock, a connection) is left behind; the exception stays what it is.
+    # Leave out attributes that can't be pickled (a lock, a connection).
     kept, lost = {}, []
     for name, value in vars(error).items():
         try:
@@ -281,7 +287,7 @@ def _exception_body(error: BaseException) -> bytes:
         notes = list(kept.get("__notes__", ()))
         kept["__notes__"] = [*notes, f"left in the library, because they can't be pickled: {', '.join(lost)}"]
     try:
-        if isinstance(error, BaseExceptionGroup):  # its members are rebuilt as exceptions are that come alone
+        if isinstance(error, BaseExceptionGroup):  # members are rebuilt like single exceptions
             members = [dump_exception(member) for member in error.exceptions]
             return dumps((None, type(error), (error.message, members), kept), what="exception")
         return dumps((None, type(error), error.args, kept), what="exception")
@@ -312,8 +318,10 @@ _ALIGN = 64
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
-    """Return the bytes of a value with the user's functions, and the modules that these import and `also`. Classes of
-    these and of `by_name` go by name. Raises SerializationError, naming `what`."""
+    """Return the bytes of a value with user functions, of the modules that they import, and of the modules `also`.
+
+    Classes of these modules and of `by_name` are pickled by name. Raises SerializationError, naming `what`.
+    """
     names = set[str]()
     parts = dump_parts(value, what=what, modules=names, by_name=by_name)
     names |= also
@@ -324,8 +332,10 @@ def dumps_code(
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
-    """Return the bytes of a call's arguments with the modules that they import, except `by_name`. The packed names are
-    added to `brought`. Raises SerializationError."""
+    """Return the bytes of a call's arguments and the modules that they import, except `by_name`.
+
+    Adds the included module names to `brought`. Raises SerializationError.
+    """
     plain = plain_bytes(value)
     if plain is not None:
         return plain
@@ -353,7 +363,7 @@ _MOST_NAMES = 1000
 
 
 def names_carried(key: str, data: bytes) -> frozenset[str]:
-    """Return the names of modules in `dumps_code`'s bytes. `key` identifies the bytes."""
+    """Return the names of the modules in `dumps_code`'s bytes. `key` identifies the bytes."""
     if data[:1] != b"M":
         return frozenset()
     known = _names.get(key)
@@ -365,13 +375,13 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
 
 
 def versions_carried(data: Buffer | str) -> Mapping[str, str]:
-    """Return the versions of modules in these bytes, or in the file of this path, by name. Empty for damaged bytes."""
+    """Return module versions by name, from these bytes or the file of this path. Empty for damaged bytes."""
     try:
         head = _head_of_file(data) if isinstance(data, str) else data
         if head[:1] != b"M":
             return {}
         return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
-    except BaseException:  # bytes that are no table may be a pickle of anything
+    except BaseException:  # damaged bytes may be a pickle of anything
         return {}
 
 
@@ -391,8 +401,11 @@ def _head_of_file(path: str) -> bytes:
 
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """Return the value of `dumps_code`'s bytes, and its modules over those of `under`; they are entered. Raises
-    SerializationError, and the errors of unpickling."""
+    """Return the value of `dumps_code`'s bytes, and its modules combined with `under`'s. Import statements then find
+    these.
+
+    Raises SerializationError, and errors of unpickling.
+    """
     if data[:1] != b"M":
         under.enter()
         return loads(data), under

@@ -1,7 +1,7 @@
-"""Measurements that are kept: costs of contexts, calls and engine steps; waits, stays and counts of a site's pilots.
+"""Kept measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
 
-One SQLite file, shared by all sessions. A quantity is kept as count, mean and sum of squared deviations (Welford). A
-damaged file is moved aside with a warning, and without a file nothing is remembered.
+All sessions share one SQLite file. A quantity is kept as count, mean and sum of squared deviations (Welford). A damaged
+file is moved aside with a warning. Without a file nothing is remembered.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Any
 
 import msgspec
 
+from stoker.contexts.speeds import relative_speeds
 from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, power_of
 
 log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """One SQLite file, for several processes and threads. `shape` is a query that fails for other tables. No method
-    raises because of a disk."""
+    """An SQLite file for several processes and threads. `shape` is a query that fails if the file's tables differ.
+
+    Disk errors raise no exception; they are logged.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
         self.path = Path(path)
@@ -35,20 +38,23 @@ class Measurements:
         self._lock = threading.Lock()
         self._db = self._open()
 
-    def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> None:
-        """Run statements, each for all of its rows, in one transaction."""
+    @property
+    def is_open(self) -> bool:
+        return self._db is not None
+
+    def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> int | None:
+        """Return the number of changed rows; None if nothing could be written."""
         with self._lock:
             if self._db is None:
-                return
+                return None
             try:
                 with self._db:
-                    for statement, rows in changes:
-                        self._db.executemany(statement, rows)
+                    return sum(self._db.executemany(statement, rows).rowcount for statement, rows in changes)
             except sqlite3.Error as error:
                 self._trouble(error)
+                return None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; empty without a file."""
         with self._lock:
             if self._db is None:
                 return []
@@ -59,7 +65,6 @@ class Measurements:
                 return []
 
     def close(self) -> None:
-        """Close the file; later calls do nothing."""
         with self._lock:
             if self._db is not None:
                 self._db.close()
@@ -69,7 +74,7 @@ class Measurements:
         for _ in range(2):
             try:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # private
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # no other user may read it
                 db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
@@ -77,11 +82,11 @@ class Measurements:
                 db.execute(self._shape)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
-                    log.warning("%s can't be opened (%s); measurements are not remembered", self.path, error)
+                    log.warning("%s cannot be opened (%s); measurements are not remembered", self.path, error)
                     return None
                 self._move_aside(error)
             except OSError as error:
-                log.warning("%s can't be made (%s); measurements are not remembered", self.path, error)
+                log.warning("%s cannot be made (%s); measurements are not remembered", self.path, error)
                 return None
             else:
                 return db
@@ -109,7 +114,7 @@ class Measurements:
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
-"""The rows of each that are kept of a source."""
+"""Rows kept per source of blocks, by table."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """
@@ -139,7 +144,7 @@ DELETE FROM {table} WHERE source = ? AND id <= (
 
 
 class DeviceSet(msgspec.Struct, frozen=True):
-    """The devices of a pilot; `memory_bytes` is of each."""
+    """The devices of a pilot; `memory_bytes` is per device."""
 
     kind: str
     count: int
@@ -147,7 +152,7 @@ class DeviceSet(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A block that came: seconds in the queue, and until its first pilot connected."""
+    """Seconds of a block in the queue, and from its start until its first pilot connected."""
 
     wait_s: float
     boot_s: float
@@ -155,7 +160,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """The seconds of a pilot's stay, its `PilotEnd` and its `LossReason`."""
+    """Seconds that a pilot existed, its `PilotEnd` and its `LossReason`."""
 
     stay_s: float
     ended: str
@@ -163,15 +168,13 @@ class Stay(msgspec.Struct, frozen=True):
 
 
 class PilotCount(msgspec.Struct, frozen=True):
-    """From `at` on, a session had this number of pilots."""
-
     at: float
     session: str
     pilots: int
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """The history of a source, oldest first."""
+    """The history of one source of blocks, oldest first."""
 
     source: str
     waits: tuple[Wait, ...] = ()
@@ -180,28 +183,22 @@ class Availability(msgspec.Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """The most pilots that one session had at once."""
         return max((each.pilots for each in self.counts), default=0)
 
 
 class AvailabilityStore:
-    """The history of sources, in one file."""
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
         self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
 
     def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
-        """Record that a block's first pilot has come."""
         of = msgspec.structs.astuple(devices)
         self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
 
     def record_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
-        """Record that a pilot has left, and `why` if it was lost."""
         self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
     def record_count(self, source: str, *, session: str, pilots: int) -> None:
-        """Record how many of the source's pilots a session has now."""
         self._add("counts", COUNTS, source, session, pilots)
 
     def of(self, source: str) -> Availability:
@@ -215,7 +212,7 @@ class AvailabilityStore:
                 for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
             ),
             tuple(
-                Stay(stay_s, *ended.partition(": ")[::2])  # as `record_stay` wrote it: `lost: preempted`
+                Stay(stay_s, *ended.partition(": ")[::2])  # the form of `record_stay`, `lost: preempted`
                 for stay_s, ended in rows("stays", "stay_s, ended")
             ),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
@@ -256,11 +253,10 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Suffix of a stage's name: the row holds the error of its table."""
+"""Suffix of `stage` in rows that hold the error of a step-time table."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
-    """Return the values of `ADD` for all cells."""
     for stage, cells in (("prefill", times.prefill), ("decode", times.decode)):
         for cell in cells:
             place = power_of(cell.tokens), power_of(cell.length)
@@ -271,7 +267,6 @@ def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[
 
 
 def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
-    """Return the rows of `READ` by device kind."""
     cells: dict[str, dict[str, list[StepCell]]] = {}
     errors: dict[tuple[str, str], StepError] = {}
     for kind, stage, tokens, length, value, count in rows:
@@ -307,8 +302,6 @@ ON CONFLICT (recipe, kind, what, function) DO UPDATE SET
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True):
-    """A quantity that was measured `count` times."""
-
     mean: float = 0.0
     sd: float = 0.0
     most: float = 0.0
@@ -316,8 +309,11 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured. Memory is the maximum, times
-    are means with standard deviations. `calls`: by function; `paces`: seconds per unit of work by gang size."""
+    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured.
+
+    Memory is the maximum, times are means with standard deviations. `calls`: number by function. `paces`: seconds per
+    unit of work, by gang size. `speed`: relative to the fastest kind.
+    """
 
     load_s: float = 0.0
     load_sd: float = 0.0
@@ -333,10 +329,11 @@ class Estimate(msgspec.Struct, frozen=True):
     calls: dict[str, int] = {}
     paces: dict[int, Measured] = {}
     slots: int = 0
+    speed: float = 0.0
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe for which calls of a function were measured, and the time of the latest call."""
+    """A recipe with measured calls of a function, and the time of the latest call."""
 
     recipe: str
     kinds: tuple[str, ...]
@@ -344,8 +341,6 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class PerformanceStore:
-    """The measurements in one file. No method raises because of a disk."""
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_MEASURED_SCHEMA + SCHEMA, shape=_MEASURED_SHAPE)
 
@@ -361,7 +356,7 @@ class PerformanceStore:
         device_bytes: int = 0,
         slots: int = 0,
     ) -> None:
-        """Record one load of a recipe; a 0 was not measured."""
+        """Record one load of a recipe; 0 means not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
         known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
         facts = {"load_s": load_s, **known}
@@ -377,14 +372,17 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds for a unit of work of `size` libraries together."""
+        """Record the seconds that `size` libraries together need for a unit of work."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
+
+    def record_speed(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
+        """Record the seconds of a call on a device kind divided by those of an equal call on another kind."""
+        self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
-        """Return the known step times of a recipe's engine, by device kind."""
         return times_of(self._file.read(READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
@@ -394,10 +392,18 @@ class PerformanceStore:
         found: dict[str, dict[tuple[str, str], tuple[int, float, float, float]]] = {}
         for kind, what, function, count, mean, spread, most in rows:
             found.setdefault(kind, {})[what, function] = count, mean, spread, most
-        return {kind: _estimate(facts) for kind, facts in found.items()}
+        ratios = {
+            (kind, other): (mean, float(count))
+            for kind, facts in found.items()
+            for (what, other), (count, mean, *_) in facts.items()
+            if what == "time_ratio" and mean > 0
+        }
+        speeds = relative_speeds(ratios)
+        for kind in speeds:
+            found.setdefault(kind, {})
+        return {kind: _estimate(facts, speed=speeds.get(kind, 0.0)) for kind, facts in found.items()}
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """Return the recipes on which a function was measured, the latest first."""
         rows = self._file.read(
             "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
             " GROUP BY recipe ORDER BY max(at) DESC",
@@ -415,7 +421,6 @@ class PerformanceStore:
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
-        """Return the mean number of items in measured calls of a function."""
         rows = self._file.read(
             "SELECT what, sum(count), sum(count * (mean - 1)) FROM measured"
             " WHERE what IN ('items', 'run_s') AND function = ? GROUP BY what",
@@ -439,7 +444,7 @@ class PerformanceStore:
             self._file.write((_ADD, rows))
 
 
-def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> Estimate:
+def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]], *, speed: float) -> Estimate:
     functions = {name: _measured(numbers) for (what, name), numbers in facts.items() if what == "run_s"}
     load = _measured(facts.get(("load_s", ""), (0, 0.0, 0.0, 0.0)))
     more = {name: round(count * (mean - 1.0)) for (what, name), (count, mean, *_) in facts.items() if what == "calls"}
@@ -464,6 +469,7 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
         functions=functions,
         calls=calls,
         paces={int(size): _measured(numbers) for (what, size), numbers in facts.items() if what == "pace_s"},
+        speed=speed,
     )
 
 

@@ -1,4 +1,4 @@
-"""Texts as a language model's tokens, and tokens as texts. A character may take several tokens."""
+"""Convert texts to a language model's tokens and back. One character may take several tokens."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts import ambient
-from stoker.contexts.inference.adapter import ModelTexts
+from stoker.contexts.inference.adapter import GrammarSource, ModelTexts
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte, in vocabularies that fall back to bytes."""
+"""The name of a one-byte token, in vocabularies with byte fallback."""
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(0x100) if byte not in _PRINTED]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
-"""The characters that stand for bytes, in vocabularies of bytes."""
+"""Characters that stand for bytes, in byte-level vocabularies."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""A space, in vocabularies of SentencePiece."""
+"""Character that stands for a space in SentencePiece vocabularies."""
 
 
 class TokenText(str):
-    """The text of a token whose bytes are part of a character. `raw`: these bytes."""
+    """Text of a token whose bytes (`raw`) are part of a character."""
 
     __slots__ = ("raw",)
     raw: bytes
@@ -35,8 +35,8 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """Return the text of a token; a TokenText for a part of a character. `piece` is its name in the vocabulary."""
-    if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops the space that begins a text
+    """Return a token's text; a TokenText for a part of a character. `piece`: the token's name in the vocabulary."""
+    if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops a leading space
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
         return text
@@ -56,28 +56,47 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Texts that a tokenizer gets at a time: it cannot be interrupted, and the call may be told to stop."""
+"""Texts per call of a tokenizer. A tokenizer cannot be interrupted, so stop requests are checked between calls."""
 
 
 class PromptReader:
-    """A tokenizer, its end tokens, and the most tokens that the model reads (0 = unknown)."""
+    """A tokenizer, its end tokens, and the model's token limit and vocabulary (0 = unknown).
 
-    def __init__(self, tokenizer: Any, *, ends: frozenset[int], longest: int) -> None:
+    `grammars`: None if the engine has its own.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0,
+        grammars: GrammarSource | None = None,
+    ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
         self.ends = ends
         self.longest = longest
+        self._dropped = _dropped_tokens(tokenizer)
+        self.vocabulary = vocabulary
+        self._grammars = grammars
 
     def texts(self) -> ModelTexts:
-        """Return the part of it that an engine needs."""
-        return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
+        return ModelTexts(
+            decode=self.decode, ends=self.ends, longest=self.longest, vocabulary=self.vocabulary,
+            grammars=self._grammars,
+        )  # fmt: skip
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        if not getattr(self.tokenizer, "chat_template", None):
+    @property
+    def chat_template(self) -> str:
+        """The model's chat templates, one after the other; empty without any."""
+        found = getattr(self.tokenizer, "chat_template", None) or ""
+        return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        if not self.chat_template:
             return "\n\n".join(message["content"] for message in messages)
-        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return str(
+            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
+        )
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
-        """Return each prompt's tokens, after `prefix`. Raises ValueError."""
+        """Return the tokens of each prompt after `prefix`. Raises ValueError."""
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
         if batch_size < 0:
@@ -89,7 +108,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return token ids; the first token is added unless all texts begin with it."""
+        """Return token ids; adds the first special token unless all texts begin with it."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -102,14 +121,16 @@ class PromptReader:
         return found
 
     def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        if self._dropped is not None:
+            ids = [id for id in ids if id not in self._dropped]
+        skips = self._dropped is None
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:
-        """Return one token as text, or a TokenText."""
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Return each label's tokens after each prompt, as they are written together."""
+        """Return each label's tokens after each prompt; prompt and label are tokenized together."""
         alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
         together = self.encode([prompt + label for prompt in prompts for label in labels])
         found: list[list[Ids]] = []
@@ -123,13 +144,29 @@ class PromptReader:
         return found
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
-        """Raise ValueError for more tokens than the model reads."""
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
                 raise ValueError(
-                    f"prompt {index} comes to {length} tokens with its continuation; the model reads {self.longest}."
+                    f"prompt {index} has {length} tokens with its continuation; the model reads {self.longest}."
                     " Shorten it, or split it"
                 )
+
+
+_MARKS = frozenset(
+    {
+        "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>",
+        "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
+    }
+)  # fmt: skip
+"""Marks of function calls and of reasoning: part of a text, also where a tokenizer calls them special."""
+
+
+def _dropped_tokens(tokenizer: Any) -> frozenset[int] | None:
+    """Return the special tokens that are not part of a text; None if these are all special tokens."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {id: str(token) for id, token in added.items() if token.special}
+    dropped = frozenset(id for id, text in special.items() if text not in _MARKS)
+    return dropped if len(dropped) < len(special) else None
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:

@@ -1,5 +1,7 @@
-"""Readings of texts by a causal model: the mean hidden state, and the loss on a target. A prompt is computed once for
-all its samples, which are read side by side (`forward`)."""
+"""Read texts with a causal model: mean hidden states, and losses on targets.
+
+A prompt is computed once for all its samples (`forward`).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ BATCH_TOKENS = 2048
 def mean_hidden(
     model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return the mean over tokens of each text's last hidden states, `[texts, width]`. Of a long text the first
-    `most_tokens` are read. `seen` gets the number of texts done. Raises ValueError for an empty text."""
+    """Return the mean of each text's last hidden states, `[texts, width]`, over its first `most_tokens` tokens.
+
+    `seen` gets the number of finished texts. Raises ValueError for an empty text.
+    """
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
         raise ValueError(f"text {empty[0]} is empty; a model needs a token to read")
@@ -43,10 +47,10 @@ def mean_hidden(
 def mean_losses(
     model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
-    """Return for each prompt the mean loss over samples, in nats per token of the sample's target.
+    """Return each prompt's mean loss over samples, in nats per token of the sample's target.
 
-    Prompts are token ids; a sample is (input, target), read after the prompt. Raises ValueError for an empty prompt, no
-    sample, an empty target, and a sample that is too long for the model.
+    Prompts are token ids. A sample is (input, target), read after the prompt. Raises ValueError for an empty or too
+    long input.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
@@ -75,7 +79,7 @@ def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: li
         for sample, target in enumerate(targets):
             if runner.shares:
                 told = after[number][sample][-len(target) :]
-                if len(told) < len(target):  # nothing stands between prompt and target
+                if len(told) < len(target):  # empty input: the prompt's logits predict the first token
                     told = torch.cat([first[number][None], told.reshape(-1, first.shape[1])])
             else:
                 told = runner.whole([row + tails[sample]])[0, -len(target) :]
@@ -94,17 +98,17 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
         whole = longest + len(one) + len(target)
         if reads and whole > reads:
             raise ValueError(
-                f"sample {number} comes to {whole} tokens with a prompt of {longest} before it; the model reads"
+                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model reads"
                 f" {reads}. Shorten it, or the prompts"
             )
 
 
 def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
     if isinstance(texts, str):
-        raise ValueError("this takes a list of texts, and was given one text; write [text]")
+        raise ValueError("texts must be a list of texts, and is one text; write [text]")
     if not texts:
         return []
-    # A tokenizer reads all of a text before it cuts: of one that is far too long, it is given a part that is enough.
+    # A tokenizer reads the whole text before it cuts, so it gets only the beginning of a very long text.
     given = [text[: 64 * most] for text in texts]
     return [tuple(ids[:most]) for ids in model.tokenizer(given, add_special_tokens=False)["input_ids"]]
 

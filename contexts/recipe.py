@@ -1,6 +1,6 @@
-"""A recipe: a value that says how to load a context, from which files, and its needs; and the options of `@context`.
+"""A recipe: how to load a context, from which files, and with which needs; and the options of `@context`.
 
-A recipe's key is a digest of its content, so the same recipe is the same context wherever it was written (`digest`).
+A recipe's key is a digest of its content, so equal recipes name the same context (`digest`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from stoker.units import (
 
 
 class Awareness(enum.Enum):
-    """How much of a context outlives a call (Pervasive Context Management §4.2)."""
+    """Which parts of a context outlive a call (Pervasive Context Management §4.2)."""
 
     NONE = "none"
-    """Nothing: each call starts a fresh interpreter and loads from where the files came from."""
+    """Nothing: each call starts a new interpreter and loads from the files' origin."""
     DISK = "disk"
-    """Its files: each call starts a fresh interpreter and loads from the pilot's object cache."""
+    """The files: each call starts a new interpreter and loads from the pilot's object cache."""
     FULL = "full"
-    """All of it: one library process loads it once and serves call after call."""
+    """The loaded context: one library loads it once and runs many calls."""
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A content-addressed file or folder. `source`: where it was found. `inode` and `changed_ns` identify the file that
-    was read; 0 if unknown, or if it was too young for a later change to show."""
+    """A file or folder named by its content. `source`: its path when it was read.
+
+    `inode` and `changed_ns` identify the file; 0 if unknown, or if the file was changed within the last two seconds.
+    """
 
     name: str
     size_bytes: int
@@ -51,10 +53,11 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared.
-    `device_memory_bytes` is memory of each of its `devices` (on a CPU the larger one counts). `kinds`: device kinds
-    that can hold it, best first; empty = any. The memory has room for a cache of `cache_tokens` tokens of `token_bytes`
-    each."""
+    """What a library needs from its pilot. Declared sizes are enforced limits; 0 = undeclared.
+
+    `device_memory_bytes`: per device (on a CPU the larger memory limit counts). `kinds`: suitable device kinds, best
+    first; empty = any. The memory includes a cache of `cache_tokens` tokens of `token_bytes` each.
+    """
 
     devices: int = 1
     device_memory_bytes: int = 0
@@ -67,8 +70,10 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class LibraryLimits(msgspec.Struct, frozen=True):
-    """A program's wishes for libraries of a context: `least` stay loaded, at most `most` are loaded (0 = any number),
-    and one idle for `keep_alive_s` is unloaded. No part of the recipe's key."""
+    """Limits of a context's libraries: at least `least` stay loaded, at most `most` are loaded (0 = unlimited).
+
+    An idle library is unloaded after `keep_alive_s` seconds. Not part of the recipe's key.
+    """
 
     least: int = 0
     most: int = 0
@@ -81,11 +86,11 @@ NO_LIMITS = LibraryLimits()
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
-    `key` identifies the content; `name` is for people (`llm-7f3a`). `loader` is the cloudpickle of `(function, args,
-    kwargs)`, or empty. `preload` names modules that the zygote imports before it forks. A library runs `slots` calls at
-    once (0: see `slots_of`) and retires after `calls_per_library` calls (0 = never). `arguments` are the loader's, in
-    short. `longest_input`: the longest input in tokens of a runtime of a family (0 = any). `home`: the program's
-    folder. `named`: relative paths in `files`, with their cache names.
+    `key` identifies the content; `name` is readable (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
+    or empty. `preload`: modules that the zygote imports before it forks. A library runs `slots` concurrent calls (0:
+    see `slots_of`) and ends after `calls_per_library` calls (0 = never). `arguments`: the loader's arguments as short
+    text. `longest_input`: tokens (0 = any). `home`: the program's folder. `named`: cache names of relative paths in
+    `files`.
     """
 
     key: str
@@ -105,7 +110,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The name for people: `llm-7f3a('models/small')`, or `no context` for calls without one."""
+        """The readable name, `llm-7f3a('models/small')`, or `no context`."""
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
@@ -139,8 +144,6 @@ Size = str | Literal[0] | None
 
 
 class ContextOptions:
-    """The checked options of `@context(...)`. An error names the option."""
-
     def __init__(
         self,
         *,
@@ -172,7 +175,7 @@ class ContextOptions:
         self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
         self.awareness = _awareness(awareness)
-        if self.awareness is not Awareness.FULL:  # a context that ends with its call has no second one
+        if self.awareness is not Awareness.FULL:  # a context that ends with its call runs only one call
             self.calls_per_library = self.calls_per_library or 1
         self.limits = _limits(min_libraries, max_libraries, keep_alive)
 
@@ -181,7 +184,7 @@ _OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options if `@context` has them all. Raises RecipeError with the nearest name."""
+    """Return the options. Raises RecipeError for unknown names."""
     for name in options:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=1)
@@ -210,7 +213,7 @@ def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no 
     if none_left and seconds <= 0:
         raise _wrong(option, value, none_left)
     if seconds > LONGEST_S:
-        raise _wrong(option, value, 'write a time that is over one day, as in "30 min"')
+        raise _wrong(option, value, 'write a shorter time, as in "30 min"')
     return seconds
 
 
@@ -228,7 +231,7 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> 
     if type(value) is not int or value < least:
         raise _wrong(option, value, f"write a whole number, {least} or more")
     if value > most:
-        raise _wrong(option, value, f"it may be {most:,} at most")
+        raise _wrong(option, value, f"it must be {most:,} at most")
     return value
 
 

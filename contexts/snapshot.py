@@ -1,9 +1,8 @@
-"""Load a model of Transformers, and keep a converted copy so that the next load takes a second.
+"""Load a Transformers model, and keep a converted copy that loads faster.
 
-A GGUF file is dequantized, and its tokenizer rebuilt, at every load. A *snapshot* is the result as `save_pretrained`
-writes it, in the computed dtype. A lock file lets one process convert while others wait. A snapshot that fails to load
-is moved aside and made again; a full disk never costs the load. Other pilots get it under its *form*: a digest of the
-source and the dtype.
+A GGUF file is dequantized, and its tokenizer rebuilt, at every load. A *snapshot* is the result of `save_pretrained` in
+the computed dtype. A lock file lets one process convert while others wait. A snapshot that fails to load is made again.
+A full disk does not fail the load. Other pilots find the snapshot by its *form*: a digest of the source and the dtype.
 """
 
 from __future__ import annotations
@@ -29,29 +28,38 @@ from stoker.units import show_seconds
 log = logging.getLogger(__name__)
 
 _FORMATS = {"file": 2, "folder": 1}
-"""By the kind of source. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
+"""Versions of the snapshot format, by kind of source. Version 1 of `file` (GGUF) had wrong special tokens from
+Transformers.
+"""
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer; `weights` says how the weights came to a GPU."""
+    """A model and its tokenizer; `weights` describes how the weights were loaded."""
 
     model: Any
     tokenizer: Any
     weights: str = ""
 
 
-def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
-    """Load the model and its tokenizer, through a snapshot if that is faster; return its origin too."""
+def load_parts(
+    path: str, *, dtype: Any, devices: tuple[str, ...], snapshot: bool = True, name: str = ""
+) -> tuple[LoadedParts, str]:
+    """Load the model and its tokenizer, through a snapshot if faster; return them and their origin.
+
+    The layers are split over several `devices`.
+    """
     if snapshot and _worth_it(path):
-        return _through_snapshot(path, dtype=dtype, device=device, name=name)
-    return _read(path, dtype=dtype, device=device), "as it is"
+        return _through_snapshot(path, dtype=dtype, devices=devices, name=name)
+    return _read(path, dtype=dtype, devices=devices), "as it is"
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return the folder of safetensors of the model at `path`, converted into a snapshot if needed, and its origin.
-    Raises OSError, and Transformers' errors for an unreadable model."""
+    """Return a safetensors folder of the model at `path`, and its origin; convert into a snapshot if needed.
+
+    Raises OSError, and Transformers' errors for an unreadable model.
+    """
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _worth_it(path):
@@ -60,7 +68,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
     came = ambient.local_path(place.name)
     if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
         return str(came), f"snapshot (another pilot made it in {show_seconds(made_s)})"
-    made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
+    made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
     made_s = made_s_of(place) or 0.0
     ambient.offer_snapshot(place.name, place, made_s=made_s)
     return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
@@ -72,11 +80,9 @@ def snapshot_path(name: str, *, dtype: str) -> Path:
 
 
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
-    """Save the result of `load` at `place`, as `make_folder` does."""
-
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
-        # A model that came from GGUF holds plain weights, but refuses to be saved while it thinks that it is quantized.
+        # A GGUF model has plain weights, but Transformers refuses to save a model that is marked as quantized.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -87,8 +93,10 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
-    `made_s`: the seconds of an earlier making. Raises OSError and the errors of `write`."""
+    """Make the folder `place` in one step from a draft by `write`. True if this process made it.
+
+    `made_s`: seconds to record, if `write` only copies a made folder. Raises OSError and the errors of `write`.
+    """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made_s_of(place) is not None:
         return False
@@ -96,7 +104,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
         if made_s_of(place) is not None:
             return False
         for left in place.parent.glob(f".{place.name}.*"):
-            log.warning("removing %s, which a process that died has left", left)
+            log.warning("removing %s, which a dead process left", left)
             shutil.rmtree(left, ignore_errors=True)
         draft = place.with_name(f".{place.name}.{os.getpid()}")
         began = time.monotonic()
@@ -105,7 +113,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
             write(draft)
             took_s = time.monotonic() - began if made_s is None else made_s
             (draft / _FACTS).write_text(json.dumps({"source": source, "made_s": round(took_s, 3)}))
-            _flush(draft)  # or a crash of the machine could leave zeros under a name that is trusted
+            _flush(draft)  # otherwise a crash of the machine could leave zeros in the final folder
             draft.rename(place)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -115,7 +123,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
 
 
 def set_aside(place: Path) -> Path:
-    """Move an unusable snapshot away. Return its new place."""
+    """Move an unusable snapshot away; return its new path."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
         place.rename(aside)
@@ -129,43 +137,43 @@ def _flush(folder: Path) -> None:
                 os.fdatasync(written.fileno())
 
 
-def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[LoadedParts, str]:
+def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
     if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
         try:
-            loaded = _read(str(came), dtype=dtype, device=device)
+            loaded = _read(str(came), dtype=dtype, devices=devices)
         except Exception as error:
-            log.warning("the snapshot %s of another pilot can't be loaded (%s); one is made here", came, error)
+            log.warning("the snapshot %s of another pilot cannot be loaded (%s); one is made here", came, error)
         else:
             return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):
         try:
-            made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
+            made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
         made_s = made_s_of(place) or 0.0
         try:
-            loaded = _read(str(place), dtype=dtype, device=device)
+            loaded = _read(str(place), dtype=dtype, devices=devices)
         except Exception as error:
             aside = set_aside(place)
-            log.warning("the snapshot %s can't be loaded (%s); moved to %s, made again", place, error, aside.name)
+            log.warning("the snapshot %s cannot be loaded (%s); moved to %s, made again", place, error, aside.name)
         else:
             ambient.offer_snapshot(place.name, place, made_s=made_s)
             return loaded, f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
-    return _read(path, dtype=dtype, device=device), "without a snapshot"
+    return _read(path, dtype=dtype, devices=devices), "without a snapshot"
 
 
 def made_s_of(place: Path) -> float | None:
-    """Return the seconds that the snapshot at `place` took; None without one."""
+    """Return the seconds that making a snapshot took; None if missing."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return None
 
 
-def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
+def _read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> LoadedParts:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from stoker.contexts.streamed_model import StreamedWeights
@@ -177,20 +185,20 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
     if os.path.exists(path):
         more["local_files_only"] = True
     try:
-        with StreamedWeights(place, dtype=dtype, device=device, **more) as weights:
+        with StreamedWeights(place, dtype=dtype, devices=devices, **more) as weights:
             tokenizer = AutoTokenizer.from_pretrained(place, **more)
             model = weights.model(AutoModelForCausalLM)
     except OSError as error:
         if os.path.exists(path):
             raise
-        raise OSError(f"{path} is no file or folder here, and the model hub did not give it: {error}") from None
+        raise OSError(f"{path} is not a file or folder here, and the model hub did not send it: {error}") from None
     if is_gguf:
         _mend_special_tokens(tokenizer, model.config)
     return LoadedParts(model.eval().requires_grad_(False), tokenizer, weights.told)
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Transformers 5.17 gives SmolLM2's tokenizer a wrong end token for a GGUF file."""
+    """Correct the end token: Transformers 5.17 gives SmolLM2 a wrong one for a GGUF file."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:

@@ -1,12 +1,11 @@
-"""Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
+"""Seconds of an engine's step, by the tokens read and the mean number of tokens attended to.
 
-SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length, at powers of
-two, linear between. Our prefill has two dimensions too, because a step may read a part of a prompt: 512 tokens cost
-twice as much behind 4,000 others. Our engine computes attention over all rows of one size, each as long as the longest:
-callers that know the lengths use `padded_length`.
+SLINFER (§VI-B) measures prefill by prompt length, and decode by batch and mean length, at powers of two, and
+interpolates linearly. Our prefill also has two dimensions, because a step may read a part of a prompt: 512 tokens cost
+twice as much after 4,000 others. Our engine computes attention over all rows of one size, up to the longest row
+(`padded_length`).
 
-A *cell* holds the samples nearest to the same powers of two. `StepSeconds` serves simulators: for each batch size, the
-seconds by length are a few straight lines; where they are not, it asks the table.
+A *cell* holds the samples nearest to the same powers of two.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""A cell with this many samples forgets old ones: a new sample moves its mean by a 200th of the difference."""
+"""Sample limit of a cell; further samples move its mean by 1/200 of the difference."""
 MOST_CELLS = 512
-"""Cells of one stage: 16 powers of two of tokens by 32 of lengths."""
+"""Cell limit of prefill or of decode: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _SURE = 4
 _OUTLIER = 3.0
@@ -38,7 +37,7 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepCell(msgspec.Struct, frozen=True, array_like=True):
-    """The mean of `count` samples that are near each other."""
+    """The mean of `count` similar samples."""
 
     tokens: float
     length: float
@@ -56,7 +55,7 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepError(msgspec.Struct, frozen=True, array_like=True):
-    """The mean relative error over samples that the table had not used."""
+    """Mean relative error of the forecasts for new samples."""
 
     mean: float = 0.0
     count: int = 0
@@ -69,7 +68,7 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Step times of one model on one device kind, to send and to keep."""
+    """Step times of one model on one device kind."""
 
     prefill: tuple[StepCell, ...] = ()
     decode: tuple[StepCell, ...] = ()
@@ -88,8 +87,16 @@ class StepTimes(msgspec.Struct, frozen=True):
             self.decode_error.joined(other.decode_error),
         )
 
+    def on_speed(self, speed: float) -> StepTimes:
+        """Return the step times on a device that is `speed` times as fast."""
+        prefill, decode = (
+            tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
+            for cells in (self.prefill, self.decode)
+        )
+        return msgspec.structs.replace(self, prefill=prefill, decode=decode)
+
     def is_sound(self) -> bool:
-        """False if it has numbers that no measurement gives."""
+        """False if a number is negative or too large to be a measurement."""
         cells = (*self.prefill, *self.decode)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         errors = [self.prefill_error, self.decode_error]
@@ -102,8 +109,6 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 class StepTable:
-    """A stage's table."""
-
     def __init__(self, cells: Iterable[StepCell] = ()) -> None:
         self._rows: dict[int, dict[int, StepCell]] = {}
         self._lines: dict[int, list[StepCell]] = {}
@@ -125,7 +130,6 @@ class StepTable:
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        """Return the seconds of a step. Raises LookupError."""
         if not self._rows:
             raise LookupError("no step has been measured")
         order = self._order
@@ -138,10 +142,12 @@ class StepTable:
         return _between(before, after, tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """Return lower bounds of a step's seconds, in all and per token, for 1 to `most` tokens that each attend to
-        `length` or more. Between rows and cells a step takes at least the lesser of its neighbours; beyond them its
-        seconds do not fall; before the first row they fall at most in proportion. Raises LookupError without
-        samples."""
+        """Return lower bounds of a step's seconds, in total and per token, for 1 to `most` tokens that each attend to
+        at least `length` tokens.
+
+        A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds shrink at
+        most in proportion to the tokens. Raises LookupError without samples.
+        """
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -202,8 +208,6 @@ class StepTable:
 
 
 class StepModel:
-    """Both stages' tables, and their errors."""
-
     def __init__(self, times: StepTimes | None = None) -> None:
         times = times or StepTimes()
         self._tables = {True: StepTable(times.prefill), False: StepTable(times.decode)}
@@ -221,7 +225,7 @@ class StepModel:
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """Return the seconds to read a prompt in parts (0 = whole)."""
+        """Return the seconds to read a prompt in steps of `part` tokens (0 = in one step)."""
         part, total = part or tokens, 0.0
         for start in range(0, tokens, part):
             count = min(part, tokens - start)
@@ -229,15 +233,15 @@ class StepModel:
         return total
 
     def count_error(self, deviation: float, *, prefill: bool) -> None:
-        """Count the error for an unused sample."""
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Use a sample, limited to three times its forecast. Return the used sample and the relative error; None
-        without earlier samples like it."""
+        """Add a sample, limited to three times its forecast. Return the added sample and the relative error of the
+        forecast (None without similar samples).
+        """
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -251,7 +255,6 @@ class StepModel:
 
 
 def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
-    """Return the table of these samples, each with this weight."""
     tables = {True: StepTable(), False: StepTable()}
     for sample in samples:
         tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds, count=weight)
@@ -265,14 +268,16 @@ def powers_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def attended(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of tokens attended to, for reads of (first place, tokens)."""
+    """Return the mean number of tokens attended to, for reads of (first token, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that the continuous engine computes for rows of (reserved size, length): each counts as
-    long as the longest of its size."""
+    """Return the mean length that the continuous engine computes for rows of (reserved size, length).
+
+    Each row counts as long as the longest row of its size.
+    """
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -296,7 +301,7 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """A profiler's result; `left_out` samples had no memory or time."""
+    """A profiler's result. `left_out`: samples that were not taken, for lack of memory or time."""
 
     times: StepTimes
     engine: str
@@ -307,26 +312,28 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 _LEAST = 1.0
 _FAR = 65_536.0
-"""Tokens beyond the last cell to which a line extends."""
+"""Tokens by which the last straight line extends beyond the last cell."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""Most prompt lengths that are cached, more than a workload has."""
+"""Limit of cached prompt lengths; workloads have fewer."""
 
 
 class StepSeconds:
-    """Seconds of steps by a table that does not change, times `factor`."""
+    """Seconds of steps from a constant table, times `factor`; for simulators.
+
+    For each batch size, straight lines replace the table at the lengths where the table is linear.
+    """
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
         self._model = StepModel(times)
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """Seconds of earlier prompts: a policy asks for a waiting call again and again."""
+        """Seconds by prompt: a policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
-        """By batch size: the seconds at each of the lengths, and the slope from there on; None where it is no line."""
+        """By batch size: the seconds at each length, and the slope from there (None if not a line)."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds of a step that reads prompt tokens. Raises LookupError."""
         known = self._prefills.get((tokens, length))
         if known is None:
             known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)
@@ -336,8 +343,9 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` decode steps in a row of `rows` requests, whose mean length grows by a token
-        per step from `length` on. Raises LookupError."""
+        """Return the seconds of `count` successive decode steps of `rows` requests; the mean length grows from `length`
+        by one token per step. Raises LookupError.
+        """
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()

@@ -1,9 +1,9 @@
-"""Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
+"""Load a Transformers model onto a GPU: stream weights from safetensors files into device tensors.
 
-Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here several
-threads read spans of the files into pinned buffers and copy them asynchronously; other dtypes are converted on the
-device (docs/decisions/092). Transformers then builds the model around these tensors. Where a folder is unusual, or
-anything fails, Transformers reads the weights itself.
+Transformers copies one tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here
+several threads read the files into pinned buffers and copy them asynchronously; other dtypes are converted on the
+device (docs/decisions/092). Transformers then builds the model around these tensors. If anything fails, Transformers
+reads the weights itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from transformers import AutoConfig, GenerationConfig, modeling_utils
 from transformers.models.auto import auto_factory
 from transformers.utils import logging as transformers_logging
 
+from stoker.contexts import layer_split
 from stoker.units import show_bytes, show_seconds
 
 _DTYPES = {
@@ -34,7 +35,7 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_HEADER_BYTES = 100_000_000
 BUFFER_BYTES = 8 << 20
-"""Size of a pinned buffer. Memory is pinned before the first copy, so large buffers would delay it."""
+"""Size of a pinned buffer; pinning a large buffer would delay the first copy."""
 _BUFFERS = 2
 _MOST_READERS = 8
 
@@ -71,8 +72,9 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors of the safetensors files in this folder. Raises OSError, and ValueError for a damaged file or
-    an unknown dtype."""
+    """Return the tensors of a folder's safetensors files. Raises OSError, and ValueError for a damaged file or an
+    unknown dtype.
+    """
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _tensors_of(single)
@@ -121,7 +123,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
 
 
 class WeightStream:
-    """The weights on their way to a device, in a `with` block."""
+    """Streams weights to a device during a `with` block."""
 
     def __init__(
         self,
@@ -134,12 +136,8 @@ class WeightStream:
     ) -> None:
         """Prepare a stream; entering the `with` block starts it.
 
-        Args:
-            stored: The tensors to read.
-            device: Their target, as PyTorch names it.
-            dtype: Dtype of floating-point weights on the device; None keeps the dtype of the file.
-            readers: Number of threads; 0 takes one per core of this process, from 2 to 8.
-            buffer_bytes: Size of a staging buffer, a multiple of 16. Each thread has two.
+        `dtype`: of floating-point weights; None keeps the file's dtype. `readers`: threads; 0 takes one per core, from
+        2 to 8. `buffer_bytes`: a multiple of 16; each thread has two buffers.
         """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
@@ -163,8 +161,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights and return them by name, once. Raises OSError for an unreadable file, and PyTorch's
-        error for a device without memory."""
+        """Wait for the weights and return them by name, once."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -198,7 +195,7 @@ class WeightStream:
         except BaseException as error:
             self._error = error
             self._tensors = {}
-            traceback.clear_frames(error.__traceback__)  # they hold buffers
+            traceback.clear_frames(error.__traceback__)  # the frames keep buffers
         finally:
             for number in files.values():
                 os.close(number)
@@ -221,7 +218,7 @@ class WeightStream:
                 while spans and not self._stopped:
                     try:
                         span = spans.popleft()
-                    except IndexError:  # another reader took the last one
+                    except IndexError:  # another reader took the last span
                         return
                     buffer = staging.next_buffer()
                     start, file = span[0].start, span[0].stored.file
@@ -246,7 +243,7 @@ class WeightStream:
 
 
 class Staging:
-    """Two buffers of one thread and the CUDA stream on which they are copied."""
+    """Two buffers of one thread, and the CUDA stream that copies them."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -261,7 +258,7 @@ class Staging:
     def __enter__(self) -> Staging:
         if self._is_cuda:
             self._scope.enter_context(torch.cuda.device(self._device))
-            # The weights' memory comes from the allocator of the default stream, whose work must end first.
+            # The weights' memory belongs to the default stream, whose work must end first.
             stream = torch.cuda.Stream(self._device)
             stream.wait_stream(torch.cuda.default_stream(self._device))
             self._scope.enter_context(torch.cuda.stream(stream))
@@ -282,7 +279,7 @@ class Staging:
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Note that all copies from the current buffer are queued."""
+        """Mark the current buffer: all its copies are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
@@ -295,7 +292,7 @@ class Staging:
 
 
 def release_pinned_memory() -> None:
-    """Return pinned memory that PyTorch keeps for later use to the system."""
+    """Return PyTorch's cached pinned memory to the system."""
     for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
         release = getattr(owner, name, None)
         if release is not None:
@@ -304,7 +301,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` from the byte `start` on. Raises OSError where the file ends."""
+    """Fill `into` from the byte `start` on. Raises OSError at the end of the file."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -331,26 +328,30 @@ BY_TRANSFORMERS = "weights by Transformers"
 
 
 class UnusualModelError(Exception):
-    """Why the weights of a model are not streamed."""
+    """Raised for a model whose weights cannot be streamed; the message says why."""
 
 
 class StreamedWeights:
-    """The weights of a model, streamed from the start of its `with` block; or the reason why not."""
+    """A model's weights, streamed during a `with` block; or the reason why not."""
 
-    def __init__(self, place: str, *, dtype: Any, device: str, **more: Any) -> None:
-        """Prepare to load the model at `place`; `more` is for `from_pretrained`."""
+    def __init__(self, place: str, *, dtype: Any, devices: tuple[str, ...], **more: Any) -> None:
+        """Prepare the load. A causal model is split over several `devices`."""
         self._place = place
         self._dtype = dtype
-        self._device = device
+        self._devices = devices
         self._more = more
-        self._stream: WeightStream | None = None
+        self._streams: list[WeightStream] = []
         self._config: Any = None
+        self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """How the weights came, for people; empty for a CPU, where they are mapped from the file."""
+        """Readable origin of the weights; empty on a CPU, which maps them from the file."""
 
     def __enter__(self) -> StreamedWeights:
-        if not streams_to(self._device):
+        if len(self._devices) > 1:
+            config = AutoConfig.from_pretrained(self._place, **self._more)
+            self._map = layer_split.device_map(config, self._devices)
+        if not streams_to(self._devices[0]):
             return self
         try:
             self._begin()
@@ -362,17 +363,20 @@ class StreamedWeights:
         self._scope.close()
 
     def model(self, kind: Any) -> Any:
-        """Return the model of an Auto class of Transformers. Raises its errors."""
-        if self._stream is not None:
+        model = self._model(kind)
+        if len(self._devices) > 1:
+            layer_split.dispatch(model, self._map, first=self._devices[0])
+        return model
+
+    def _model(self, kind: Any) -> Any:
+        if self._streams:
             try:
-                model = self._around_stream(kind, self._stream)
-                self.told = self._stream.told()
-                return model
+                return self._around_streams(kind)
             except Exception as error:
                 self._note(error)
         more = dict(self._more)
-        if self._device != "cpu":
-            more["device_map"] = {"": self._device}
+        if self._devices != ("cpu",):
+            more["device_map"] = self._map
         return kind.from_pretrained(self._place, dtype=self._dtype, **more)
 
     def _note(self, error: Exception) -> None:
@@ -401,32 +405,39 @@ class StreamedWeights:
         if not isinstance(dtype, torch.dtype):
             raise UnusualModelError(f"its dtype is {dtype}")
         self._config, self._final_dtype = config, dtype
-        stream = WeightStream(stored_tensors(self._place), device=self._device, dtype=dtype)
-        self._stream = self._scope.enter_context(stream)
+        places = [(each, layer_split.device_at(self._map, each.name)) for each in stored_tensors(self._place)]
+        streams = [
+            WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
+            for device in self._devices
+        ]
+        self._streams = [self._scope.enter_context(stream) for stream in streams]
 
-    def _around_stream(self, kind: Any, stream: WeightStream) -> Any:
-        tensors = stream.wait()
+    def _around_streams(self, kind: Any) -> Any:
+        tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait().items()}
         with _without_reserve():
-            # The Auto class itself takes no tensors.
+            # The Auto class itself accepts no tensors.
             model, info = auto_factory._get_model_class(self._config, kind._model_mapping).from_pretrained(
                 None, config=self._config, state_dict=tensors, dtype=self._final_dtype,
-                device_map={"": self._device}, output_loading_info=True,
+                device_map=self._map, output_loading_info=True,
             )  # fmt: skip
         for what in ("missing_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
             if info.get(what):
                 raise UnusualModelError(f"{what}: {', '.join(sorted(map(str, info[what]))[:3])}")
         if copied := _copied(model, tensors):
             torch.cuda.empty_cache()
-            if stream.converts:  # a copied weight may have been converted twice, and has lost digits then
+            if any(
+                stream.converts for stream in self._streams
+            ):  # a copied weight may have been converted twice and lost precision
                 raise UnusualModelError(f"{copied} is made of other weights, or keeps a dtype")
         model.config.name_or_path = model.name_or_path = self._place
         if model.can_generate():
             model.generation_config = _generation_config(self._place)
+        self.told = " and ".join(stream.told() for stream in self._streams)
         return model
 
 
 def streams_to(device: str) -> bool:
-    """True for a GPU: a CPU maps the file faster."""
+    """True for a GPU; a CPU maps the file, which is faster."""
     return device.startswith("cuda")
 
 
@@ -455,8 +466,7 @@ def _without_reserve() -> Iterator[None]:
 
 
 def dtype_of(dtype: str, *, path: str, device: str) -> Any:
-    """Return the dtype of computing: the named one; `auto` is float32 on a CPU, and the model's own on a GPU (bfloat16
-    for GGUF)."""
+    """Return the dtype of computing; `auto` is float32 on a CPU, on a GPU the model's own (bfloat16 for GGUF)."""
     if dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":
@@ -465,5 +475,4 @@ def dtype_of(dtype: str, *, path: str, device: str) -> Any:
 
 
 def be_quiet() -> None:
-    """Have Transformers show no progress bars in a library's log."""
     transformers_logging.disable_progress_bar()

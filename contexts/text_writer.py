@@ -1,4 +1,4 @@
-"""Texts of a language model: each prompt becomes a request of its engine, and a thread waits for its own requests."""
+"""Write texts with a language model: each prompt becomes an engine request. The caller's thread awaits its tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, Sampling, check_sampling
+from stoker.contexts.inference.adapter import NewToken, Sampling
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.prompts import PromptReader
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
-"""Of each new token the text, its log-likelihood, and the likeliest tokens with theirs. The text of a part of a
-character is a `prompts.TokenText`."""
+"""Per new token: text, log-likelihood, and the likeliest tokens with theirs. The text of a part of a character is a
+`prompts.TokenText`.
+"""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A model's text after a prompt. `finish_reason` is `stop`, or `length` if it was cut."""
+    """A model's text after a prompt. `finish_reason` is `stop`, or `length` if the text was cut."""
 
     text: str
     finish_reason: str
@@ -38,8 +39,6 @@ class CompletionToken(msgspec.Struct, frozen=True):
 
 
 class TextWriter:
-    """Writes texts with the engine of `thread`, for several threads."""
-
     def __init__(self, thread: EngineThread, prompts: PromptReader) -> None:
         self._thread = thread
         self._prompts = prompts
@@ -49,7 +48,7 @@ class TextWriter:
     ) -> list[str]:
         """Return the texts of `CausalLM.generate`. The seed of `sampling` is not used."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
-        check_sampling(sampling)
+        self._prompts.texts().prepare(sampling)
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
         seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
         if len(seeds) != len(rows):
@@ -66,12 +65,10 @@ class TextWriter:
         return texts
 
     def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """Yield the pieces of `CausalLM.stream`. Raises ValueError at once."""
         row = self._row(prompt, sampling)
         return (token.text for token in self._new_tokens(row, sampling, pieces=True) if token.text)
 
     def tokens(self, prompt: str, sampling: Sampling) -> Iterator[CompletionToken]:
-        """Yield the tokens of `CausalLM.stream_completion`. Raises ValueError at once."""
         row = self._row(prompt, sampling)
         return (
             CompletionToken(token.text, token.finish.value if token.finish else "", self._likelihoods([token]))
@@ -79,7 +76,6 @@ class TextWriter:
         )
 
     def complete(self, prompt: str, sampling: Sampling) -> Completion:
-        """Return the completion of `CausalLM.complete`."""
         row = self._row(prompt, sampling)
         tokens = list(self._new_tokens(row, sampling, pieces=False))
         finish = tokens[-1].finish
@@ -124,9 +120,7 @@ class TextWriter:
     def _row(self, prompt: str, sampling: Sampling) -> Ids:
         if not isinstance(prompt, str):
             raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
-        check_sampling(sampling)
-        if sampling.json_schema or sampling.engine_options:
-            sampling.check_honoured(self._thread.engine.options)
+        self._prompts.texts().prepare(sampling)
         [row] = self._prompts.rows([prompt])
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
         return row
@@ -141,7 +135,7 @@ class TextWriter:
 
 
 def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of submission: the longest first, so that it is refused before others are written."""
+    """Return the order of submission: longest first, so that a too long prompt fails before others are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     order = list(range(len(rows)))

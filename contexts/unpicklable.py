@@ -1,4 +1,4 @@
-"""Find the part of a value that could not be pickled, by trying its parts one by one."""
+"""Find the part of a value that cannot be pickled, by trying its parts one by one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Return a sentence on the part that could not be pickled, the reason, and the remedy."""
+    """Return a sentence with the unpicklable part, the reason and the remedy."""
     try:
         path, culprit, why = _search(value, error, what=what)
-    except Exception:  # looking for the reason must not hide that there is one
+    except Exception:  # an error of the search must not hide the first error
         path, culprit, why = "", value, error
     if kind := future_kind(culprit):
         return _of_future(path, kind, what=what)
@@ -31,7 +31,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
         return _of_handle(path, why, is_itself=is_handle(culprit), what=what)
     place = f" at {path}" if path else ""
     if what in ("result", "checkpoint"):
-        goes, advice = "back to the program", "Give back what it is made from instead: numbers, texts, arrays"
+        goes, advice = "back to the program", "Return what it is made from instead: numbers, texts, arrays"
     else:
         goes = "to a library"
         advice = "Make it inside the function or the context's loader, or pass what it is made from"
@@ -39,7 +39,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
 
 
 def future_kind(value: Any) -> str:
-    """Return the kind of a future, or an empty string. Imports neither library."""
+    """Return the kind of a future; empty for other values. Imports nothing."""
     for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
@@ -82,7 +82,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_handle(culprit):  # it fails for one of its parts, which is of no interest
+        if future_kind(culprit) or is_handle(culprit):  # the parts of a future or handle do not matter
             break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
@@ -161,7 +161,7 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    return path.removeprefix("[0]" if what == "function" else "").strip()  # of a function and its companions
+    return path.removeprefix("[0]" if what == "function" else "").strip()  # the function comes first in its tuple
 
 
 def _name(key: Any) -> str:

@@ -1,8 +1,8 @@
-"""Tell the user's own code from installed code.
+"""Distinguish the user's own code from installed code.
 
-Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) travels by name, and
-a digest names its version. The user's own modules may not be importable on a pilot: they travel by value, and a digest
-covers their content.
+Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) is pickled by name,
+and a digest names its version. A pilot may not be able to import the user's own modules. They are pickled by value, and
+a digest covers their content.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """True if a module belongs to the environment; not `__main__` and unknown modules."""
+    """True if a module belongs to the environment; False for `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # a module that is not imported yet may be found out later
+        if name in sys.modules:  # a module that is not imported yet may be found later
             _known[name] = known
     return known
 
@@ -64,19 +64,19 @@ def _lies_in_environment(file: str) -> bool:
 
 
 class ModuleSource(NamedTuple):
-    """The source of a module: a file, or the folder of a package without `__init__.py`."""
+    """The file of a module, or the folder of a package without `__init__.py`."""
 
     file: str
     is_package: bool
 
 
 _INSTALLED_S = 1.0
-"""A module that was found to be installed is not looked for again within this time, on the same search path."""
+"""Seconds for which an installed module is remembered, on the same search path."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of the user's own module; None for any other. Imports nothing."""
+    """Return the source of the user's own module; None for other modules. Imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -138,7 +138,7 @@ def is_linked(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a package, or the file of a module; None if not found."""
+    """Return the folder of a package or the file of a module; None if not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -147,12 +147,11 @@ def place_of(top: str) -> str | None:
 
 
 def version_of(name: str) -> str:
-    """Return the version of a module's distribution, or an empty string."""
     return _version(name.partition(".")[0])
 
 
 def lookup(home: str, name: str) -> Any:
-    """Return what an imported module has under a dotted name; None without it."""
+    """Return an imported module's object by its dotted name; None if missing."""
     found: Any = sys.modules.get(home)
     try:
         for part in name.split("."):
@@ -207,12 +206,12 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield folders outside the environment into which pip has put packages, with the recorded files."""
+    """Yield folders outside the environment into which pip installed packages, with the recorded files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
             changed_ns = os.stat(folder).st_mtime_ns
-        except OSError:  # it is not there, or the working folder was removed
+        except OSError:  # the folder is missing, or the working folder was removed
             continue
         if not (folder + os.sep).startswith(_site_roots()) and (found := _recorded_in(folder, changed_ns)):
             yield folder, found

@@ -1,14 +1,13 @@
-"""The user's own modules that functions import: read in the program, imported in the library from the sources that
-travelled.
+"""The user's own modules that functions import: read in the program, imported in the library from the sent sources.
 
-The sources travel with a function, and so do the modules that they import. A module's `version` is the digest of its
-code, its packages' and its imports'. Linked packages (`pip install -e`) travel by name with a stamp: a library that
-imported one at another stamp imports it again.
+A module's `version` is the digest of its code, its packages and its imports. Linked packages (`pip install -e`) are
+sent by name with a *stamp*, a digest of their files' sizes and times. A library that imported a package with another
+stamp imports it again.
 
-In a library, an import statement finds travelled modules before the search path. A process has one version of a module
-at a time. If a call brings another, `before_replacing` is called, which may end the library; otherwise the module is
-imported again, and functions are unpickled again (`count_replaced`). Where one call runs at a time, a function finds
-only the modules that it brought. The context's own modules return, as the same objects, after a function with others.
+In a library, import statements find sent modules before the search path. A process has one version of a module at a
+time. If a call brings another version, `before_replacing` is called, which may end the library. Otherwise the module is
+imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a function finds only the
+modules sent with it. When a function needs a replaced module of the context again, it gets the same object.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from importlib.readers import FileReader
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from stoker.contexts.function_code import asks_where_it_lies, imports
+from stoker.contexts.function_code import imports, may_read_own_files
 from stoker.contexts.user_code import ModuleSource, is_linked, place_of, source_of
 from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
 
 MOST_BYTES = 8_000_000
-"""Modules of more source than this do not travel: they are imported from where the library finds them."""
+"""Limit of sent source in bytes; above it, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
-"""Modules by dotted name: file, whether it is a package, version, source."""
+"""Modules by dotted name: file, whether the module is a package, version, source."""
 
 
 class _Read(NamedTuple):
@@ -52,7 +51,7 @@ class _Read(NamedTuple):
 
 
 def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c."""
+    """Return dotted names of modules that code may import: `from a.b import c` may import a, a.b, a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -66,18 +65,16 @@ def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
 
 
 def package_of(name: str, *, is_package: bool) -> str:
-    """Return the package from which a module's relative imports start."""
+    """Return the package where a module's relative imports start."""
     return name if is_package else name.rpartition(".")[0]
 
 
 def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
-    """Return dotted names of possible modules that functions import when they run."""
     return {name for function in functions for name in imported_by(function.__code__, package_around(function))}
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, and their imports. Empty, with a warning, above MOST_BYTES of
-    source."""
+    """Return the user's own modules among these names, and their imports; above MOST_BYTES warn and return nothing."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -129,7 +126,7 @@ def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], st
     if data is None or code is None:
         return None
     imported = imported_by(code, package_of(name, is_package=source.is_package))
-    place = source.file if asks_where_it_lies(code) else ""
+    place = source.file if may_read_own_files(code) else ""
     found = _known[source.file, name] = _Read(stamp, data, f"{digest(code)} {place}", imported)
     return found
 
@@ -166,7 +163,6 @@ def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict
 
 
 def package_around(function: types.FunctionType) -> str:
-    """Return the package of a function's relative imports, or an empty string."""
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 
@@ -178,13 +174,13 @@ def _with_packages(name: str) -> Iterator[str]:
 
 
 _FRESH_S = 0.2
-"""A stamp is not taken again within this time."""
+"""Seconds before a stamp is computed again."""
 _MOST_FILES = 20_000
 _stamps: dict[str, tuple[float, str]] = {}
 
 
 def stamp_of(name: str) -> str:
-    """Return a digest of the source files' stats of a linked package; else empty."""
+    """Return a digest of a linked package's source files' stats; empty for other packages."""
     top = name.partition(".")[0]
     if not is_linked(top):
         return ""
@@ -196,7 +192,6 @@ def stamp_of(name: str) -> str:
 
 
 def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the stamps of all linked packages that are imported or listed."""
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
     return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}
@@ -239,13 +234,13 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Have import statements find these modules, and the context's that these do not replace."""
+        """Make import statements find these modules, and the context's modules with other names."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
 
     def over(self, other: CarriedModules) -> CarriedModules:
-        """Return these modules, with those of `other` below them."""
+        """Return these modules combined with `other`; these replace modules of the same name."""
         both = CarriedModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
@@ -256,8 +251,8 @@ class CarriedModules:
 
     def _enter(self) -> None:
         known, hidden, wanted = _finder.known, _finder.hidden, {**_finder.context.found, **self.found}
-        # Where one call runs at a time, a function finds no module that it did not bring: a function whose program
-        # lacks a module must not import another program's.
+        # If calls run one at a time, a function finds only the modules sent with it: a function must not import the
+        # modules of another program.
         leaving = {
             name: carried
             for name, carried in known.items()
@@ -282,7 +277,7 @@ class CarriedModules:
             _forget_package(name, imported)
         for name, carried in leaving.items():
             modules = _forget_package(name, imported) if has_travelled(name) else {}
-            if name not in wanted or _is_of_context(name, carried):  # it returns as the same object
+            if name not in wanted or _is_of_context(name, carried):  # may return as the same object
                 hidden[name, carried.version] = carried, modules
         self._forget_edited_packages()
         back = dict[str, Any]()
@@ -292,7 +287,7 @@ class CarriedModules:
         for name, carried in new.items():
             known[name], modules = hidden.pop((name, carried.version), (carried, {}))
             back |= modules
-        for name in sorted(back):  # a package before what is below it
+        for name in sorted(back):  # a package before its submodules
             sys.modules[name] = back[name]
             names, last = _names_above(name)
             names[last] = back[name]
@@ -310,9 +305,9 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Called before a module that is not the context's is replaced by another version."""
+"""Called before another version replaces a module that is not the context's."""
 _imported_at: dict[str, str] = {}
-"""The stamps of linked packages when this process imported them, as far as known."""
+"""Stamps of linked packages when this process imported them, if known."""
 
 
 def count_replaced() -> int:
@@ -320,12 +315,11 @@ def count_replaced() -> int:
 
 
 def versions_of_context() -> Mapping[str, str]:
-    """Return the versions of the modules of the context's loader."""
     return {name: carried.version for name, carried in _finder.context.found.items()}
 
 
 def has_travelled(name: str) -> bool:
-    """True if this module is here because it came with a function."""
+    """True if this module was imported from a sent source."""
     return name in sys.modules and _is_here(name)
 
 
@@ -384,10 +378,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.context = NO_MODULES
         self.known: dict[str, _Carried] = {}
-        """The modules that came with functions, by name, each in the version of the call that brought it last."""
+        """Sent modules by name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """Modules that may return, by name and version, with all modules below them: other functions' than the running
-        one's, and the context's that a function has replaced."""
+        """Modules that may return, by name and version, with their submodules: modules of other functions, and replaced
+        modules of the context.
+        """
         self.count_changes = 0
         self.count_replaced = 0
 

@@ -1,4 +1,4 @@
-"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts it, and again if it dies.
+"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts and restarts it.
 
 In a session that outlives programs (`stoker up`) it is `--detached`, and its parent restarts it (`--kept`).
 """
@@ -16,26 +16,26 @@ from stoker import connections
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
-from stoker.manager.live.doors import PortsTakenError
 from stoker.manager.live.lease import TAKEN_OVER, TakenError
 from stoker.manager.live.peer_watch import Patience
 from stoker.manager.live.presence import check_folder
 from stoker.manager.live.server import ManagerServer
 from stoker.manager.live.session_policies import chosen_in, policies_of
+from stoker.manager.live.sockets import PortsTakenError
 from stoker.protocol.session import SessionFolder
 from stoker.site import Session
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a manager until its session is over.
+    """Run a manager until its session ends.
 
-    Returns the exit status: 0 over, 1 could not start, 3 another manager runs the session, 4 could not continue, 5 no
-    free port after a restart.
+    Returns the exit status: 0 ended, 1 cannot start, 3 another manager runs, 4 cannot continue, 5 no free port at a
+    restart.
     """
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
     keep_log(folder.manager_log)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C, and ends the session in good order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C, and ends the session
     if options.kept:
         given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
         return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given], progress=folder.progress)
@@ -81,19 +81,21 @@ def _parser() -> argparse.ArgumentParser:
         default=interfaces.LOOPBACK,
         help="the address or interface that pilots reach: an address, ib0, or auto",
     )
-    parser.add_argument("--ports", default=Session().ports, help="where to listen, low-high (default: %(default)s)")
-    parser.add_argument("--any-port", action="store_true", help="if those are all taken listen on another")
+    parser.add_argument("--ports", default=Session().ports, help="ports to listen on, low-high (default: %(default)s)")
+    parser.add_argument("--any-port", action="store_true", help="listen on another port if all of --ports are taken")
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between a pilot's heartbeats")
     parser.add_argument("--pilot-lease", type=float, default=60.0, help="seconds that a pilot waits for a lost manager")
     parser.add_argument(
         "--sync", choices=("auto", "yes", "no"), default="auto", help="sync the journal (auto: detached)"
     )
     parser.add_argument("--detached", action="store_true", help="keep running when clients leave")
-    parser.add_argument("--parent", type=int, default=0, help="the program that starts it: no client comes without it")
     parser.add_argument(
-        "--idle", type=float, default=0.0, help="detached: end after this time without clients and calls"
+        "--parent", type=int, default=0, help="the program that starts it; without it no client connects"
     )
-    parser.add_argument("--kept", action="store_true", help="start it again when it dies")
+    parser.add_argument(
+        "--idle", type=float, default=0.0, help="detached: seconds without clients and calls before it ends"
+    )
+    parser.add_argument("--kept", action="store_true", help="restart the manager when it dies")
     return parser
 
 
@@ -117,7 +119,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
 
 
 def _taken_over(holder: lease.LeaseHolder | None) -> None:
-    """Exit at once, on the lease's thread: no further message may leave in the session's name."""
+    """Exit at once, so that this manager sends no further message."""
     who = "its folder is gone" if holder is None else f"its manager is {holder}"
     logging.critical("this manager is no longer the session's: %s", who)
     logging.shutdown()
@@ -131,7 +133,7 @@ def _cannot_start(error: StokerError) -> int:
 
 
 def _ended_by(error: StokerError, folder: SessionFolder) -> int:
-    """Return the exit status after an error, which may pass if the session has begun."""
+    """Return the exit status. A restart may help if the session has begun."""
     if isinstance(error, TakenError) or not folder.file.exists():
         return _cannot_start(error)
     logging.critical("%s", error)

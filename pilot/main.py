@@ -1,7 +1,7 @@
-"""`stoker-pilot`: be one pilot of a session until it ends, is told to leave, or its manager is gone.
+"""`stoker-pilot`: run one pilot of a session, until the session, the manager or the job ends.
 
 A provider starts it in a batch job, or a user by hand: `python -m stoker.pilot.main --session DIR`. The session folder
-holds the keys, so its command line has no secret.
+has the keys, so the command line has no secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a pilot; returns its exit code (2: no manager found, 3: refused)."""
+    """Run a pilot; return its exit code (2: no manager found, 3: refused)."""
     given = _parser().parse_args(arguments)
     own = None
     try:
@@ -69,34 +69,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-pilot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--block", default="", help="the batch job (block) that it is part of [started by hand]")
+    parser.add_argument("--block", default="", help="the block of this pilot [started by hand]")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu[:N], or gpu+cpu[:N] (default: %(default)s)")
     parser.add_argument(
         "--gpu-cores",
         type=int,
         default=GPU_CORES,
         metavar="N",
-        help="gpu+cpu: kept for each GPU (default: %(default)s)",
+        help="cores kept for each GPU with gpu+cpu (default: %(default)s)",
     )
-    parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
+    parser.add_argument("--cache-size", default="50 GB", help="size of the object cache (default: %(default)s)")
     parser.add_argument(
-        "--cache-age", type=float, default=KEPT_S, metavar="S", help="unused for this time, it is removed"
+        "--cache-age", type=float, default=KEPT_S, metavar="S", help="time after which an unused object is removed"
     )
     parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
-    parser.add_argument("--grace", type=float, default=2.0, metavar="S", help="for running calls, when told to go")
-    parser.add_argument("--source", default="", help="the site that its block was submitted at")
-    parser.add_argument("--walltime-s", type=float, default=0.0, metavar="S", help="of its job, from when it starts")
-    parser.add_argument("--probe", default="", metavar="COMMAND", help="the program that probes a device; never: none")
-    parser.add_argument("--probe-every", type=float, default=PROBE_EVERY_S, metavar="S", help="0: at the start alone")
-    parser.add_argument("--asked-gpus", type=int, default=0, metavar="N", help="GPUs of a node that its job asked for")
+    parser.add_argument(
+        "--grace", type=float, default=2.0, metavar="S", help="time for running calls when the pilot exits"
+    )
+    parser.add_argument("--source", default="", help="the site of its block")
+    parser.add_argument(
+        "--walltime-s", type=float, default=0.0, metavar="S", help="walltime of its job, from the pilot's start"
+    )
+    parser.add_argument(
+        "--probe", default="", metavar="COMMAND", help="the program that probes a device; never: no probes"
+    )
+    parser.add_argument(
+        "--probe-every",
+        type=float,
+        default=PROBE_EVERY_S,
+        metavar="S",
+        help="time between two probes; 0: only at the start",
+    )
+    parser.add_argument("--asked-gpus", type=int, default=0, metavar="N", help="GPUs per node that its job requested")
     parser.add_argument(
         "--driver-limit",
         type=float,
         default=DRIVER_LIMIT_S,
         metavar="S",
-        help="a driver silent for this time counts as hung",
+        help="time after which a silent driver counts as hung",
     )
-    parser.add_argument("--environment", default="", metavar="NAME=FILE", help="the archive that it runs in, for peers")
+    parser.add_argument(
+        "--environment", default="", metavar="NAME=FILE", help="the archive of its environment, for other pilots"
+    )
     return parser
 
 
@@ -115,8 +129,8 @@ def _make(given: argparse.Namespace) -> Agent:
         os.sched_setaffinity(0, kept)  # the agent's threads and its zygotes; each library sets its own
     if not there.is_for_this_python:
         found = found.useless(
-            f"it runs Python {PYTHON} ({sys.executable}), and its session is one of Python {there.python}, whose"
-            " functions cannot run there; have it started with that one ([environment] python, or [provider]"
+            f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python {there.python}, whose"
+            " functions it cannot run; start pilots with that Python ([environment] python, or [provider]"
             " worker_init)"
         )
         log.error("%s", found.lacks)
@@ -128,7 +142,7 @@ def _make(given: argparse.Namespace) -> Agent:
     store.sweep_snapshots(cache, kept_s=given.cache_age)
     os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries: a home may be shared
     processes.adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop heeds them, or the folder would stay
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop handles them, or the folder would stay
     scratch = Scratch(base, pilot=pilot)
     try:
         options = PilotOptions(
@@ -158,7 +172,7 @@ def _make(given: argparse.Namespace) -> Agent:
             log.error("%s: %s", device.facts.device, device.facts.fault)
     if session.is_carried:
         session.objects.mkdir(mode=0o700, exist_ok=True)
-        log.info("the session folder is a copy that came along: logs stay here, in %s", logs)
+        log.info("the session folder is a copy that the job brought: logs stay here, in %s", logs)
     return agent
 
 
@@ -191,10 +205,12 @@ def _agent(
         folder=f"{host}:{logs}" if session.is_carried else str(logs),
         objects=str(session.objects),
         is_carried=session.is_carried,
+        sleeper_bytes=cpu.sleeper_bytes(found.offered),
         lease_s=options.lease_s,
         grace_s=options.grace_s,
         probed=observing.probed_devices(options, found.offered),
         probe_every_s=options.probe_every_s,
+        node=observing.node_of_job(os.environ),
     )
     return Agent(
         facts, options, session=session, devices=found.offered, scratch=scratch, cache=cache, link=link, peers=peers

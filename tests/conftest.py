@@ -1,5 +1,3 @@
-"""Set-up for all tests."""
-
 from __future__ import annotations
 
 import gc
@@ -29,37 +27,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers for each core of this process: many tests wait for other processes."""
+    """Two workers per core: many tests wait for other processes."""
     return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that tests start behave alike wherever the tests run.
+    """Make programs that tests start behave alike wherever the tests run.
 
-    Ctrl-C works in them: a shell starts `pytest &` with SIGINT ignored, and children inherit that. So does a
-    terminal that closes, although `nohup pytest` itself ignores it (a handler of Python's is not inherited). They
-    do not think that make started them: `make test` says so in the environment, and hints are worded by it. They
-    keep what Python compiles, also where the environment says otherwise, and so does pytest: hundreds of processes
-    start, and compiling the same sources anew was half of what many of them cost. And converting the demo's model
-    takes most of a minute: they share one snapshot, kept from run to run, which begins as the user's, or as that of
-    the user's pilots here. Several tests share the cores: a thread of PyTorch that waits for work sleeps rather than
-    spins, which took a quarter of the time of tests with models. They import Parsl without its monitoring
-    (`started/sitecustomize.py`). While tests are
-    collected, nothing becomes garbage. A random example has no time limit of its own: on a busy machine it would judge
-    the machine.
+    They import Parsl without its monitoring (`started/sitecustomize.py`), and share one snapshot of the demo's model,
+    which is kept between runs: the conversion takes most of a minute.
     """
+    # Collect no garbage while tests are collected.
     gc.disable()
+    # No time limit for a random example: it would measure how busy the machine is.
     settings.register_profile("stoker", deadline=None)
     settings.load_profile("stoker")
+    # `make test` sets this variable, and it changes the text of hints.
     os.environ.pop("MAKELEVEL", None)
+    # Keep compiled files: hundreds of processes start, and compilation was half of the time of many.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Tests share the cores: waiting PyTorch threads that spin took a quarter of the time of tests with models.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTED), os.environ.get("PYTHONPATH")]))
     sys.dont_write_bytecode = False
+    # A shell starts `pytest &` with SIGINT ignored, and children inherit that. A closing terminal does the same with
+    # SIGHUP, although `nohup pytest` itself ignores it: children do not inherit a Python handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-    if not hasattr(config, "workerinput"):  # xdist's workers inherit the run of the process that starts them
+    # xdist's workers belong to the run of the process that starts them, which has the guard
+    if not hasattr(config, "workerinput"):
         guard = suite_guard.Guard()
         config.pluginmanager.register(guard)
         config.add_cleanup(guard.close)
@@ -78,13 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the site suite, which needs a site: `pytest --site SITE.toml tests/site`."""
+    """Ignore the site suite, which needs a site: `pytest --site SITE.toml tests/site`."""
     if collection_path == Path(__file__).parent / "site":
         return config.getoption("site_file", None) is None or None
     return None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The collector looks at what tests make, and not at the modules and items of the whole suite each time."""
+    """Exclude the suite's modules and items from garbage collection."""
     gc.freeze()
     gc.enable()

@@ -1,5 +1,5 @@
-"""The contract of inference engines (`stoker.contexts.inference.adapter`). A driver makes an engine over a small model
-and returns the expected text of the model's own `generate`.
+"""The contract of inference engines (`stoker.contexts.inference.adapter`). A driver makes an engine over a small model,
+and returns the expected tokens from the model's own `generate`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEPS = 2_000
 
 
 class EngineDriver(abc.ABC):
-    """An engine, and facts of its model. `cache_bytes` is its budget; 0 if it keeps none."""
+    """An engine and facts of its model. `cache_bytes`: the engine's budget, 0 without a cache."""
 
     def __init__(self, engine: Any, *, prompts: Sequence[Ids], cache_bytes: int = 0) -> None:
         self.engine = engine
@@ -29,7 +29,7 @@ class EngineDriver(abc.ABC):
 
     @abc.abstractmethod
     def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
-        """The tokens that the model's own `generate` writes, its end token included."""
+        """Return the tokens of the model's own `generate` with the end token."""
 
     def ask(self, prompt: Ids, **options: Any) -> int:
         pieces = options.pop("pieces", False)
@@ -48,15 +48,13 @@ class EngineDriver(abc.ABC):
             if self.cache_bytes:
                 assert self.engine.memory().held_bytes <= self.cache_bytes
         else:
-            assert steps < _STEPS, "the engine does not come to an end"
+            assert steps < _STEPS, "the engine does not finish"
         return found
 
     def run_text(self, id: int) -> str:
-        """The text of this request."""
         return "".join(token.text for token in self.run()[id])
 
     def tokens(self, prompt: Ids, **options: Any) -> list[int]:
-        """The text of one request, alone."""
         id = self.ask(prompt, **options)
         return [token.token for token in self.run()[id]]
 
@@ -89,7 +87,7 @@ class EngineContract:
         before = driver.engine.load()
         ids = [driver.ask(prompt, max_new_tokens=50) for prompt in driver.prompts]
         driver.run(steps=3)
-        for id in (*ids, 10_000):  # one that does not exist changes nothing
+        for id in (*ids, 10_000):  # 10,000: aborting an unknown id changes nothing
             driver.engine.abort(id)
         load = driver.engine.load()
         assert (load.running, load.waiting) == (before.running, before.waiting) == (0, 0)
@@ -125,6 +123,35 @@ class EngineContract:
             driver.tokens(prompt, max_new_tokens=5)
         )
 
+    def test_options_hold_for_their_request_alone(self, driver: EngineDriver) -> None:
+        prompt, other, *_ = driver.prompts
+        plain = driver.tokens(prompt, max_new_tokens=8)
+        banned = (("logit_bias", {plain[0]: -100}),)
+        without = driver.tokens(prompt, max_new_tokens=8, engine_options=banned)
+        assert plain[0] not in without
+        free = driver.ask(prompt, max_new_tokens=8)
+        held = driver.ask(prompt, max_new_tokens=8, engine_options=banned)
+        options = (("top_k", 20), ("min_p", 0.01), ("repetition_penalty", 1.2), ("frequency_penalty", 0.5))
+        draws = {"max_new_tokens": 8, "temperature": 1.0, "seed": (3, 1), "engine_options": options}
+        drawn = driver.ask(other, **draws)
+        found = {id: [token.token for token in tokens] for id, tokens in driver.run().items()}
+        assert (found[free], found[held]) == (plain, without)
+        assert found[drawn] == driver.tokens(other, **draws)
+        one = {"max_new_tokens": 8, "temperature": 1.0, "engine_options": (("top_k", 1),)}
+        assert driver.tokens(prompt, **one) == plain
+        for wrong in ({"top_k": "many"}, {"logit_bias": {10**6: 1.0}}, {"topk": 3}):
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                driver.ask(prompt, engine_options=tuple(wrong.items()))
+
+    def test_a_text_has_its_least_tokens(self, driver: EngineDriver) -> None:
+        written = driver.tokens(driver.prompts[0], max_new_tokens=6)
+        ending = {"max_new_tokens": 6, "engine_options": (("stop_token_ids", [written[1]]),)}
+        assert len(driver.tokens(driver.prompts[0], **ending)) <= 2
+        least = (("stop_token_ids", [written[1]]), ("min_tokens", 5))
+        found = driver.tokens(driver.prompts[0], max_new_tokens=6, engine_options=least)
+        assert len(found) >= 5
+        assert written[1] not in found[:5]
+
     def test_pieces_are_the_text_and_a_stop_text_ends_it(self, driver: EngineDriver) -> None:
         prompt = driver.prompts[0]
         whole = driver.run_text(driver.ask(prompt, max_new_tokens=16))
@@ -145,7 +172,7 @@ class EngineContract:
         for token in driver.run()[id]:
             assert token.logprob is not None
             assert token.logprob <= 0
-            assert token.likeliest[0].token == token.token  # it is greedy
+            assert token.likeliest[0].token == token.token  # the request is greedy: the likeliest token is chosen
             assert token.likeliest[0].logprob == pytest.approx(token.logprob, abs=1e-3)
             assert math.exp(token.likeliest[0].logprob) + math.exp(token.likeliest[1].logprob) <= 1 + 1e-6
 

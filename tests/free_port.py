@@ -1,4 +1,4 @@
-"""A port reserved for a program that listens on it seconds later."""
+"""Ports reserved for programs that listen later."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import zmq
 from polling import PATIENCE_S, polls
 
 _kept: list[socket.socket] = []
-"""The kernel gives a bound port to no other program."""
+"""Open sockets: the kernel gives their ports to no other program."""
 
 
 def free_port() -> int:
-    """The number of a port that is kept until this process ends."""
+    """Return a port that stays reserved until this process ends."""
     _kept.append(keep_port())
     return int(_kept[-1].getsockname()[1])
 
 
 def keep_port() -> socket.socket:
-    """A socket that keeps a free port of the loopback network. Programs that listen with SO_REUSEADDR, as servers do,
-    may listen there, since this one does not, also again when they have been killed. Until then the kernel refuses
-    connections."""
+    """Return a socket that reserves a free loopback port without listening. Programs that listen with SO_REUSEADDR, as
+    servers do, may use the port repeatedly. Until then the kernel refuses connections.
+    """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind(("127.0.0.1", 0))
@@ -28,7 +28,7 @@ def keep_port() -> socket.socket:
 
 
 def listen_at(address: str, router: zmq.Socket[bytes]) -> None:
-    """Have a socket of ZeroMQ listen, as soon as its threads have closed one that did so before."""
+    """Make a ZeroMQ socket listen as soon as ZeroMQ's threads have closed the previous socket."""
     for more in polls(PATIENCE_S):
         try:
             return router.bind(address)

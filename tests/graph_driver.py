@@ -1,4 +1,4 @@
-"""The continuous engine over a small random model, whose decode steps are captured at first use."""
+"""The continuous engine over a small random model, with decode steps captured at first use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ SMALL = {
 
 
 class GraphDriver(EngineDriver):
-    """`captures`: whether steps are captured. `uses`: after how many uses of a shape. `model` changes the model's
-    configuration."""
+    """`captures`: whether steps are captured. `uses`: uses of a shape before its capture. `model` changes the model's
+    configuration.
+    """
 
     def __init__(
         self,
@@ -38,11 +39,16 @@ class GraphDriver(EngineDriver):
         torch.manual_seed(7)
         made = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**{**SMALL, **model}))
         for weights in made.parameters():
-            if weights.dim() > 1:  # large enough for a wrong mask or position to show
+            if weights.dim() > 1:  # large enough to reveal a wrong mask or position
                 weights.data.normal_(0, 1.7 * weights.shape[-1] ** -0.5)
         self.model = made.eval().requires_grad_(False).to(device, getattr(torch, dtype))
         self.backend = backend
-        texts = ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset({1}), longest=4096)
+        texts = ModelTexts(
+            decode=lambda ids: "".join(map(chr, ids)),
+            ends=frozenset({1}),
+            longest=4096,
+            vocabulary=made.config.vocab_size,
+        )
         runner = ModelRunner(self.model, limit_bytes=10_000_000)
         engine: Any
         engine = own_engine(

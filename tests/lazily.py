@@ -1,4 +1,4 @@
-"""Slow imports for test files that every pytest-xdist worker reads and only one runs."""
+"""Slow imports for test files that every pytest-xdist worker reads but only one runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class LazyModule:
-    """A module that is imported when something of it is first used. To change it, name the module itself."""
+    """A module that is imported on first use. To change it, import the module itself."""
 
     __slots__ = ("_name",)
 
@@ -23,14 +23,15 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_mock_name":  # pytest asks every name of a file for such
+        if name.startswith("__") or name == "_mock_name":  # pytest queries such attributes of every name in a file
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
 def lazily(*names: str, needs: str = "") -> Any:
-    """These modules, or the one if there is only one. The file is skipped where a package of theirs, or that they need,
-    is not installed."""
+    """Return these modules, or the module if there is only one. Skip the file if a package of theirs or in `needs` is
+    not installed.
+    """
     for package in dict.fromkeys([*(name.partition(".")[0] for name in names), *needs.split()]):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
@@ -39,8 +40,7 @@ def lazily(*names: str, needs: str = "") -> Any:
 
 
 def without_gradients(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that runs in PyTorch's inference mode; `torch.inference_mode` as a decorator imports PyTorch at
-    once."""
+    """Run a function in PyTorch's inference mode; the decorator `torch.inference_mode` would import PyTorch at once."""
 
     @functools.wraps(function)
     def run(*arguments: P.args, **more: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Base of engines without a model: no memory, and no effect of sleep, wake and resize."""
+"""Engines without a model or memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Finish, 
 
 
 class MemorylessEngine:
-    """The part of an engine that concerns memory, for engines that use none."""
+    """The memory methods of an engine, without effect."""
 
     def memory(self) -> EngineMemory:
         return EngineMemory(0, 0, 0)
@@ -24,7 +24,7 @@ class MemorylessEngine:
 
 
 class CountingEngine(MemorylessEngine):
-    """An engine without a model: a request of prompt `(n,)` writes n, n + 1, ... Its steps wait for the `gate`."""
+    """An engine without a model: a request with prompt `(n,)` writes n, n + 1, ... Its steps wait for the `gate`."""
 
     name = "counting"
 

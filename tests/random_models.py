@@ -1,4 +1,4 @@
-"""Small language models of random weights, and a tokenizer whose tokens are characters."""
+"""Small language models with random weights, and a tokenizer of characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL = {
 
 
 def random_model(config: Any) -> Any:
-    """A model whose weights are large enough that a wrong mask or position would show; always the same."""
+    """Return a reproducible model with weights large enough to reveal a wrong mask or position."""
     import torch
     import transformers
 
@@ -25,8 +25,6 @@ def random_model(config: Any) -> Any:
 
 
 class Letters:
-    """A tokenizer whose tokens are characters."""
-
     bos_token, eos_token_id, chat_template = None, 1, None
 
     def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A recording backend of captured steps (`decode_graphs.GraphBackend`). A replay runs the function again. Captures and
-replays fail where CUDA would: on reads of device values, tensors from Python values, and memory outside the
-capture.
+replays fail where CUDA would: on reads of device values, tensors from Python values, and memory outside the capture.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _WAITS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonz
 
 
 class WouldWait(RuntimeError):
-    """A captured function reads a value on the host."""
+    """Raised if a captured function reads a value on the host."""
 
 
 class _NoHostReads(TorchFunctionMode):
@@ -33,13 +32,13 @@ class _NoHostReads(TorchFunctionMode):
 
 
 class _Addresses(TorchDispatchMode):
-    """The memory that a function uses and has not made itself, in the order of its use."""
+    """Records the memory outside the capture that a function uses, in order of use."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used: list[tuple[int, tuple[int, ...]]] = []
         self.held: list[Any] = []
-        """Keeps the memory of the capture, so that no other tensor gets its address."""
+        """Keeps the capture's memory, so that no other tensor gets its address."""
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +62,7 @@ class _Addresses(TorchDispatchMode):
 
 
 class RecordedGraphs:
-    """Counts captures and replays. `pool_bytes`: the size of one capture. `error`: an exception that captures raise."""
+    """Counts captures and replays. `pool_bytes`: the size of a capture. `error`: an exception that captures raise."""
 
     def __init__(self, *, pool_bytes: int = 1_000, error: Exception | None = None) -> None:
         self.pool_bytes = pool_bytes
@@ -72,7 +71,7 @@ class RecordedGraphs:
         self.captures = self.replays = self.waits = 0
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run it twice as a warm-up does, the second time recorded."""
+        """Run the function as a warm-up, then run and record it."""
         function()
         if self.error is not None:
             raise self.error
@@ -88,12 +87,10 @@ class RecordedGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """At once."""
         assert values.shape == into.shape
         into.copy_(values)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Copy the values now."""
         copied = values.clone()
 
         def read() -> list[int]:
@@ -103,10 +100,9 @@ class RecordedGraphs:
         return read
 
     def wait(self) -> None:
-        """Nothing runs meanwhile."""
+        """Do nothing: everything has run."""
 
     def clear(self) -> None:
-        """Forget all."""
         self.held_bytes = 0
 
     def _run(self, function: Callable[[], None]) -> _Addresses:
@@ -116,7 +112,7 @@ class RecordedGraphs:
 
 
 def _address(tensor: Any) -> int:
-    """Where its memory is; 0 if that cannot be said (weights in the processor's order)."""
+    """Return the tensor's address; 0 if unknown (weights in the processor's order)."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):

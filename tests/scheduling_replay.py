@@ -1,5 +1,5 @@
-"""SchedMate's scheduling policies again in a few lines each, as a second opinion: plain event loops over jobs, without
-manager, pilots or messages.
+"""A second, short implementation of SchedMate's scheduling policies: event loops over jobs, without manager, pilots or
+messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from benchmarks.papers.schedmate.scheduling.trace import Job
 
 
 def in_order(jobs: Sequence[Job], *, gpus: int, keys: Sequence[float], skip: bool = False) -> list[float]:
-    """Completion times where the smallest key goes first, then the earliest; `skip`: those behind may pass."""
+    """Return completion times in the order of keys, then of arrival. `skip`: later jobs may overtake a job that does
+    not fit.
+    """
     ends: list[tuple[float, int]] = []
     line: list[tuple[float, int]] = []
     took, coming, free, now = [0.0] * len(jobs), 0, gpus, 0.0
@@ -38,7 +40,7 @@ def in_order(jobs: Sequence[Job], *, gpus: int, keys: Sequence[float], skip: boo
 def least_attained(
     jobs: Sequence[Job], *, gpus: int, thresholds: Sequence[float], restart_s: tuple[float, float]
 ) -> tuple[list[float], int]:
-    """Completion times under Tiresias, and preemptions."""
+    """Return completion times and preemptions under Tiresias."""
     left = [job.duration_s for job in jobs]
     had = [0.0] * len(jobs)
     took, present, running = [0.0] * len(jobs), list[int](), set[int]()

@@ -1,4 +1,4 @@
-"""A session for the runs of one file, whose models stay hot."""
+"""A session for one file's runs, whose models stay hot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT_S = 150
 
 
 class SessionUp:
-    """`stoker up`, and at the end `stoker down`. Its folder is the state folder of all that runs meanwhile."""
+    """Runs `stoker up`, and `stoker down` at the end. Its folder is the state folder in between."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,6 @@ class SessionUp:
 
     @property
     def joined(self) -> list[str]:
-        """The options of a command that joins it."""
         return ["--session", self.name]
 
     def stoker(self, *arguments: str) -> str:

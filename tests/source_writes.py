@@ -1,4 +1,4 @@
-"""The fields that a source writes: assigned, deleted, or changed by a method, also through local names."""
+"""Fields that a source writes: assigned, deleted, or changed by a method, also through local names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 CHANGES = {
     "add", "append", "appendleft", "clear", "demote", "difference_update", "discard", "drop", "end", "end_burst",
     "extend", "gave", "insert", "learn", "leave", "mark_late", "move_to_end", "pop", "popitem", "popleft", "push",
-    "put", "put_apart", "put_back", "remove", "setdefault", "take", "tell", "update",
+    "put", "hold_back", "put_back", "remove", "setdefault", "take", "tell", "update",
 }  # fmt: skip
-"""Methods that change what they are called on."""
+"""Methods that change their object."""
 
 
 def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    """An assignment or change: a field's name, the source of its owner, the line."""
+    """Yield each assignment or change: field name, source of its owner, line."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             yield from _in_function(function)

@@ -1,7 +1,7 @@
-"""Workers share the work of compiling the tests: each compiles every n-th file, and reads what the others have written.
+"""Workers share the work of compiling the tests: each worker compiles every n-th file and reads the other results.
 
-pytest rewrites the assertions of each file of tests as it is imported: ten seconds for all of them. Where no earlier
-run has left the result (a fresh clone), every worker would do all of it, and all of them at the same time.
+pytest rewrites the assertions of all test files, which takes ten seconds. In a fresh clone, every worker would do all
+of this at the same time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from _pytest.assertion import rewrite
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Each worker of xdist compiles its share before it collects, and then the files that others have not reached."""
+    """In each xdist worker, compile its share before collection, then the files that others have not reached."""
     told = getattr(session.config, "workerinput", None)
     if told is None:
         return
     number, workers = int(told["workerid"].removeprefix("gw")), told["workercount"]
-    with suppress(Exception):  # these are pytest's own functions: without them, each worker does everything
+    with suppress(Exception):  # pytest's internal functions: without them, each worker compiles everything
         compile_share(session.config, number=number % workers, workers=workers)
 
 
@@ -34,7 +34,7 @@ def compile_share(config: pytest.Config, *, number: int, workers: int) -> None:
 
 
 def files_of_tests(arguments: Iterable[str]) -> list[Path]:
-    """The files whose assertions pytest rewrites, in the files and folders that a command line names."""
+    """Return the files whose assertions pytest rewrites, among the named files and folders."""
     return sorted({file for argument in arguments for file in _below(Path(argument.partition("::")[0]).absolute())})
 
 

@@ -1,11 +1,11 @@
-"""End every process of a run within 5 s once pytest has ended or is interrupted: by Ctrl-C, SIGTERM or SIGKILL.
+"""End every process of a run within 5 s after pytest has ended or is interrupted by Ctrl-C, SIGTERM or SIGKILL.
 
-pytest puts `STOKER_TEST_RUN` into its environment, which all processes of a run inherit, also those that leave its
-process group. It starts this file as a separate process, which reads a pipe that only pytest holds open. At the end of
-the pipe the guard sends SIGTERM to every process of the run, then SIGKILL. After Ctrl-C pytest still tears down its
-fixtures, which may take minutes: then it writes a byte, and the guard ends the processes, and at last pytest itself.
+All processes of a run inherit `STOKER_TEST_RUN` from pytest, also those that leave its process group. pytest starts
+this file as a separate process, which reads a pipe that only pytest holds open. At the end of the pipe the guard sends
+SIGTERM to every process of the run, then SIGKILL. After Ctrl-C pytest may tear down fixtures for minutes. So it writes
+a byte, and the guard ends the processes, and at last pytest.
 
-`python -I -S suite_guard.py RUN`; standard library alone, so that it starts in milliseconds.
+`python -I -S suite_guard.py RUN` uses only the standard library, to start in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _TIDY_S = 1.0
 _GRACE_S = 2.0
 """Seconds from SIGTERM to SIGKILL."""
 _KILLING_S = 10.0
-"""Seconds in which the guard repeats SIGKILL, since processes start while others end."""
+"""Seconds in which the guard repeats SIGKILL, because processes start while others end."""
 
 
 class Guard:
-    """The guard of this pytest; `close` ends what is left, and returns when that is done."""
+    """This pytest's guard. `close` ends leftover processes and waits for their end."""
 
     def __init__(self) -> None:
         run = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -36,7 +36,7 @@ class Guard:
         os.environ[VARIABLE] = run
 
     def pytest_keyboard_interrupt(self) -> None:
-        """End all processes of the run within 5 s, although fixtures are still torn down."""
+        """End all processes of the run within 5 s, even if pytest still tears down fixtures."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"i")
         self._process.stdin.flush()
@@ -55,7 +55,7 @@ def processes(run: str) -> list[int]:
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):  # a zombie has an empty one
+                if mark in file.read().split(b"\0"):  # a zombie's environment is empty
                     found.append(int(entry))
         except OSError:
             continue

@@ -1,9 +1,9 @@
-"""A test that hangs is ended, told with the stacks of all threads and the processes below it, and these are killed.
+"""End a hung test, show the stacks of all threads and its child processes, and kill these processes.
 
-`timeout` of pyproject.toml is the limit of a test, its fixtures included; `slow` ones have `SLOW_LIMIT_S`, and
-`@pytest.mark.timeout` says otherwise. pytest-timeout raises in the main thread by a signal, which prints the stacks; so
-the test fails, fixtures tidy up, and the run goes on. Should that be of no use (a library in C that does not return, or
-a fixture that hangs as it tidies up), `faulthandler_timeout` ends the process, and xdist starts another worker.
+The limit of a test and its fixtures is `timeout` in pyproject.toml, `SLOW_LIMIT_S` for `slow` tests, or the test's
+`@pytest.mark.timeout`. pytest-timeout raises in the main thread by a signal; the test fails, fixtures are torn down,
+and the run continues. If that does not work (a C library does not return, or a fixture hangs), `faulthandler_timeout`
+ends the process, and the run with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _TOLD = pytest.StashKey[list[psutil.Process]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that are slow on purpose may take longer."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
@@ -27,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Kill what a test that hung has started, as far as its fixtures have not."""
+    """Kill the leftover processes of a hung test."""
     before = set(psutil.Process().children(recursive=True))
     try:
         return (yield)

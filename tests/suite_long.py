@@ -1,10 +1,9 @@
-"""Choose tests by length: pytest runs the short ones, `--long` the others, `--all` both.
+"""Choose tests by length: pytest runs the short tests, `--long` the long tests, `--all` both.
 
-A test is marked `long` if it takes more than 15 s, or if a short test shows the same behaviour. `make test` runs the
-short tests, `make test-long` the long ones. A test that the command line names (`FILE::TEST`) always runs.
+A test is marked `long` if it takes more than 15 s, or if a short test shows the same behaviour. A test that the command
+line names (`FILE::TEST`) always runs.
 
-Random examples count as well: Hypothesis tries `SHORT_EXAMPLES` in a short test, and all of them with `--long`. A
-property whose short run tries fewer therefore runs with `--long` too.
+Hypothesis tries `SHORT_EXAMPLES` examples in a short run. Properties with more examples run again with `--long`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ def add_options(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of the other length."""
     if config.getoption("all"):
         return
     wanted = _is_long_run if config.getoption("long") else _is_short_run
@@ -56,7 +54,7 @@ def _is_long_run(item: pytest.Item) -> bool:
 
 
 def _owner(item: pytest.Item) -> tuple[Any, str] | None:
-    """The object and the attribute that hold the settings of a property; None if the test is no property."""
+    """Return the object and attribute with a property's settings; None for other tests."""
     function = getattr(item, "function", None)
     machine = getattr(item, "cls", None)
     if machine is not None and isinstance(getattr(machine, "settings", None), hypothesis.settings):

@@ -1,6 +1,6 @@
-"""Starts the longest test files first, so that no worker is left alone with one at the end. A file's time is that of
-the last runs here (pytest's cache, separate for `--long` and `--all`), else the one in `tests/file_seconds.json`,
-which `make test ARGS=--write-seconds` writes. xdist keeps this order, and runs a file on one worker.
+"""Starts the longest test files first, so that the last workers end together. A file's time is from the last runs here
+(pytest's cache, separate for `--long` and `--all`), else from `tests/file_seconds.json`, which `make test
+ARGS=--write-seconds` writes. xdist keeps this order, and runs a file on one worker.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 
 SHIPPED = Path(__file__).with_name("file_seconds.json")
 SHORTEST_S = 5.0
-"""Files that take less are not in the shipped file, and come in the order that pytest-randomly gives them."""
+"""Seconds. Files that take less are not in the shipped file and keep pytest-randomly's order."""
 _KEY = "stoker/seconds"
 
 
 class LongestFirst:
-    """A plugin. The process that starts xdist's workers measures, and tells them, so that all of them sort alike."""
+    """A pytest plugin. The process that starts xdist's workers sends them its times, so that all workers sort alike."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -35,25 +35,24 @@ class LongestFirst:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
-        """xdist starts a worker."""
         node.workerinput["file_seconds"] = dict(self.seconds)  # type: ignore[attr-defined]
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """After pytest-randomly: files of less than `SHORTEST_S` stay where it has put them."""
+        """Sort after pytest-randomly has shuffled: files of less than `SHORTEST_S` seconds keep its order."""
         items.sort(key=lambda item: -self._long(self.seconds.get(name_of(item.nodeid), 0.0)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test has been set up, has run, or has been torn down."""
         self._measured[name_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Remember files of which every test has run."""
+        """Record the times of files whose tests all ran."""
         over = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if not over or hasattr(self._config, "workerinput") or self._config.getoption("collectonly"):
             return
         names = ("keyword", "markexpr", "lf", "stepwise", "maxfail")
-        chosen = any(self._config.getoption(name, None) for name in names)  # without a cache there is no "lf"
+        # without pytest's cache the option "lf" does not exist
+        chosen = any(self._config.getoption(name, None) for name in names)
         whole = {name for name in self._measured if not any(f"{name}::" in arg for arg in self._config.args)}
         if chosen or session.shouldstop or session.shouldfail:
             return
@@ -72,5 +71,5 @@ class LongestFirst:
 
 
 def name_of(nodeid: str) -> str:
-    """A test's file, relative to `tests`."""
+    """Return a test's file, relative to `tests`."""
     return nodeid.partition("::")[0].removeprefix("tests/")

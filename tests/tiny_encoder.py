@@ -1,5 +1,3 @@
-"""A minimal encoder for tests that embed."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ WORDS = ("paris", "lies", "in", "france", "and", "water", "boils")
 
 
 def write_tiny_encoder(folder: Path, *, words: Sequence[str] = WORDS, head: bool = False, **more: Any) -> Path:
-    """A BERT of random weights, always the same, whose tokens are words. It reads 40 tokens and gives 32 numbers."""
+    """Write a reproducible random BERT whose tokens are words. It reads 40 tokens and gives 32 numbers."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 
@@ -34,7 +32,6 @@ def load_encoder(folder: Path, **options: Any) -> Any:
 
 
 def load_recipe(recipe: Any, *, device: str = "cpu") -> Any:
-    """The context of a recipe, loaded as in a library."""
     try:
         ambient.enter_library(device=device)
         return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})

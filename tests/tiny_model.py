@@ -1,5 +1,3 @@
-"""A language model of random weights."""
-
 from __future__ import annotations
 
 import json
@@ -12,9 +10,10 @@ import pytest
 def write_tiny_model(
     folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048, width: int = 64, layers: int = 6
 ) -> None:
-    """A Llama of random weights, by the seed, whose tokens are letters; without PyTorch, whose import takes seconds.
-    `ends`: it has a token that ends a text; else it writes as many as it may. `longest`: tokens of a text. `width`:
-    numbers of a hidden state; what is computed of them stays small."""
+    """Write a random Llama whose tokens are letters, without PyTorch, whose import takes seconds. `seed` determines the
+    weights. `ends`: it has an end token; else it writes up to its limit. `longest`: tokens of a text. `width`: numbers
+    of a hidden state.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""`stoker batch`: its options, checked."""
+"""The options of `stoker batch`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from stoker.console import Screen, WholeNumber
 
 @click.command(
     "batch",
-    short_help="Answer an OpenAI batch file with models of your own.",
+    short_help="Answer an OpenAI batch file with your own models.",
     context_settings=WIDE,
 )
 @click.argument("file", required=False, default="", metavar="[FILE]")
 @click.option(
     "--model", "models", multiple=True, metavar="PATH or NAME=PATH",
-    help="The model: one for all requests, or one for the requests that name NAME; may be given several times.",
+    help="A model for all requests, or for the requests that name NAME; may be given several times.",
 )  # fmt: skip
 @click.option(
     "--models", "models_file", metavar="FILE", default="", help="Models by name, as `stoker serve` reads them (TOML)."
 )
-@click.option("--check", is_flag=True, help="Check every line, run nothing.")
-@click.option("--max-tokens", metavar="N", type=WholeNumber(), help="For requests that set no limit. [as OpenAI's]")
+@click.option("--check", is_flag=True, help="Check every line, and run nothing.")
+@click.option(
+    "--max-tokens",
+    metavar="N",
+    type=WholeNumber(),
+    help="The most tokens of an answer whose request sets no limit. [as OpenAI's]",
+)
 @click.option(
     "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,
     help="The engine, as in causal_lm(engine=...).",
@@ -31,7 +36,7 @@ from stoker.console import Screen, WholeNumber
 @site_or_session
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists.")
-@click.option("--permits", metavar="FILE", default="", hidden=True)  # a gateway's, with the limits of a key
+@click.option("--permits", metavar="FILE", default="", hidden=True)  # set by a gateway, for the limits of a key
 @click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(
@@ -54,12 +59,12 @@ def command(
     """Answer FILE, an OpenAI batch file, with models of your own: one JSON object a line, with custom_id, method, url
     (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Without FILE: a small example.
 
-    The run folder gets responses.jsonl and errors.jsonl, in OpenAI's form and in the order of FILE: each custom_id is
-    in one of them, once. A batch that was stopped or killed is gone on with by the same command. The exit status is 1
-    if a request has no answer.
+    The run folder gets responses.jsonl and errors.jsonl, in OpenAI's form and in the order of FILE. Each custom_id is
+    in one of them, once. The same command resumes a batch that was stopped or killed. The exit status is 1 if a request
+    has no answer.
     """
     from stoker.apps.batch_inference.run import check as check_alone
-    from stoker.apps.batch_inference.run import run  # it imports Parsl, for which --help does not wait
+    from stoker.apps.batch_inference.run import run  # imported here, because Parsl would slow --help
 
     options = BatchOptions(
         file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,

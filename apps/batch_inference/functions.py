@@ -3,8 +3,8 @@
     answered = answer.with_options(context=causal_lm("models/small"))
     embedded = embed.with_options(context=encoder("models/e5"))
 
-`run.py` makes a recipe for each model and maps `answer` or `embed` over its requests, one call per request. The
-functions get the loaded model as their first argument.
+`run.py` makes a recipe for each model and maps `answer` or `embed` over its requests. The functions get the loaded
+model as their first argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app
-from stoker.apps.common.openai_answers import Choice, Vectors, complete, embed_texts, prompts_of, refusal
+from stoker.apps.common.openai_answers import Choice, Vectors, complete, embed_texts, for_adapter, prompts_of, refusal
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The result of a call: a choice per prompt, a vector per text, or the error; the time it ended (seconds since the
-    epoch) and its duration. `packed` is the request's.
+    """The result of a call: a choice per prompt, the vectors of the texts, or the error.
+
+    `ended_at`: seconds since the epoch. `packed`: as in the request.
     """
 
     custom_id: str
@@ -45,19 +46,19 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
     @property
     def read_tokens(self) -> int:
-        """Tokens of the texts with vectors."""
+        """Number of tokens in the texts that have vectors."""
         return self.vectors.tokens if self.vectors is not None else 0
 
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
-    """Answer one request. If the model refuses it, the answer says so; other errors are raised."""
-    begun = time.perf_counter()
+    """Answer one request. The answer has the error if the model refuses the request; other errors are raised."""
+    begun, request = time.perf_counter(), for_adapter(model, request)
     choices: list[Choice] = []
     error: ApiError | None = None
     try:
         for place, prompt in enumerate(prompts_of(model, request)):
-            choices.append(complete(model, prompt, request.sampling, place=place))
+            choices.append(complete(model, request, prompt, place=place))
     except ValueError as refused:
         choices, error = [], _refusal(refused, request)
     return _ended(request, begun, choices=choices, error=error)
@@ -100,5 +101,5 @@ def _ended(
 
 
 def _refusal(error: ValueError, request: ApiRequest) -> ApiError:
-    said = refusal(error, request.endpoint)
+    said = refusal(error, request)
     return msgspec.structs.replace(said, message=f"line {request.line}: {said.message}")

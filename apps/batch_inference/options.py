@@ -1,7 +1,7 @@
-"""The options of a batch, and which model answers a request.
+"""The options of a batch, and the choice of a model for a request.
 
-`--model NAME=PATH` answers requests for the model NAME, `--model PATH` all others, and `--models FILE` those for the
-models in a models file.
+`--model NAME=PATH` answers requests for the model NAME, `--models FILE` requests for the models in a models file, and
+`--model PATH` all others.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 import msgspec
 
 import stoker
-from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
+from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of, with_parsers
 from stoker.apps.common.models_file import read_models as read_models_file
-from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, refuse_engine_fields
-from stoker.contexts import Recipe, engine_options
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
+from stoker.contexts import Recipe
 from stoker.errors import ConfigError
 
 EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one batch. Empty texts are not given; `max_tokens` 0 is OpenAI's default."""
+    """The options of one batch; empty texts and `max_tokens` 0 mean the defaults."""
 
     file: str = ""
     models: tuple[str, ...] = ()
@@ -36,11 +36,10 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """A file that says how many calls may begin (run.py)."""
+    """File with the number of calls that may begin (run.py)."""
 
     @property
     def path(self) -> Path:
-        """The request file; by default the shipped example."""
         return Path(self.file) if self.file else EXAMPLE
 
     def command(self) -> str:
@@ -55,26 +54,25 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """`named`: the path of each model by its name in requests. `every`: the path for all other names; if it is empty,
-    a request with another name is refused. `settings`: the settings of models from a models file.
+    """The path of each model by its name in requests (`named`), or of all other names (`every`; empty: other names are
+    refused).
     """
 
     named: dict[str, str]
     every: str = ""
     settings: dict[str, ModelSettings] = {}
     engine: str = "auto"
-    """The engine of the models that have no settings."""
+    """Engine of models that have no settings of their own."""
 
     def path_of(self, name: str) -> str:
-        """Return the path of a model; empty if no model has this name."""
         return self.named.get(name, self.every)
 
     def admit(self, request: ApiRequest) -> None:
-        """Raise RequestRefused for a request that none of these models answers."""
+        """Raise RequestRefused for a request that no model can answer."""
         if not self.path_of(request.model):
             known = ", ".join(self.named)
             raise RequestRefused(
-                f"model {request.model} is not a model that --model names ({known})",
+                f"model {request.model} has no --model (there are {known})",
                 param="model",
                 code="model_not_found",
                 status=404,
@@ -83,10 +81,11 @@ class ModelPaths(msgspec.Struct, frozen=True):
         if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
             kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
             raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
-        refuse_engine_fields(request, engine_options(settings.engine if settings is not None else self.engine))
+
+    def with_parsers(self, request: ApiRequest) -> ApiRequest:
+        return with_parsers(request, self.settings.get(request.model))
 
     def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
-        """Return the context that answers requests of an endpoint for this name. Raises RecipeError."""
         if name in self.settings:
             return recipe_of(self.settings[name])
         if endpoint is Endpoint.EMBEDDINGS:
@@ -95,15 +94,16 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read `--model` options, whose models have this engine, and a models file. Raises ConfigError if a name or the
-    default model is given twice, and for an unreadable file.
+    """Read `--model` options, whose models get this engine, and a models file.
+
+    Raises ConfigError for an unreadable file, and if a name or the default model is given twice.
     """
     settings = read_models_file(Path(file)) if file else {}
     named = {name: each.path for name, each in settings.items()}
     every = ""
     for text in given:
         name, equals, path = text.partition("=")
-        # A path may have an equals sign in it; a model's name has no slash before one that is meant to be a name.
+        # A path may contain an equals sign, so an existing path is no NAME=PATH.
         if not equals or os.path.exists(text):
             name, path = "", text
         if not path or (equals and not name and path != text):
@@ -119,5 +119,4 @@ def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -
 
 
 def _absolute(path: str) -> str:
-    """A path that does not exist may be a name on the model hub: it stays as it is."""
     return str(Path(path).absolute()) if os.path.exists(path) else path

@@ -1,7 +1,7 @@
-"""The lines of a request file, checked before anything runs.
+"""Check the lines of a request file before anything runs.
 
-The file is read twice, to check every line and to send the requests, so it may be larger than memory. Only the
-`custom_id` of a valid line is kept.
+The file is read twice, to check the lines and to send the requests, so it may be larger than memory. Of a valid line
+only the `custom_id` is kept.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stoker.errors import ConfigError
 _FIELDS = ("custom_id", "method", "url", "body")
 Name = TypeVar("Name", Endpoint, str)
 Admit = Callable[[ApiRequest], None]
-"""Raises RequestRefused for a request that no model here can answer."""
+"""Raises RequestRefused for a request that no model can answer."""
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line that cannot be answered. `custom_id` is None if it is missing, or used by an earlier line."""
+    """A line that cannot be answered. `custom_id` is None if missing or used before."""
 
     line: int
     custom_id: str | None
@@ -34,7 +34,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A checked request file: `custom_ids` of the valid requests in file order, with their lines."""
+    """A checked request file. `custom_ids`: line numbers of the valid requests, in file order."""
 
     path: Path
     digest: str
@@ -43,11 +43,10 @@ class CheckedFile(msgspec.Struct, frozen=True):
     counts: dict[tuple[Endpoint, str], int]
     """Number of requests per endpoint and model name."""
     ignored: tuple[str, ...] = ()
-    """Request fields that change no answer here."""
+    """Request fields that do not change an answer."""
 
     @property
     def lines(self) -> int:
-        """Number of requests in the file, including refused ones."""
         return len(self.custom_ids) + len(self.refused)
 
     @property
@@ -60,7 +59,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
-    """Check every line. `max_tokens` as in `read_body`. Raises ConfigError for an unreadable or empty file."""
+    """Check every line. Raises ConfigError for an unreadable or empty file."""
     digest = hashlib.sha256()
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []
@@ -75,7 +74,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
         custom_ids[found.custom_id] = line.number
         counts[found.endpoint, found.model] += 1
     if not custom_ids and not refused:
-        raise ConfigError(f"{path}: holds no requests", file=str(path))
+        raise ConfigError(f"{path}: has no requests", file=str(path))
     return CheckedFile(
         path=path,
         digest=digest.hexdigest()[:16],
@@ -87,7 +86,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
 
 
 def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiRequest]:
-    """Yield the valid requests, read again. Raises ConfigError if the file has changed since the check."""
+    """Yield the valid requests from the file. Raises ConfigError if the file changed since the check."""
     refused = {one.line for one in checked.refused}
     left = iter(checked.custom_ids.items())
     for line in read_lines(checked.path):
@@ -97,8 +96,8 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
         custom_id, number = next(left, ("", 0))
         if isinstance(found, RefusedLine) or (found.custom_id, line.number) != (custom_id, number):
             raise ConfigError(
-                f"{checked.path}: line {line.number}: has changed since the file was checked; leave the file alone, and"
-                " run again",
+                f"{checked.path}: line {line.number}: has changed since the file was checked; run again, and do"
+                " not change the file meanwhile",
                 file=str(checked.path),
                 line=line.number,
             )
@@ -108,9 +107,7 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
 def read_request(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
-    """Return the request of a line. `seen`: earlier `custom_id`s with their line numbers. `ignored` as in
-    `read_body`.
-    """
+    """Return the request of a line. `seen`: line numbers of earlier requests by `custom_id`."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)
@@ -130,7 +127,6 @@ def read_request(
 
 
 def _refused_line(line: Line, custom_id: str | None, refused: RequestRefused, *, below: str) -> RefusedLine:
-    """`below`: the prefix for the name of a nested field."""
     error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {below}{refused.error.message}")
     return RefusedLine(line=line.number, custom_id=custom_id, error=error)
 
@@ -155,7 +151,7 @@ def _object(data: bytes) -> dict[str, Any]:
 def _custom_id(fields: dict[str, Any], seen: dict[str, int]) -> str:
     found = fields.get("custom_id")
     if not isinstance(found, str) or not found:
-        what = "is missing" if found is None else "must be a text, and not empty"
+        what = "is missing" if found is None else "must be a text that is not empty"
         raise RequestRefused(f"custom_id {what}", param="custom_id", code="missing_required_parameter")
     if found in seen:
         raise RequestRefused(
@@ -171,7 +167,7 @@ def _endpoint(fields: dict[str, Any]) -> Endpoint:
     others = [name for name in fields if name not in _FIELDS]
     if others:
         raise RequestRefused(
-            f"{others[0]} is no field of a request ({', '.join(_FIELDS)})", param=others[0], code="unknown_parameter"
+            f"{others[0]} is not a field of a request ({', '.join(_FIELDS)})", param=others[0], code="unknown_parameter"
         )
     if fields["method"] != "POST":
         raise RequestRefused("method must be POST", param="method", code="invalid_method")

@@ -1,8 +1,8 @@
-"""Write the two output files in OpenAI's form from the answers of calls.
+"""Write the two output files in OpenAI's form.
 
-The log of a run has a record for each request that a model answered or refused. A request whose call failed (it killed
-its process several times, or ran too long) is not in the log, so a resumed run tries it again. Requests that the check
-refused are not in it either: the next attempt checks them again.
+The log of a run has a record for each request that a model answered or refused. A request whose call failed (for
+example because it ran too long) is not in the log, so a resumed run tries it again. Requests that the check refused are
+not in the log either; the next attempt checks them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGITS = 24
 
 
 def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
-    """Return the output line of an answered or refused request. `digest`: of the request file."""
+    """Return the output line of a request that a model answered or refused. `digest`: of the request file."""
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return error_line(answer.custom_id, answer.error, key=key)
@@ -45,7 +45,7 @@ def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
 
 
 def error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
-    """Return the output line of a request without an answer. `key`: identifies it."""
+    """Return the output line of a request without an answer. `key` identifies the request."""
     return _line(custom_id, name=_name(key), status=error.status, body=error.body)
 
 
@@ -59,19 +59,17 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 
 def _name(key: str) -> str:
-    """Return the same name for the same request of the same file, so that a batch that runs again names answers
-    alike.
-    """
+    """Return a name that is equal when the same request of the same file runs again."""
     return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
 
 
 KEY = ("custom_id",)
 Failed = Mapping[str, ApiError]
-"""Failed calls: the error by `custom_id`."""
+"""Errors of failed calls by `custom_id`."""
 
 
 class BatchTotals(msgspec.Struct):
-    """Totals of a batch: tokens read and written, and the `custom_id`s that models refused."""
+    """Totals of a batch. `refused`: `custom_id`s that models refused."""
 
     answered: int = 0
     prompt_tokens: int = 0
@@ -80,7 +78,6 @@ class BatchTotals(msgspec.Struct):
 
 
 def make_record(answer: BatchAnswer, *, digest: str) -> Record:
-    """Return the log's record of an answered or refused request."""
     line = answer_line(answer, digest=digest)
     return {"custom_id": answer.custom_id, "infer_s": round(answer.infer_s, 6), "line": line}
 

@@ -1,14 +1,14 @@
-"""One batch, from its file to its answers.
+"""Run one batch, from its file to its answers.
 
-Every model is a context, and the requests of all models are submitted at once. One request is one call: the engine of
-a model batches the calls that its library serves at the same time.
+The requests of all models are submitted at once. One request is one call; a model's engine batches concurrent calls.
 
 The limits of a gateway's key apply to its batches: each call starts with a permit from the gateway (`PermitFile`).
-While the gateway is away, a batch starts no more calls and waits for the next gateway.
+While no gateway runs, a batch starts no calls.
 """
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from stoker.apps.common.models_file import identity_of
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
-from stoker.contexts import Recipe, default_model
+from stoker.contexts import EngineSettings, Recipe, default_model
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
 from stoker.run_folder import RecordLog
 from stoker.sessions import StokerApp
@@ -48,12 +48,13 @@ RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
 _SHOWN_ERRORS = 5
 Recipes = Mapping[tuple[Endpoint, str], Recipe]
 Failures = dict[str, ApiError]
-"""Failed calls: the error by `custom_id`."""
+"""Errors of failed calls by `custom_id`."""
 
 
 def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Checks the file and runs nothing. 0; 1 if some requests are refused. Raises ConfigError for a file that cannot be
-    read."""
+    """Check the file without running it. Return 1 if requests are refused, else 0. Raises ConfigError for an unreadable
+    file.
+    """
     checked, _ = _checked(options)
     for line in _headline(checked):
         screen.line(line)
@@ -66,9 +67,9 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Answer the file. 0; 1 if some requests have no answer; 130 after Ctrl-C (the answers so far are kept).
+    """Answer the file. Return 0; 1 if a request has no answer; 130 after Ctrl-C.
 
-    Raises StokerError for input that cannot be used, and if no answer is possible (earlier answers are kept then too).
+    Raises StokerError for unusable input, and if no answer is possible. Earlier answers are kept in all cases.
     """
     checked, models = _checked(options)
     recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
@@ -87,19 +88,22 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     )  # fmt: skip
 
     def make(work: OpenRun) -> Outcome:
-        failed = _infer(work, options, checked, recipes)
+        failed = _infer(work, options, checked, models=models, recipes=recipes)
         return _results(work, options, checked, failed)
 
     return execute(spec, make, screen=screen, json=json)
 
 
-def _infer(work: OpenRun, options: BatchOptions, checked: CheckedFile, recipes: Recipes) -> Failures:
+def _infer(
+    work: OpenRun, options: BatchOptions, checked: CheckedFile, *, models: ModelPaths, recipes: Recipes
+) -> Failures:
     failed: Failures = {}
     if len(work.log) == len(checked.custom_ids):
         return failed
-    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may stand for one model
+    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may mean one model
     senders = [
-        RequestSender(checked, recipe, recipes=recipes, log=work.log, options=options) for recipe in each.values()
+        RequestSender(checked, recipe, models=models, recipes=recipes, log=work.log, options=options)
+        for recipe in each.values()
     ]
 
     def take(found: BatchAnswer | FailedCall) -> int:
@@ -172,12 +176,12 @@ def _report(
     yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
     if messages:
         yield ""
-        yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} says why of each:"
+        yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} has the reasons:"
         yield from (f"  {message}" for message in messages)
         if summary["errors"] > len(messages):
             yield "  …"
     if summary["failed"]:
-        yield f"  try the {summary['failed']:,} again whose calls failed:  {options.command()}"
+        yield f"  retry the {summary['failed']:,} whose calls failed:  {options.command()}"
     if not options.file:
         yield ""
         yield from columns([("stoker batch FILE --model PATH", f"your requests; {EXAMPLE} is the example")])
@@ -199,7 +203,10 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
 def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
     files = identity_of(recipe, models.path_of(name))
     said = models.settings.get(name)
-    how = [each for each in (said.engine, said.dtype) if each != "auto"] if said is not None else []
+    named = (said.engine, said.dtype, said.tool_parser, said.reasoning_parser) if said is not None else ()
+    how = [each for each in named if each != "auto"]
+    if said is not None and said.engine_settings != EngineSettings():
+        how.append(hashlib.sha256(msgspec.json.encode(said.engine_settings)).hexdigest()[:12])
     return " ".join([files, *how])
 
 
@@ -207,22 +214,24 @@ def _headline(checked: CheckedFile) -> list[str]:
     kinds = ", ".join(f"{number:,} of {endpoint.value}" for endpoint, number in checked.endpoints.items())
     lines = [f"batch · {checked.path.name} · {count(checked.lines, 'request')}" + (f" · {kinds}" if kinds else "")]
     if checked.refused:
-        lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered, and the others can")
+        lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered; the others run")
     if checked.ignored:
         lines.append(f"  note  fields that change no answer here are ignored: {', '.join(checked.ignored)}")
     return lines
 
 
 class RequestSender:
-    """The requests of one model without an answer, read from the file as they are sent."""
+    """The unanswered requests of one model, read from the file while they are sent."""
 
     def __init__(
-        self, checked: CheckedFile, recipe: Recipe, *, recipes: Recipes, log: RecordLog, options: BatchOptions
-    ) -> None:
+        self, checked: CheckedFile, recipe: Recipe, *, models: ModelPaths, recipes: Recipes, log: RecordLog,
+        options: BatchOptions,
+    ) -> None:  # fmt: skip
         self.recipe = recipe
         self.sent: list[str] = []
-        """`custom_id`s in the order in which they were sent."""
+        """`custom_id`s in the order of sending."""
         self._checked = checked
+        self._models = models
         self._names = {name for name, one in recipes.items() if one.key == recipe.key}
         self._log = log
         self._max_tokens = options.max_tokens
@@ -231,7 +240,7 @@ class RequestSender:
         for request in read_requests(self._checked, max_tokens=self._max_tokens):
             if (request.endpoint, request.model) in self._names and (request.custom_id,) not in self._log:
                 self.sent.append(request.custom_id)
-                yield request
+                yield self._models.with_parsers(request)
 
 
 def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
@@ -240,7 +249,7 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
 
 
 def stop_or_error(error: Exception, *, line: int) -> ApiError:
-    """Return the error of one request. Raises errors that concern all requests: a model that does not load, a lost
+    """Return the error of one request. Raises errors that concern all requests and stop the run, for example a lost
     session.
     """
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
@@ -253,8 +262,6 @@ _LOOK_S = 0.1
 
 
 class Permits:
-    """The permits of this batch, and the use of them."""
-
     def __init__(self, path: Path) -> None:
         self._file = PermitFile(path)
         self._looked_at = float("-inf")
@@ -262,7 +269,6 @@ class Permits:
         self._use = BatchUse()
 
     def take(self) -> bool:
-        """Start a call if a permit is available. Never blocks."""
         now = time.monotonic()
         if self._begun >= self._allowed and now >= self._looked_at + _LOOK_S:
             self._looked_at = now
@@ -279,7 +285,7 @@ class Permits:
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """As `run_calls` with `keep_errors`; each call waits for a permit before it starts. One job runs after another."""
+    """Run jobs one after another, as `run_calls` with `keep_errors`; each call first waits for a permit."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

@@ -1,7 +1,7 @@
-"""The files through which a `stoker batch` and a gateway communicate, and the JSON lines that both write.
+"""The files through which a `stoker batch` and a gateway communicate, and their JSON lines.
 
-The *permits* file of the gateway says how many calls may have started. The *use* file of the batch, next to it, says
-how many have ended, and their tokens. Both count from the start of the process.
+The gateway writes the number of calls that may start into the *permits* file. The batch writes the number of ended
+calls and their tokens into the *use* file next to it. Both count from the start of the process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import msgspec
 
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that JSON allows in strings and at which some readers (`str.splitlines`) end a line."""
+"""Characters that are valid in JSON strings but end a line for some readers (`str.splitlines`)."""
 
 
 class BatchUse(msgspec.Struct, frozen=True):
-    """Ended calls of a `stoker batch`, and their tokens."""
-
     ended: int = 0
     tokens: int = 0
 
@@ -34,7 +32,7 @@ class PermitFile:
         self._use_path = path.with_suffix(".use")
 
     def allowed(self, *, known: int) -> int:
-        """Return the permits; `known` if they cannot be read."""
+        """Return the number of permits; `known` if the file is unreadable."""
         with suppress(OSError, ValueError):
             return int(self._path.read_text())
         return known
@@ -43,7 +41,6 @@ class PermitFile:
         _replace(self._path, str(number).encode())
 
     def use(self, *, known: BatchUse) -> BatchUse:
-        """Return the use of the permits; `known` if it cannot be read."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._use_path.read_bytes(), type=BatchUse)
         return known
@@ -57,7 +54,7 @@ class PermitFile:
 
 
 def json_line(value: Any) -> bytes:
-    """Encode a value as a line of JSON without characters at which some readers end a line."""
+    """Encode a value as a JSON line that no reader splits."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)

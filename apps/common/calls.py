@@ -1,4 +1,4 @@
-"""Run the calls of a run and yield each result as it arrives; stop on signals; one call that measures a model."""
+"""Yield the results of a run's calls as they arrive; stop on signals; make one call that measures a model."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from stoker.contexts import Recipe
 from stoker.sessions import AppCallFuture, CallProgress, Session, StokerApp, facts_of, sent_call
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
+"""Exit code after Ctrl-C."""
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
-"""The most results of several jobs that wait for the caller."""
+"""Limit of results of several jobs that wait for the caller."""
 T = TypeVar("T")
 Job = tuple[StokerApp, Iterable[Any]]
 """An app, and the arguments of its calls."""
 
 
 class Stopped(BaseException):
-    """The run must stop: Ctrl-C, SIGTERM from `scancel` or `timeout`, or a closed terminal.
+    """The run must stop after Ctrl-C, SIGTERM or SIGHUP.
 
-    It is no KeyboardInterrupt: `stoker.map` answers that with advice for programs, and a run has its own command.
+    Not a KeyboardInterrupt, because `stoker.map` would print advice for programs.
     """
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """In the block, the first SIGINT, SIGTERM or SIGHUP raises Stopped. Later ones are ignored for five seconds, while
-    everything ends, and then kill. Under `nohup` SIGHUP stays ignored.
+    """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP.
+
+    Later signals are ignored for five seconds and then kill the process. Under `nohup` SIGHUP stays ignored.
     """
     stopped_at: list[float] = []
 
@@ -61,7 +62,7 @@ def stop_on_signals() -> Iterator[None]:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             before[number] = signal.signal(number, stop)
-    except ValueError:  # not the main thread: its caller has another way to stop
+    except ValueError:  # not the main thread, whose caller stops it in another way
         yield
         return
     try:
@@ -72,7 +73,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A failed call: the index of its job, and of its item in the job (-1: unknown)."""
+    """A failed call: the index of its job, and the index of its item within the job (-1: unknown)."""
 
     job: int
     item: int
@@ -82,14 +83,14 @@ class FailedCall(msgspec.Struct, frozen=True):
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
     """Yield the results of the calls of all jobs as they arrive.
 
-    The jobs run concurrently, each through `stoker.map` with at most `window` calls in flight. Raises the error of a
-    call; with `keep_errors` yields a FailedCall instead.
+    The jobs run concurrently, each with at most `window` calls in flight. Raises the error of a call; with
+    `keep_errors` yields a FailedCall instead.
     """
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # A thread takes the results of each job, so that a job whose context still loads delays no other. The threads wait
-    # if the caller takes results more slowly than they arrive.
+    # One thread per job takes results, so that a job whose context still loads does not delay the others. The threads
+    # wait if the caller is slower.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -119,13 +120,12 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 yield value
     finally:
         is_over.set()
-        with contextlib.suppress(queue.Empty):  # threads waiting for room continue until the session ends their calls
+        with contextlib.suppress(queue.Empty):  # unblock the threads; they run until the session ends their calls
             while True:
                 come.get_nowait()
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
-    """Yield the items in tuples of `size`."""
     left = iter(items)
     while batch := tuple(itertools.islice(left, size)):
         yield batch
@@ -139,7 +139,9 @@ def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: boo
 
 
 def session_line(session: Session) -> str:
-    """Return `stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits a moment for the first pilot."""
+    """Return a line such as `stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits up to 3 s for the
+    first pilot.
+    """
     until = time.monotonic() + _FIRST_PILOT_S
     while not (pilots := session.status().pilots) and time.monotonic() < until:
         time.sleep(0.05)
@@ -157,6 +159,7 @@ def measure(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
     """Call the app with a request on a recipe's context, in a new session or in `session`, and show its progress.
+
     Return the result, or None after Ctrl-C. Raises the errors of the call.
     """
     with stop_on_signals():
@@ -170,7 +173,7 @@ def measure(
                         progress.advance(int(_PARTS * said.done / said.total) - progress.done)
                 return future.result()
         except Stopped:
-            screen.line("stopped: nothing was measured to its end, and nothing is kept")
+            screen.line("stopped: no measurement is complete, and nothing is kept")
             return None
 
 

@@ -21,7 +21,9 @@ _FOLDER = click.Path(path_type=Path)
 
 
 def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run to a command. `prefix`: of the folder's name; the first of `formats` is the default."""
+    """Add the options of a run to a command. `prefix`: start of the run folder's name. The first of `formats` is the
+    default.
+    """
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
@@ -29,7 +31,7 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
         click.option(
             "--fresh", is_flag=True, help="Start a new run, even if an unfinished run with the same options exists."
         ),
-        click.option("--format", type=click.Choice(formats), help=f"Of the results file. [{formats[0]}]"),
+        click.option("--format", type=click.Choice(formats), help=f"Format of the results file. [{formats[0]}]"),
         click.option(
             "--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr."
         ),
@@ -44,14 +46,14 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
 
 
 def site_or_session(function: Function) -> Function:
-    """Add --site and --session to a command, of which a user may give one."""
+    """Add --site and --session to a command; a user may give one of them."""
 
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
     @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
     @functools.wraps(function)
     def call(*args: Any, site: str, session: str, **options: Any) -> Any:
         if site and session:
-            raise click.UsageError("--session and --site say different things; give one")
+            raise click.UsageError("--session and --site exclude each other; give one")
         return function(*args, site=site, session=session, **options)
 
     return cast(Function, call)
@@ -61,7 +63,7 @@ def check_resume(resume: Path | None, **others: Any) -> None:
     """Raise UsageError if `--resume` is combined with one of these options."""
     if resume and any(others.values()):
         *names, last = (name if name.isupper() else f"--{name}" for name in others)
-        raise click.UsageError(f"--resume names the run to continue; leave {', '.join(names)} and {last} away")
+        raise click.UsageError(f"--resume names the run to continue; leave {', '.join(names)} and {last} out")
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,11 +73,11 @@ def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(
     kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
 ) -> Options:
-    """Combine defaults, the options of the resumed run, and the options given now; later ones win.
+    """Combine defaults, the options of the resumed run, and the options given now; later options override earlier
+    options.
 
-    The paths of `files` become absolute, so that a run can be resumed from another folder. `model` does too if it
-    exists; otherwise it is a name on the model hub. Raises ConfigError for stored options that this version cannot
-    read.
+    The paths of `files` become absolute, so that a run can be resumed from another folder. An existing `model` does
+    too; otherwise it is a name on the model hub. Raises ConfigError for unreadable stored options.
     """
     here = dict(given)
     for name in (*files, "site", "model"):
@@ -88,7 +90,7 @@ def resolve(
 
 
 def command(app: str, arguments: str, *, through_make: bool = False) -> str:
-    """The command line that runs `app` with these arguments. Only the app that `make run` runs can go through it."""
+    """Return the command line that runs `app`. Only the app that `make run` runs may use `through_make`."""
     if through_make and "MAKELEVEL" in os.environ:
         escaped = arguments.replace("$", "$$").replace('"', '\\"')
         return f'make run ARGS="{escaped}"'
@@ -96,7 +98,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of the `next:` block: commands on the left, their effects on the right."""
+    """Return the lines of the `next:` block: commands and their effects."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
@@ -104,7 +106,7 @@ def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 call`, `2 calls`."""
+    """Return `1 call` or `2 calls`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -1,8 +1,7 @@
 """The files that a run names: a TOML file, and the rows of its data file.
 
-Every pass reads the rows from the file again, so the file may be larger than memory. The first pass, `check_rows`,
-checks every row and keeps its checksum (4 bytes). Later passes compare each row with its checksum, so that no row that
-has changed reaches a model.
+Every pass reads the file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a checksum
+of each row (4 bytes). Later passes compare the rows with their checksums, so that no changed row reaches a model.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SHOWN_PLACES = 5
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """One row with its name. `place`: its place in the file."""
+    """One row. `id`: its name. `place`: its line or row number, in words."""
 
     id: str
     fields: dict[str, Any]
@@ -35,10 +34,10 @@ class DataItem(msgspec.Struct, frozen=True):
 
 
 class DataRows(msgspec.Struct, frozen=True):
-    """The rows of a data file. Each loop reads the file again, up to the last checked row.
+    """The rows of a data file. Each iteration reads the file again, up to the last checked row.
 
-    `column` names the rows; if it is empty, row numbers do. `digest`: 16 hex digits for all rows. `notes`: oddities
-    that do not stop the run.
+    `column` names the rows (empty: row numbers). `digest`: 16 hex digits for all rows. `notes`: warnings about the
+    rows; they do not stop the run.
     """
 
     path: Path
@@ -51,22 +50,22 @@ class DataRows(msgspec.Struct, frozen=True):
         return len(self.checksums)
 
     def __iter__(self) -> Iterator[DataItem]:
-        """Yield the rows in file order. Raises ConfigError if a row has changed since the check."""
+        """Yield the rows in file order. Raises ConfigError if a row changed since the check."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
             item = _item_of(row, path=self.path, column=self.column)
             if zlib.crc32(_text_of(item)) != next(left):
                 raise ConfigError(
-                    f"{self.path}: {row.place}: has changed since the file was checked; leave the file alone, and run"
-                    " again",
+                    f"{self.path}: {row.place}: has changed since the file was checked; run again, and do not"
+                    " change the file meanwhile",
                     file=str(self.path),
                     line=row.number,
                 )
             yield item
         if missing := sum(1 for _ in left):
             raise ConfigError(
-                f"{self.path}: its last {missing:,} of {len(self):,} rows are gone since the file was checked; leave"
-                " the file alone, and run again",
+                f"{self.path}: its last {missing:,} of {len(self):,} rows were removed since the file was checked;"
+                " run again, and do not change the file meanwhile",
                 file=str(self.path),
             )
 
@@ -79,12 +78,11 @@ def check_rows(
 
     Args:
         wanted: required columns by the part that requires them (`the prompt one`).
-        texts: True to require text or empty cells in these columns.
+        texts: require text or empty cells in these columns.
         empty_means: the effect of an empty cell, for its note.
 
     Raises:
-        ConfigError: for a file without rows, a row without a name or with an earlier row's name, and a row that lacks a
-            required column.
+        ConfigError: for a file without rows, a row without a unique name, and a row that lacks a required column.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}
@@ -98,7 +96,7 @@ def check_rows(
         digest.update(b", " + text if checksums else text)
         checksums.append(zlib.crc32(text))
     if not checksums:
-        raise ConfigError(f"{path}: holds no rows", file=str(path))
+        raise ConfigError(f"{path}: has no rows", file=str(path))
     digest.update(b"]")
     notes = [
         cells.note(name, path=path, rows=len(checksums), means=empty_means)
@@ -111,8 +109,6 @@ def check_rows(
 
 
 class _EmptyCells:
-    """Empty cells of one column: their number, and the places of the first ones."""
-
     def __init__(self) -> None:
         self.count = 0
         self.places: list[str] = []
@@ -129,14 +125,18 @@ class _EmptyCells:
 
 
 def row_error(problem: str, row: Row, *, path: Path, key: str) -> ConfigError:
-    """Return the error of a cell, with its place."""
     return ConfigError(f"{path}: {row.place}: {problem}", file=str(path), line=row.number, key=key)
 
 
 def _item_of(row: Row, *, path: Path, column: str) -> DataItem:
     name = row.number if not column else row.fields.get(column)
     if not isinstance(name, str | int) or name == "":
-        raise row_error(f"{column} must name the row, and is {name!r:.40}", row, path=path, key=column)
+        raise row_error(
+            f"{column} must be the row's name, a text or a whole number, and is {name!r:.40}",
+            row,
+            path=path,
+            key=column,
+        )
     return DataItem(id=str(name), fields=row.fields, place=row.place)
 
 
@@ -145,24 +145,20 @@ def _text_of(item: DataItem) -> bytes:
 
 
 def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
-    """Raise ConfigError if an earlier row has this name. `names`: row numbers by name."""
     first = names.setdefault(item.id, row.number)
     if first != row.number:
-        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, as the file's kind has it
+        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, depending on the kind of file
         raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
 
 
 def _check_columns(
     row: Row, wanted: Mapping[str, Sequence[str]], empty: Mapping[str, _EmptyCells], *, path: Path, texts: bool
 ) -> None:
-    """Note the empty cells of a row. Raise ConfigError if it lacks a required column, or with `texts` if such a column
-    is not text.
-    """
     for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
                 has = ", ".join(map(str, row.fields))
-                problem = f"{name} is missing, and {who} wants it (the row has {has})"
+                problem = f"{name} is missing, and {who} needs it (the row has {has})"
                 raise row_error(problem, row, path=path, key=name)
     for name, cells in empty.items():
         value = row.fields[name]
@@ -175,9 +171,7 @@ def _check_columns(
 
 
 def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the tables of a TOML file, which may only have these top-level keys. Raises ConfigError with file and
-    line.
-    """
+    """Return the tables of a TOML file. Raises ConfigError, also for other top-level keys."""
     try:
         text = read_text(path)
     except FileNotFoundError:

@@ -1,21 +1,37 @@
-"""models.toml: models by the name that requests ask for, as `stoker serve` and `stoker batch` read them.
+"""models.toml: models by the name in requests, for `stoker serve` and `stoker batch`.
 
 [models.small]
-path = "models/small"       a folder or file as `causal_lm` and `encoder` take it; it counts from this file
+path = "models/small"       a folder or file for `causal_lm` or `encoder`, relative to this file
 kind = "chat"               or "embedding"
-engine = "auto"             what writes: "continuous", "static", "transformers", "vllm"
-graphs = true               the continuous engine captures its steps as CUDA graphs; left out: it does not
+engine = "auto"             or "continuous", "static", "transformers", "vllm"
+graphs = true               the continuous engine captures its steps as CUDA graphs; default: false
+devices = 2                 devices of one node that hold the model together; default: 1
+max_model_len = 8192        most tokens of a prompt and its continuation; default: as many as the model allows
+chat_template = "chat.jinja"  a file, from this file's folder, or the text; default: the model's
+quantization = "fp8"        with engine = "vllm"
 dtype = "auto"              "float32", "bfloat16", "float16", or "fp32", "bf16", "fp16"
-memory = "4 GB"             host memory and device memory that it may take; left out: measured
+memory = "4 GB"             limits of host memory and device memory; default: measured
 device_memory = "8 GB"
-ttft = "1 s"                objectives: the time to the first token, and for each further one
+tool_parser = "hermes"      format of function calls; default: by the chat template; there are also "llama3_json",
+                            "mistral", "qwen3_xml" and "json"
+reasoning_parser = "none"   format of reasoning; default: by the chat template; "none": reasoning is part of the
+                            answer; there are also "deepseek_r1", "mistral" and "seed_oss"
+ttft = "1 s"                objectives: time to the first token, and per further token
 tpot = "100 ms"
-min = 1                     the least number of libraries that stay loaded
-max = 4                     the largest number of libraries that are loaded at once; left out: any number
-keep_alive = "10 min"       a library idle for this time is unloaded, as long as `min` stay; left out: it
-                            stays until its room is wanted
-cold = "wait"               a request that finds it not loaded waits, also beyond `ttft`; "refuse": it is told when to
-                            come again. Left out: it waits, if no `ttft` says otherwise
+min = 1                     libraries that stay loaded
+max = 4                     limit of loaded libraries; default: unlimited
+keep_alive = "10 min"       idle time after which a library above `min` is unloaded; default: until its memory is
+                            needed
+cold = "wait"               a request for a model that is not loaded waits, also beyond `ttft`; "refuse": the client
+                            must retry later. Default: it waits as long as `ttft` allows
+
+[models.small.vllm]         any engine argument of vLLM, with engine = "vllm"
+max_num_batched_tokens = 8192
+
+[models.legal]              an adapter: a model that shares the libraries and the batch of its base
+base = "small"              another model of this file
+adapter = "lora"            a folder with a PEFT LoRA, or with a soft prompt of `stoker tune`; `ttft`, `tpot` and `cold`
+                            may be its own
 """
 
 from __future__ import annotations
@@ -28,69 +44,127 @@ from typing import Annotated, Any
 import msgspec
 
 import stoker
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint
+from stoker.apps.common.reasoning import REASONING_PARSERS
+from stoker.apps.common.tool_calls import FORMATS
 from stoker.config import Duration, Size
-from stoker.contexts import Recipe, dtype_named, encoder_class
+from stoker.contexts import EngineSettings, Recipe, check_adapter, dtype_named, encoder_class, longest_input
 from stoker.decoding import read_text
 from stoker.errors import ConfigError, RecipeError
 from stoker.toml_files import read_struct
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
+LONGEST_OBJECTIVE_S = 86_400.0
+_OF_ADAPTERS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
+"""The settings that an adapter may have; the others are its base's."""
+_OF_WRITERS = ("max_model_len", "chat_template", "quantization", "vllm")
 _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
 class ModelKind(enum.Enum):
-    """The task of a model."""
-
     CHAT = "chat"
-    """Texts: `/v1/chat/completions` and `/v1/completions`."""
+    """Writes texts: `/v1/chat/completions` and `/v1/completions`."""
     EMBEDDING = "embedding"
-    """Vectors: `/v1/embeddings`."""
+    """Returns vectors: `/v1/embeddings`."""
 
 
 class Cold(enum.Enum):
-    """What happens to a request for a model that is not loaded."""
+    """The handling of a request for a model that is not loaded."""
 
     WAIT = "wait"
-    """It waits until the model is loaded."""
+    """The request waits until the model is loaded."""
     REFUSE = "refuse"
-    """It is refused with 503, and the model is loaded."""
+    """The request is refused with 503, and the model is loaded."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model. Sizes in bytes, times in seconds; 0 = not given."""
+    """One model. Sizes in bytes (0 = not given), times in seconds."""
 
-    path: str
+    path: str = ""
     kind: ModelKind = ModelKind.CHAT
     engine: str = "auto"
     graphs: bool = False
+    devices: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     dtype: str = "auto"
     memory: Size = Size(0)
     device_memory: Size = Size(0)
-    ttft: Duration = Duration(0)
-    tpot: Duration = Duration(0)
+    ttft: Duration | None = None
+    tpot: Duration | None = None
     min: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
     keep_alive: Duration | None = None
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     cold: Cold | None = None
-    """None: the request waits if there is no `ttft`, else as long as `ttft` allows."""
+    """None: without a `ttft` the request waits, else as long as `ttft` allows."""
+    max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    chat_template: str = ""
+    quantization: str = ""
+    vllm: dict[str, Any] = {}
+
+    base: str = ""
+    """The name of the base of an adapter. `parse_models` gives an adapter the other settings of its base."""
+    adapter: str = ""
+    adapters: dict[str, str] = {}
+    """Folders of all adapters of this model, or of its base, by name; set by `parse_models`."""
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise ValueError("path is empty; name a folder or a file")
+        if bool(self.base) != bool(self.adapter):
+            raise ValueError("base and adapter belong together; write both, or leave both out")
+        if not self.path and not self.base:
+            raise ValueError("path is missing or empty; name a folder or a file")
         if self.engine not in _ENGINES:
             raise ValueError(f"engine = {self.engine!r} is not available; there are {', '.join(_ENGINES)}")
         try:
             dtype_named(self.dtype, what="dtype")
         except RecipeError:
             raise ValueError(f"dtype = {self.dtype!r} is not available; there are {', '.join(_DTYPES)}") from None
+        for name, given, there in (
+            ("tool_parser", self.tool_parser, FORMATS), ("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        ):  # fmt: skip
+            if given not in ("auto", *there):
+                raise ValueError(f"{name} = {given!r} is not available; there are auto, {', '.join(there)}")
+            if self.kind is ModelKind.EMBEDDING and given != "auto":
+                raise ValueError(f"{name} is for models that write; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
             raise ValueError("engine is for models that write; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.graphs:
             raise ValueError("graphs is for models that write; an embedding model has none")
+        if self.kind is ModelKind.EMBEDDING and self.devices > 1:
+            raise ValueError("devices is for models that write; an embedding model runs on one")
+        for name in _OF_WRITERS:
+            if self.kind is ModelKind.EMBEDDING and getattr(self, name):
+                raise ValueError(f"{name} is for models that write; an embedding model has none")
+        if self.quantization and "quantization" in self.vllm:
+            raise ValueError("quantization is given twice, also in vllm; leave one out")
+        try:
+            self.engine_settings.check(engine=self.engine)
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
+        if self.graphs and self.devices > 1:
+            raise ValueError("graphs = true captures the steps of one device; leave out graphs or devices")
         if self.graphs and self.engine in ("static", "vllm"):
-            raise ValueError(f'graphs = true is for engine = "continuous"; {self.engine} cannot take it')
+            raise ValueError(f'graphs = true is for engine = "continuous"; {self.engine} does not support it')
+        for name, objective in (("ttft", self.ttft), ("tpot", self.tpot)):
+            if objective is not None and not 0 < objective <= LONGEST_OBJECTIVE_S:
+                raise ValueError(f"{name} must be more than 0 and at most a day; leave it out for no objective")
+        if self.kind is ModelKind.EMBEDDING and self.tpot is not None:
+            raise ValueError("tpot is for models that write; an embedding model has none")
         if self.max is not None and self.min > self.max:
             raise ValueError(f"min = {self.min} is more than max = {self.max}")
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        own = {"quantization": self.quantization} if self.quantization else {}
+        return EngineSettings(self.max_model_len or 0, self.chat_template, {**own, **self.vllm})
+
+
+def with_parsers(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
+    """Return a request with the formats that its model's settings name."""
+    if settings is None or request.endpoint is not Endpoint.CHAT:
+        return request
+    named = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
+    return msgspec.structs.replace(request, **{name: each for name, each in named.items() if each != "auto"})
 
 
 class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +172,6 @@ class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_models(path: Path) -> dict[str, ModelSettings]:
-    """Read the models of a file. Raises ConfigError with line and setting."""
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -113,8 +186,19 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     found = read_struct(text, _ModelsFile, file=file).models
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
-    models = {name: _placed(settings, folder) for name, settings in found.items()}
+    placed = {
+        name: _with_template(_placed(settings, folder), folder, at=f"{file}: [models.{name}]")
+        for name, settings in found.items()
+    }
+    models = _with_adapters(placed, file=file)
     for name, settings in models.items():
+        longest = longest_input(settings.path, writes=True)
+        if settings.max_model_len and 0 < longest < settings.max_model_len:
+            raise ConfigError(
+                f"{file}: [models.{name}] max_model_len = {settings.max_model_len} is more than the {longest} tokens of"
+                " the model",
+                file=file, key="max_model_len",
+            )  # fmt: skip
         if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
             raise ConfigError(
                 f'{file}: [models.{name}] {settings.path} is an encoder ({encoder}), which writes no text; write kind ='
@@ -125,7 +209,7 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
 
 
 def identity_of(recipe: Recipe, path: str = "") -> str:
-    """Return the identity of a model: the digest of its files, or its path if that is a name on the model hub."""
+    """Return the digest of a model's files, or its name on the model hub."""
     return ", ".join(part.name for part in recipe.objects) or path
 
 
@@ -138,17 +222,91 @@ def recipe_of(settings: ModelSettings) -> Recipe:
     }  # fmt: skip
     if settings.kind is ModelKind.EMBEDDING:
         return stoker.encoder(settings.path, **options)
-    return stoker.causal_lm(settings.path, engine=settings.engine, graphs=settings.graphs, **options)
+    return stoker.causal_lm(
+        settings.path, engine=settings.engine, graphs=settings.graphs, devices=settings.devices,
+        adapters=_usable_adapters(settings), **msgspec.structs.asdict(settings.engine_settings), **options,
+    )  # fmt: skip
+
+
+def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
+    """Return the adapters without those whose files were lost since the models file was read."""
+    found = {}
+    for name, folder in settings.adapters.items():
+        try:
+            check_adapter(folder, base=settings.path)
+        except ValueError:
+            if folder != settings.adapter:
+                continue
+        found[name] = folder
+    return found
+
+
+def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
+    """Give adapters the settings of their bases, and bases their adapters. Raises ConfigError."""
+    of_base: dict[str, dict[str, str]] = {}
+    for name, settings in models.items():
+        if settings.adapters:
+            raise ConfigError(
+                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter each",
+                file=file, key="adapters",
+            )  # fmt: skip
+        if settings.base:
+            if why := _not_adapter(settings, models):
+                raise ConfigError(f"{file}: [models.{name}] {why}", file=file, key="base")
+            of_base.setdefault(settings.base, {})[name] = settings.adapter
+    found = {}
+    for name, settings in models.items():
+        shared = of_base.get(settings.base or name, {})
+        own = {each: getattr(settings, each) for each in _OF_ADAPTERS} if settings.base else {}
+        found[name] = msgspec.structs.replace(models[settings.base or name], adapters=shared, **own)
+    return found
+
+
+def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> str:
+    """Return why these settings are not of an adapter; empty if they are."""
+    base, plain = models.get(settings.base), ModelSettings(path="none")
+    if base is None:
+        return f"base = {settings.base!r} is no model of this file; there are {', '.join(models)}"
+    if base.base:
+        return f"base = {settings.base!r} is itself an adapter; name its base, {base.base}"
+    if base.kind is ModelKind.EMBEDDING:
+        return f"base = {settings.base!r} makes embeddings; an adapter needs a model that writes"
+    if base.engine in ("static", "vllm"):
+        return f'base = {settings.base!r} has engine = "{base.engine}", which serves no adapters; leave out the engine'
+    for field in msgspec.structs.fields(ModelSettings):
+        given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""
+        if field.name not in _OF_ADAPTERS and given != usual:
+            return f"{field.name} is a setting of the base; write it at [models.{settings.base}]"
+    try:
+        check_adapter(settings.adapter, base=base.path)
+    except ValueError as error:
+        return f"adapter: {error}"
+    return ""
 
 
 def _in_bytes(size: Size) -> str | None:
-    """Return a size as a context's option takes it; None for 0."""
     return f"{int(size)} B" if size else None
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
-    """Make the path absolute; a path that does not exist may be a name on the model hub."""
+    """Make the path absolute; a missing path may be a name on the model hub."""
+    if settings.base:
+        adapter = os.path.abspath(folder / os.path.expanduser(settings.adapter))
+        return msgspec.structs.replace(settings, adapter=adapter)
     path = os.path.expanduser(settings.path)
     there = folder / path
     looks_local = path.startswith((".", "/")) or there.exists()
     return msgspec.structs.replace(settings, path=os.path.abspath(there) if looks_local else settings.path)
+
+
+def _with_template(settings: ModelSettings, folder: Path, *, at: str) -> ModelSettings:
+    """Replace the name of a template's file by its text."""
+    named = settings.chat_template
+    if not named or "{" in named:
+        return settings
+    try:
+        text = read_text(folder / os.path.expanduser(named))
+    except OSError as error:
+        said = f"{at} chat_template: {named} cannot be read: {error.strerror}; write the name of a file, or the text"
+        raise ConfigError(said, key="chat_template") from None
+    return msgspec.structs.replace(settings, chat_template=text)

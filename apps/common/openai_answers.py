@@ -1,7 +1,7 @@
-"""How a model answers a request in its library process, and the bodies of answers in OpenAI's form.
+"""How a model answers a request in its library, and the bodies of answers in OpenAI's form.
 
-If the model refuses a request (a prompt that is too long, an option that its engine lacks), it raises ValueError,
-which `refusal` turns into an ApiError. `name` identifies an answer.
+A model raises ValueError to refuse a request (for example a too long prompt); `refusal` converts the error to an
+ApiError. `name` identifies an answer.
 """
 
 from __future__ import annotations
@@ -13,29 +13,44 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from stoker.apps.common.openai_requests import FIELD_OF, ApiError, ApiRequest, Endpoint, SamplingOptions
+from stoker.apps.common.answer_parsing import (
+    AnswerDelta,
+    AnswerParser,
+    CallPart,
+    ToolCall,
+    answer_parser,
+    tool_format,
+    whole_answer,
+)
+from stoker.apps.common.openai_requests import ENGINE_FIELDS, ApiError, ApiRequest, Endpoint, SamplingOptions
+from stoker.apps.common.tool_prompts import has_tools, template_messages
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
-"""Per token: its text, its log-probability, and the likeliest tokens at its place with theirs."""
+"""Per token: its text, its log-probability, and the likeliest tokens with theirs."""
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _AROUND = 16
-"""The most tokens that a tokenizer adds around a text."""
+"""Maximum of special tokens that a tokenizer adds to a text."""
 _UNKNOWN_LENGTH = 4096
-"""Context length of a model that does not state one."""
+"""Assumed context length of a model that does not state its own."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The text after one prompt. `finish_reason`: `stop` or `length`. `logprobs`: None unless requested."""
+    """The text after one prompt. `finish_reason`: `stop`, `length` or `tool_calls`. `logprobs`: None unless requested.
+    `calls`: the functions that the model calls.
+    """
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     logprobs: Likelihoods | None = None
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
 
 
 class TextBegun(msgspec.Struct, frozen=True):
@@ -45,25 +60,30 @@ class TextBegun(msgspec.Struct, frozen=True):
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    """One token of a streamed text with log-probabilities."""
-
     text: str
     logprobs: Likelihoods
 
 
-class TextEnded(msgspec.Struct, frozen=True):
-    """The last piece of a streamed text."""
+class AnswerPiece(msgspec.Struct, frozen=True):
+    """A part of an answer with reasoning or function calls. `tokens`: written tokens since the piece before."""
 
+    delta: AnswerDelta
+    tokens: int
+    logprobs: Likelihoods | None = None
+
+
+class TextEnded(msgspec.Struct, frozen=True):
     finish_reason: str
     completion_tokens: int
 
 
-TextPiece = TextBegun | str | TokenPiece | TextEnded
+TextPiece = TextBegun | str | TokenPiece | AnswerPiece | TextEnded
 
 
 class VectorPiece(msgspec.Struct, frozen=True):
-    """A part of the vectors of some texts: bytes of little-endian float32 numbers. All parts together have `width`
-    numbers per text; `tokens` counts all texts.
+    """A part of the vectors of some texts: bytes of little-endian float32 numbers.
+
+    All parts together have `width` numbers per text; `tokens` counts all texts.
     """
 
     width: int
@@ -72,11 +92,11 @@ class VectorPiece(msgspec.Struct, frozen=True):
 
 
 _LENGTH_IS = "this model's maximum context length is"
-"""Clients (LiteLLM) recognize this error by OpenAI's words."""
+"""OpenAI's words, by which clients (LiteLLM) recognize this error."""
 
 
 class ContextTooShort(ValueError):
-    """A prompt and the tokens that may follow it exceed the length that the model reads."""
+    """A prompt and its new tokens exceed the model's context length."""
 
 
 class TemplateRefused(ValueError):
@@ -84,47 +104,70 @@ class TemplateRefused(ValueError):
 
 
 class WidthDiffers(ValueError):
-    """A request asks for vectors of another width than the model's."""
+    """The requested vector width is not the model's."""
 
 
 def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[str, ...]:
     """Return the prompts of a request; a conversation has one. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.texts
-    messages = [
-        {"role": message.role, "content": message.content, **({"name": message.name} if message.name else {})}
-        for message in request.messages
-    ]
+    template = model.chat_template
+    options = dict(request.template_options)
+    if has_tools(template) and request.tools.functions:
+        options["tools"] = list(request.tools.functions)
+    messages = template_messages(request, template, tool_format(request, template))
     try:
-        return (model.chat_prompt(messages),)
-    except Exception as error:  # a template is a program of the model's, and raises what it likes
+        return (model.chat_prompt(messages, **options),)
+    except Exception as error:  # the model's template is a program and may raise any error
         raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
 
 
-def complete(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> Choice:
-    """Return the model's text after one prompt. `place`: the index of the prompt in the request.
+def for_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
+    """Return the request with its adapter, if its model is one of the context's adapters."""
+    if request.model not in model.adapters:
+        return request
+    return replace(request, sampling=replace(request.sampling, adapter=request.model))
 
-    Raises ValueError for a prompt that the model cannot take; ContextTooShort if it is too long.
+
+def complete(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -> Choice:
+    """Return the model's answer to one prompt. `place`: the index of the prompt in the request.
+
+    Raises ValueError for an unusable prompt, ContextTooShort for a too long one.
     """
+    sampling = request.sampling
     _, options = _options(model, prompt, sampling, place=place)
     found = model.complete(prompt, **options)
-    return Choice(
+    choice = Choice(
         text=found.text,
         finish_reason=found.finish_reason,
         prompt_tokens=found.prompt_tokens,
         completion_tokens=found.completion_tokens,
         logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
     )
+    parser = answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
+    if parser is None:
+        return choice
+    answer, calls = whole_answer(parser, found.text)
+    return msgspec.structs.replace(
+        choice, text=answer.text, reasoning=answer.reasoning, calls=calls,
+        finish_reason=parser.finish_reason(found.finish_reason),
+    )  # fmt: skip
 
 
-def stream_text(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> Iterator[TextPiece]:
-    """Yield the text in pieces as it is generated; with log-probabilities, one token per piece. Raises ValueError
-    before the first piece, as `complete`.
+def stream_text(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -> Iterator[TextPiece]:
+    """Yield the answer in pieces as it is generated; with log-probabilities, one token per piece.
+
+    Raises ValueError before the first piece, as `complete`.
     """
+    sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
+    parser = answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
     tokens = model.stream_completion(prompt, **options)
     yield TextBegun(read)
     written, finish = 0, ""
+    if parser is not None:
+        yield from _parsed_pieces(parser, tokens, sampling=sampling)
+        return
     for token in tokens:
         written, finish = written + 1, token.finish_reason
         if sampling.logprobs >= 0:
@@ -134,13 +177,28 @@ def stream_text(model: CausalLM, prompt: str, sampling: SamplingOptions, *, plac
     yield TextEnded(finish, written)
 
 
+def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: SamplingOptions) -> Iterator[TextPiece]:
+    written, told, finish = 0, 0, ""
+    for token in tokens:
+        written, finish = written + 1, token.finish_reason
+        delta = parser.feed(token.text)
+        likelihoods = _cut(token.logprobs, sampling) if sampling.logprobs >= 0 else None
+        if delta or likelihoods:
+            yield AnswerPiece(delta, written - told, likelihoods)
+            told = written
+    if rest := parser.end():
+        yield AnswerPiece(rest, written - told)
+    yield TextEnded(parser.finish_reason(finish), written)
+
+
 def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
-    """Return the vectors of a request's texts, float32 `[texts, width]`, and the tokens of all texts. Raises
-    ValueError for a text that the model cannot take, and if the request asks for another width.
+    """Return the vectors of a request's texts, float32 `[texts, width]`, and the total of tokens.
+
+    Raises ValueError for an unusable text, and if the request asks for another width.
     """
     if model.longest:
         for text in request.texts:
-            # A token is a byte at least, but for those around a text: short texts are not counted.
+            # A token has at least one byte, except for added tokens, so short texts need not be counted.
             length = model.count_tokens(text) if len(text.encode()) + _AROUND > model.longest else 0
             if model.longest < length:
                 raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and a text has {length}")
@@ -148,28 +206,32 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     if request.dimensions and request.dimensions != vectors.shape[1]:
         raise WidthDiffers(
             f"dimensions is {request.dimensions}, and this model's vectors have {vectors.shape[1]} numbers; leave it"
-            " out, or give that"
+            " out, or give that number"
         )
     return vectors, tokens
 
 
-def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
+def refusal(error: ValueError, request: ApiRequest) -> ApiError:
     """Convert a model's refusal into OpenAI's words."""
-    message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[endpoint], None
+    message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
     if isinstance(error, ContextTooShort):
         code = "context_length_exceeded"
     elif isinstance(error, WidthDiffers):
         param, code = "dimensions", "invalid_value"
-    elif option := getattr(error, "option", ""):  # an engine that does not honour it
-        param, code = FIELD_OF.get(option, option), "unsupported_value"
+    elif getattr(error, "option", "") == "adapter":
+        param, code = "model", "invalid_value"
+    elif option := getattr(error, "option", ""):  # the engine cannot honour the option
+        param = option if option in ENGINE_FIELDS else request.sampling.form_field or "response_format"
+        code = "invalid_value"
         message = f"{param}: {message}"
     return ApiError(message, param=param, code=code)
 
 
 def _options(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> tuple[int, dict[str, Any]]:
-    """Return the tokens of a prompt, and the model's options for it. Raises ContextTooShort."""
     length = model.count_tokens(prompt)
     longest = model.longest or _UNKNOWN_LENGTH
+    if sampling.adapter:
+        longest -= model.virtual_tokens(sampling.adapter)
     most = sampling.max_new_tokens or max(1, longest - length)
     if length + most > longest:
         raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
@@ -184,6 +246,8 @@ def _options(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: 
     }
     if sampling.engine_options:  # only some engines have the argument
         options["engine_options"] = dict(sampling.engine_options)
+    if sampling.adapter:
+        options["adapter"] = sampling.adapter
     return length, options
 
 
@@ -199,7 +263,7 @@ _LEAST_LOGPROB = -9999.0
 
 
 def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    """Return the answer to a conversation, one message per choice. `usage`: instead of the sum over choices."""
+    """Return the answer to a conversation, one message per choice. `usage` replaces the sum over choices."""
     return {
         "id": f"chatcmpl-{name}",
         "object": "chat.completion",
@@ -208,7 +272,7 @@ def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int,
         "choices": [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _message(choice),
                 "logprobs": chat_logprobs(choice.logprobs),
                 "finish_reason": choice.finish_reason,
             }
@@ -222,7 +286,7 @@ def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int,
 def completion_body(
     choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """Return the answer to a completion, one text per choice. `usage`: instead of the sum over choices."""
+    """Return the answer to a completion, one text per choice. `usage` replaces the sum over choices."""
     return {
         "id": f"cmpl-{name}",
         "object": "text_completion",
@@ -252,7 +316,7 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
 
 
 def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """Yield the same as JSON in parts of about `_PART_BYTES`: the whole may take hundreds of megabytes."""
+    """Yield `embedding_body` as JSON in parts of about `_PART_BYTES`: the body may have hundreds of megabytes."""
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
@@ -264,7 +328,7 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
 
 
 class Vectors(msgspec.Struct, frozen=True):
-    """Vectors of texts with `tokens` tokens in total: `width` little-endian float32 numbers each, concatenated."""
+    """Vectors of texts: `width` little-endian float32 numbers each, concatenated."""
 
     width: int
     tokens: int
@@ -275,8 +339,39 @@ class Vectors(msgspec.Struct, frozen=True):
         return (bytes(self.data[start : start + size]) for start in range(0, len(self.data), size))
 
 
+def _message(choice: Choice) -> Body:
+    """Return an answer's message. Its fields for reasoning and calls are present only with a value, as OpenAI's."""
+    message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    return message
+
+
+def delta_body(delta: AnswerDelta) -> Body:
+    """Return a part of a streamed message."""
+    found: Body = {}
+    if delta.reasoning:
+        found["reasoning_content"] = delta.reasoning
+    if delta.text:
+        found["content"] = delta.text
+    if delta.calls:
+        found["tool_calls"] = [_call_part(call) for call in delta.calls]
+    return found
+
+
+def _call_part(call: CallPart) -> Body:
+    function = {"arguments": call.arguments}
+    if not call.id:
+        return {"index": call.index, "function": function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
+
+
 def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
-    """Return log-probabilities in the form of a conversation's answer."""
     if likelihoods is None:
         return None
     return {
@@ -289,7 +384,7 @@ def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
 
 
 def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """Return log-probabilities in the form of a completion's answer. `offset`: characters of the text before them."""
+    """Return log-probabilities in the form of a completion's answer. `offset`: characters before these tokens."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
@@ -324,13 +419,12 @@ def _bytes_of(token: str) -> bytes:
 
 
 def _named(token: str) -> str:
-    """Return a token as text; part of a character as its bytes, as OpenAI writes them."""
+    """Return a token as text; a part of a character as its bytes, as OpenAI writes them."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _embedding(index: int, vector: bytes, packed: bool) -> Body:
-    """Return one vector: base64 of little-endian float32 as OpenAI's, or numbers."""
     numbers = base64.b64encode(vector).decode() if packed else struct.unpack(f"<{len(vector) // _FLOAT_BYTES}f", vector)
     return {"object": "embedding", "index": index, "embedding": numbers}
 

@@ -1,13 +1,10 @@
-"""The part of OpenAI's API that Stoker has: a request, its errors, and the fields of its body.
+"""The supported part of OpenAI's API: a request, its errors, and the fields of its body.
 
-- Honoured fields have their effect: `HONOURED`, and `ENGINE_FIELDS` if the model's engine has the option.
-- Ignored fields concern OpenAI's service or the client alone and change no answer (`IGNORED`). `read_body` reports
-  them, so that its caller can log each once.
-- All other fields, known or not, are refused by name, unless the value changes nothing (`n` of 1, `logit_bias` of
-  `{}`).
+- Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and fields for the form of a text.
+- Ignored fields do not change an answer (`IGNORED`). `read_body` reports them, so that its caller can log each once.
+- All other fields are refused by name, unless the value has no effect (`n` of 1, `logit_bias` of `{}`).
 
-A null field counts as absent. Messages have their own table: clients send back the messages of earlier answers, so
-every field of OpenAI's answers is accepted.
+A null field counts as absent.
 """
 
 from __future__ import annotations
@@ -20,36 +17,33 @@ from typing import Any
 
 import msgspec
 
+from stoker.apps.common.openai_messages import ChatMessage, read_messages
+from stoker.apps.common.openai_tools import TOOL_FIELDS, Tools, read_tools
+from stoker.apps.common.refusals import ApiError as ApiError
+from stoker.apps.common.refusals import RequestRefused as RequestRefused
+from stoker.apps.common.refusals import equals, json_text, shown
+from stoker.apps.common.refusals import refused as refused
 from stoker.decoding import UNREADABLE, why_not_json
 
 
 class Endpoint(enum.Enum):
-    """The kind of a request; the value is its `url`."""
+    """The kind of a request; the value is the path of its URL."""
 
     CHAT = "/v1/chat/completions"
-    """The next message of a conversation."""
+    """Writes the next message of a conversation."""
     COMPLETIONS = "/v1/completions"
-    """The part after a text."""
+    """Continues a text."""
     EMBEDDINGS = "/v1/embeddings"
-    """A vector for each text."""
-
-
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation. `role`: system, user or assistant; `name`: its author, for chat templates that
-    show it.
-    """
-
-    role: str
-    content: str
-    name: str = ""
+    """Returns a vector for each text."""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
     """How tokens are chosen, and when the text ends.
 
-    `max_new_tokens` 0: no limit but the context length. `logprobs`: the number of likely tokens to report at each
-    place in addition to the chosen one; -1: no log-probabilities. `json_schema`: the schema that the text must
-    satisfy; empty: none. `engine_options`: options that only some engines have, by vLLM's names.
+    `max_new_tokens` 0: limited by the context length. `logprobs`: likeliest tokens to report per token; -1: no
+    log-probabilities. `json_schema`: schema of the text; empty: any text. `engine_options`: further options, by
+    vLLM's names. `form_field`: the request's field that holds the text to a schema or another form. `adapter`: the
+    name of one of the model's adapters.
     """
 
     max_new_tokens: int = 0
@@ -60,18 +54,16 @@ class SamplingOptions(msgspec.Struct, frozen=True):
     logprobs: int = -1
     json_schema: str = ""
     engine_options: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Names of the options that only some engines have."""
-        return (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options))
+    form_field: str = ""
+    adapter: str = ""
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One checked request. `line`: its line in a file; 0: it comes from no file.
+    """One checked request. `line`: its line in a file; 0: no file.
 
-    A conversation has `messages`; the other endpoints have `texts`, with an answer to each. `packed`: vectors in
-    base64. `dimensions`: the expected width of a vector; 0: the model's.
+    A conversation has `messages`; the other endpoints have `texts`. `packed`: vectors in base64. `dimensions`: expected
+    width of a vector; 0: the model's. `template_options`: values for the chat template. `tool_parser` and
+    `reasoning_parser`: formats of the model's answers; empty: those of its chat template.
     """
 
     custom_id: str
@@ -83,31 +75,17 @@ class ApiRequest(msgspec.Struct, frozen=True):
     sampling: SamplingOptions = SamplingOptions()
     packed: bool = False
     dimensions: int = 0
-
-
-class ApiError(msgspec.Struct, frozen=True):
-    """Why a request has no answer, in OpenAI's words. `param`: the path of the field in the body."""
-
-    message: str
-    type: str = "invalid_request_error"
-    param: str | None = None
-    code: str | None = None
-    status: int = 400
+    tools: Tools = Tools()
+    template_options: tuple[tuple[str, Any], ...] = ()
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
     @property
-    def body(self) -> dict[str, dict[str, str | None]]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-
-class RequestRefused(Exception):
-    """A request cannot be answered; `error` says why."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
-        type: str = "invalid_request_error",
-    ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.error = ApiError(message, type=type, param=param, code=code, status=status)
+    def inputs(self) -> tuple[str, ...]:
+        """The texts that the model reads, one per message or prompt, without its chat template's own."""
+        said = (message.content + "".join(call.arguments for call in message.calls) for message in self.messages)
+        tools = (json_text(self.tools.functions),) if self.tools.functions else ()
+        return (*tools, *said, *self.texts)
 
 
 Body = dict[str, Any]
@@ -120,51 +98,62 @@ IGNORED = frozenset(
         "prompt_cache_retention", "prediction", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Fields of a service (bills, logs, queues, caches). They change no answer."""
+"""Fields that concern a service (bills, logs, queues, caches) and do not change an answer."""
 _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
     Endpoint.CHAT: frozenset(
-        {"model", "messages", "max_completion_tokens", "top_logprobs", "response_format", *_SAMPLING}
+        {
+            "model",
+            "messages",
+            "max_completion_tokens",
+            "top_logprobs",
+            "response_format",
+            "chat_template_kwargs",
+            *TOOL_FIELDS,
+            *_SAMPLING,
+        }
     ),
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", *_SAMPLING}),
     Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format", "dimensions"}),
 }
-"""Body fields of each endpoint that every engine honours."""
+"""Body fields of each endpoint."""
+_FORMS = {
+    "json": "an object, or its JSON text", "regex": "a text", "choice": "a list of texts", "grammar": "a text",
+}  # fmt: skip
+"""vLLM's names of the forms of a text, with the valid values in words."""
+_FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "tools": ([],),
-    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False), "modalities": (["text"],), "verbosity": ("medium",),
+    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "functions": ([],),
+    "function_call": ("none", "auto"), "modalities": (["text"],), "verbosity": ("medium",),
     "skip_special_tokens": (True,), "include_stop_str_in_output": (False,), "use_beam_search": (False,),
     "length_penalty": (1,), "add_generation_prompt": (True,), "continue_final_message": (False,),
-    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "chat_template_kwargs": ({},),
+    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,),
     "documents": ([],), "bad_words": ([],), "vllm_xargs": ({},),
 }  # fmt: skip
-"""Values without effect of fields that are otherwise refused, OpenAI's and vLLM's."""
-_TOOLS = ("tools", "tool_choice", "functions", "function_call")
+"""Values without effect of fields that are otherwise refused."""
+_DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 REFUSED = frozenset(
     {
         "stream_options", "reasoning_effort", "audio", "web_search_options", "moderation", "chat_template",
-        "add_special_tokens", "allowed_token_ids", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "structured_outputs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget",
+        "add_special_tokens", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens",
+        "thinking_token_budget",
     }
 )  # fmt: skip
-"""Fields that are refused whatever their value."""
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_MESSAGE_HONOURED = ("role", "content", "name", "refusal")
-_MESSAGE_IGNORED = frozenset(
+"""Fields that are refused with any value."""
+_OWN_TEMPLATE_OPTIONS = frozenset(
     {
-        "annotations", "metadata", "id", "object", "created", "status", "weight", "reasoning", "reasoning_content",
-        "reasoning_details", "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
+        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+        "continue_final_message", "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
+        "padding", "truncation", "max_length",
     }
 )  # fmt: skip
-"""Message fields that never reach a prompt: facts of earlier answers, and notes of clients."""
-_MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": ({},), "audio": ({},)}
+"""Arguments of `apply_chat_template` that a request does not set."""
 _COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` for a completion."""
 _MOST_TOKENS = 1 << 31
 _MOST_LIKELIEST = 20
 _MOST_INPUTS = 2048
-"""The most texts of one embeddings request, as with OpenAI."""
+"""OpenAI's limit of texts in one embeddings request."""
 _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
@@ -181,14 +170,14 @@ def read_body(
     """Parse the body of a request.
 
     Args:
-        max_tokens: the limit for a request that names none; 0 is OpenAI's default.
+        max_tokens: the limit for a request without one; 0 is OpenAI's default.
         ignored: called with the name of each ignored field.
 
     Raises:
         RequestRefused: its message begins with the field.
     """
     if not isinstance(body, dict):
-        raise RequestRefused(f"body must be an object, and is {_shown(body)}", param="body", code="invalid_type")
+        raise RequestRefused(f"body must be an object, and is {shown(body)}", param="body", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     _refuse_others(given, endpoint)
     for name in body.keys() & IGNORED:
@@ -202,13 +191,17 @@ def read_body(
         )  # fmt: skip
     sampling = _sampling(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
-        messages = _messages(given, ignored)
-        return ApiRequest(custom_id, line, endpoint, model, messages=messages, sampling=sampling)
+        tools = read_tools(given)
+        if tools.is_forced:
+            sampling = _held_to_call(sampling, tools)
+        return ApiRequest(
+            custom_id, line, endpoint, model, messages=read_messages(_required(given, "messages"), ignored),
+            sampling=sampling, tools=tools, template_options=tuple(_template_options(given)),
+        )  # fmt: skip
     return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "prompt"), sampling=sampling)
 
 
 def read_object(data: bytes) -> Body:
-    """Parse the JSON object of a request's body. Raises RequestRefused."""
     try:
         body = msgspec.json.decode(data)
     except UNREADABLE as error:
@@ -218,138 +211,63 @@ def read_object(data: bytes) -> Body:
     return body
 
 
-def refuse_engine_fields(request: ApiRequest, honoured: frozenset[str]) -> None:
-    """Raise RequestRefused for an option that the engine does not have. `honoured`: the names of those it has
-    (`stoker.contexts.engine_options`).
-    """
-    for option in request.sampling.options:
-        if option not in honoured:
-            what = "is no option of the engine of this model"
-            if option == "json_schema":
-                what = "asks for JSON, and the engine of this model cannot hold a text to a JSON schema"
-            raise refused(FIELD_OF.get(option, option), f'{what}; engine = "vllm" can', "unsupported_value")
-
-
-FIELD_OF = {"json_schema": "response_format"}
-"""The request field of an engine option with another name."""
-
-
 def _refuse_others(body: Body, endpoint: Endpoint) -> None:
-    """Raise RequestRefused for the first field that would change the answer and is not honoured."""
-    honoured = HONOURED[endpoint] | (ENGINE_FIELDS.keys() if endpoint is not Endpoint.EMBEDDINGS else set())
+    writes = endpoint is not Endpoint.EMBEDDINGS
+    honoured = HONOURED[endpoint] | (ENGINE_FIELDS.keys() | _FORM_FIELDS if writes else set())
     for name, value in body.items():
         if name in honoured:
             continue
-        if any(_equals(value, neutral) for neutral in NEUTRAL.get(name, ())):
+        if any(equals(value, neutral) for neutral in NEUTRAL.get(name, ())):
             continue
-        if name in _TOOLS:
-            raise refused(name, "asks for calls of tools, which no engine here reads out of texts", "unsupported_value")
+        if name in _DEPRECATED:
+            raise refused(name, f"is deprecated and not supported; use {_DEPRECATED[name]}", "unsupported_value")
         if name in NEUTRAL:
-            only = " or ".join(_json(neutral) for neutral in NEUTRAL[name])
-            raise refused(name, f"is {_shown(value)}; only {only} is supported", "unsupported_value")
+            only = " or ".join(json_text(neutral) for neutral in NEUTRAL[name])
+            raise refused(name, f"is {shown(value)}; only {only} is supported", "unsupported_value")
         if name in REFUSED:
             raise refused(name, "is not supported here; leave it out", "unsupported_parameter")
         near = difflib.get_close_matches(name, sorted({*honoured, *NEUTRAL}), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise refused(name, f"is no field that {endpoint.value} is known to have{hint}", "unknown_parameter")
+        raise refused(name, f"is not a known field of {endpoint.value} requests{hint}", "unknown_parameter")
 
 
 def _model(body: Body) -> str:
     model = _required(body, "model")
     if not isinstance(model, str) or not model:
-        raise refused("model", f"must be a text, and is {_shown(model)}", "invalid_type")
+        raise refused("model", f"must be a text, and is {shown(model)}", "invalid_type")
     return model
+
+
+def _template_options(body: Body) -> Iterable[tuple[str, Any]]:
+    options = body.get("chat_template_kwargs", {})
+    if not isinstance(options, dict):
+        raise refused("chat_template_kwargs", f"must be an object, and is {shown(options)}", "invalid_type")
+    for name, value in options.items():
+        if name in _OWN_TEMPLATE_OPTIONS:
+            field = f"chat_template_kwargs.{name}"
+            raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
+        yield name, value
 
 
 def _is_packed(body: Body) -> bool:
     form = body.get("encoding_format", "float")
     if form not in ("float", "base64"):
-        raise refused("encoding_format", f"is {_shown(form)}; it must be float or base64", "invalid_value")
+        raise refused("encoding_format", f"is {shown(form)}; it must be float or base64", "invalid_value")
     return bool(form == "base64")
 
 
-def _messages(body: Body, ignored: Note) -> tuple[ChatMessage, ...]:
-    messages = _required(body, "messages")
-    if not isinstance(messages, list) or not messages:
-        raise refused("messages", f"must be a list of messages, and is {_shown(messages)}", "invalid_type")
-    return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))
-
-
-def _message(message: Any, where: str, ignored: Note) -> ChatMessage:
-    if not isinstance(message, dict):
-        raise refused(where, f"must be an object, and is {_shown(message)}", "invalid_type")
-    for name, value in message.items():
-        if value is None or name in _MESSAGE_HONOURED:
-            continue
-        if name in _MESSAGE_IGNORED:
-            ignored(f"messages[].{name}")
-        elif not any(_equals(value, neutral) for neutral in _MESSAGE_NEUTRAL.get(name, ())):
-            _refuse_message_field(name, f"{where}.{name}")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        what = "is missing" if role is None else f"is {_shown(role)}; it must be system, user or assistant"
-        raise refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
-    name = message.get("name") or ""
-    if not isinstance(name, str):
-        raise refused(f"{where}.name", f"must be a text, and is {_shown(name)}", "invalid_type")
-    return ChatMessage(role=_ROLES[role], content=_content_or_refusal(message, where), name=name)
-
-
-def _refuse_message_field(name: str, where: str) -> None:
-    if name in _MESSAGE_NEUTRAL or name == "tool_call_id":
-        raise refused(where, "is not supported here; leave it out", "unsupported_parameter")
-    near = difflib.get_close_matches(name, ["role", "content", "name"], n=1)
-    hint = f"; did you mean {near[0]}?" if near else "; leave it out"
-    raise refused(where, f"is no field that a message is known to have{hint}", "unknown_parameter")
-
-
-def _content_or_refusal(message: Body, where: str) -> str:
-    """Return the text of a message; an assistant's refusal replaces its content."""
-    refusal, content = message.get("refusal"), message.get("content")
-    if not refusal:
-        return _content(content, f"{where}.content")
-    if not isinstance(refusal, str):
-        raise refused(f"{where}.refusal", f"must be a text, and is {_shown(refusal)}", "invalid_type")
-    if content:
-        raise refused(f"{where}.refusal", "stands next to a content; give one of them", "invalid_value")
-    return refusal
-
-
-def _content(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None:
-        raise refused(where, "is missing", "missing_required_parameter")
-    if not isinstance(content, list) or not content:
-        raise refused(where, f"must be a text or a list of parts, and is {_shown(content)}", "invalid_type")
-    texts: list[str] = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal") or not isinstance(text, str):
-            what = (
-                f"is of type {_shown(kind)}; only text is supported"
-                if kind not in ("text", "refusal")
-                else "has no text"
-            )
-            raise refused(f"{where}[{number}]", what, "unsupported_value")
-        texts.append(text)
-    return "\n".join(texts)
-
-
 def _texts(body: Body, name: str, *, most: int = 0) -> tuple[str, ...]:
-    """Return a text or a list of at most `most` texts (0: any number), none empty."""
     value = _required(body, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
-        raise refused(name, f"must be a text or a list of texts, and is {_shown(value)}", "invalid_type")
+        raise refused(name, f"must be a text or a list of texts, and is {shown(value)}", "invalid_type")
     if most and len(texts) > most:
-        raise refused(name, f"has {len(texts):,} texts, and {most:,} may be asked for at once", "invalid_value")
+        raise refused(name, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value")
     for number, text in enumerate(texts):
         where = name if isinstance(value, str) else f"{name}[{number}]"
         if not isinstance(text, str):
-            tokens = "; token ids are not read: give the text" if isinstance(text, int | list) else ""
-            raise refused(where, f"must be a text, and is {_shown(text)}{tokens}", "invalid_type")
+            tokens = "; token ids are not supported: give the text" if isinstance(text, int | list) else ""
+            raise refused(where, f"must be a text, and is {shown(text)}{tokens}", "invalid_type")
         if not text:
             raise refused(where, "is empty", "invalid_value")
     return tuple(texts)
@@ -360,43 +278,50 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
     if len(limits) == 2:
         raise refused("max_tokens", "is given together with max_completion_tokens; give one of them", "invalid_value")
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
+    form_field, form, value = _form(body)
+    schema, options = (value, ()) if form == "json_schema" else ("", ((form, value),) if form else ())
     return SamplingOptions(
         max_new_tokens=_whole(body, limits[0], least=1, most=_MOST_TOKENS) if limits else max_tokens or own,
         temperature=_number(body, "temperature", _is_temperature, "from 0 to 2, no nearer to 0 than 1e-6"),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
-        # The random draw for a request depends on the request alone: it may run again elsewhere.
+        # The random draw must depend only on the request, because the request may run again elsewhere.
         seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
         stop=_stops(body.get("stop", [])),
         logprobs=_logprobs(body) if endpoint is Endpoint.CHAT else _completion_logprobs(body),
-        json_schema=_json_schema(body.get("response_format", {"type": "text"})),
-        engine_options=tuple(_engine_options(body)),
+        json_schema=schema,
+        engine_options=(*_engine_options(body), *options),
+        form_field=form_field,
     )
 
 
+def _held_to_call(sampling: SamplingOptions, tools: Tools) -> SamplingOptions:
+    """Return the options of a text that must be a call, whatever else the request says about its form."""
+    options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
+    return msgspec.structs.replace(sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice")
+
+
 def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
-    """Yield options that only some engines have, without neutral values."""
     for name, (fits, shape, neutral) in ENGINE_FIELDS.items():
-        if name not in body or any(_equals(body[name], each) for each in neutral):
+        if name not in body or any(equals(body[name], each) for each in neutral):
             continue
         if not fits(body[name]):
-            raise refused(name, f"must be {shape}, and is {_shown(body[name])}", "invalid_value")
+            raise refused(name, f"must be {shape}, and is {shown(body[name])}", "invalid_value")
         value = body[name]
         yield name, {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
 
 
 def _is_temperature(value: float) -> bool:
-    """False for values so small that dividing by them overflows a float."""
+    """True for a valid temperature. False also for values so small that dividing by them overflows a float."""
     return value == 0 or _LEAST_TEMPERATURE <= value <= 2
 
 
 def _logprobs(body: Body) -> int:
-    """Return the number of likely tokens that a conversation asks for at each place; -1 for no log-probabilities."""
     wants = body.get("logprobs", False)
     if not isinstance(wants, bool):
-        raise refused("logprobs", f"must be true or false, and is {_shown(wants)}", "invalid_type")
+        raise refused("logprobs", f"must be true or false, and is {shown(wants)}", "invalid_type")
     most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
     if most and not wants:
-        raise refused("top_logprobs", "wants logprobs to be true", "invalid_value")
+        raise refused("top_logprobs", "needs logprobs to be true", "invalid_value")
     return most if wants else -1
 
 
@@ -404,26 +329,50 @@ def _completion_logprobs(body: Body) -> int:
     return _whole(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
 
 
-def _json_schema(form: Any) -> str:
-    """Return the schema that the answer must satisfy; empty for any text."""
+def _form(body: Body) -> tuple[str, str, Any]:
+    """Return the field that holds the text to a form, the engine's option, and its value; empty for any text."""
+    asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
+    outputs = body.get("structured_outputs", {})
+    if not isinstance(outputs, dict):
+        raise refused("structured_outputs", f"must be an object, and is {shown(outputs)}", "invalid_type")
+    for name, value in outputs.items():
+        field, is_any = f"structured_outputs.{name}", name == "json_object" and value is True
+        if not is_any and name not in _FORMS and value not in (None, False):
+            raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
+        if value not in (None, False):
+            asked.append((field, "json", {"type": "object"}) if is_any else (field, name, value))
+    schema = _schema_of_format(body.get("response_format", {"type": "text"}))
+    if schema is not None:
+        asked.append(("response_format", "json", schema))
+    if len(asked) > 1:
+        raise refused(asked[1][0], f"is given together with {asked[0][0]}; give one of them", "invalid_value")
+    for field, name, value in asked:
+        value = json_text(value) if name == "json" and isinstance(value, dict) else value
+        texts = value if name == "choice" else [value]
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise refused(field, f"must be {_FORMS[name]}, and is {shown(value)}", "invalid_type")
+        return field, "json_schema" if name == "json" else name, value
+    return "", "", None
+
+
+def _schema_of_format(form: Any) -> Body | None:
     kind = form.get("type") if isinstance(form, dict) else None
-    if kind == "text":
-        return ""
-    if kind == "json_object":
-        return _json({"type": "object"})
-    named = form.get("json_schema") if kind == "json_schema" else None
+    if kind in ("text", "json_object"):
+        return {"type": "object"} if kind == "json_object" else None
+    if kind != "json_schema":
+        what = f"is {shown(form)}; it must be of the type text, json_object or json_schema"
+        raise refused("response_format", what, "unsupported_value")
+    named = form.get("json_schema")
     schema = named.get("schema") if isinstance(named, dict) else None
     if not isinstance(schema, dict):
-        what = "has no json_schema.schema" if kind == "json_schema" else f"is {_shown(form)}; it must be of the"
-        types = "" if kind == "json_schema" else " type text, json_object or json_schema"
-        raise refused("response_format", f"{what}{types}", "unsupported_value")
-    return _json(schema)
+        raise refused("response_format", "has no json_schema.schema", "unsupported_value")
+    return schema
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise refused("stop", f"must be a text or a list of texts, none empty, and is {_shown(value)}", "invalid_type")
+        raise refused("stop", f"must be a text or a list of texts, none empty, and is {shown(value)}", "invalid_type")
     return tuple(texts)
 
 
@@ -431,14 +380,14 @@ def _whole(body: Body, name: str, *, least: int, most: int) -> int:
     value = body[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
-        raise refused(name, f"must be {shape}, and is {_shown(value)}", "invalid_value")
+        raise refused(name, f"must be {shape}, and is {shown(value)}", "invalid_value")
     return value
 
 
 def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -> float:
     value = body.get(name, 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise refused(name, f"must be a number {range_}, and is {_shown(value)}", "invalid_value")
+        raise refused(name, f"must be a number {range_}, and is {shown(value)}", "invalid_value")
     return float(value)
 
 
@@ -446,24 +395,6 @@ def _required(body: Mapping[str, Any], name: str) -> Any:
     if name not in body:
         raise refused(name, "is missing", "missing_required_parameter")
     return body[name]
-
-
-def refused(param: str, problem: str, code: str) -> RequestRefused:
-    return RequestRefused(f"{param} {problem}", param=param, code=code)
-
-
-def _equals(value: Any, other: Any) -> bool:
-    """Equality in which true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _json(value: Any) -> str:
-    return str(msgspec.json.encode(value), "utf-8")
-
-
-def _shown(value: Any) -> str:
-    text = _json(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
@@ -495,4 +426,4 @@ ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
     "stop_token_ids": (_are_tokens, "a list of token ids", ([],)),
 }
-"""Request fields for engine options: a check, the valid values in words, and neutral values."""
+"""Request fields for engine options: a check, the valid values in words, and values without effect."""

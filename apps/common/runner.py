@@ -1,6 +1,6 @@
-"""One run of an application: its folder is opened or resumed, its calls are made and kept, and it is reported.
+"""Run an application: open or resume its folder, make and keep its calls, and report.
 
-An application gives a `RunSpec` and a function that makes the results with the `OpenRun` and returns an `Outcome`:
+An application passes a `RunSpec` and a function that makes the results and returns an `Outcome`:
 
     def run(...) -> int:
         spec = RunSpec(app=APP, prefix="mine", parameters=..., options=..., key=("id",), total=len(items), ...)
@@ -11,7 +11,7 @@ An application gives a `RunSpec` and a function that makes the results with the 
         results = work.folder.finish(name="results.jsonl", write=...)
         return Outcome(summary={...}, files={"results": results}, report=[...])
 
-A run that is stopped or fails keeps the results so far, and says how to continue.
+A run that stops or fails keeps its results and prints how to continue.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a run. Runs of one `app` with equal `parameters` are the same run. `key`: the fields that identify
-    a result. `again`: the command that resumes it; empty: the one with `--resume`.
+    """The facts of a run. Runs of one `app` with equal `parameters` are the same run.
+
+    `key`: fields that identify a result. `again`: command that resumes the run; empty: with `--resume`.
     """
 
     app: str
@@ -61,8 +62,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """Figures of one attempt: results `kept` from before and `made` now, calls, tokens, and facts of contexts, in
-    total and by name. `origin`: how the model was loaded. Times in seconds.
+    """Figures of one attempt: results `kept` from earlier attempts and `made` now, calls, tokens, and facts of
+    contexts.
+
+    `origin`: how the model was loaded. Times in seconds.
     """
 
     wall_s: float = 0.0
@@ -82,14 +85,13 @@ class Attempt(msgspec.Struct):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Return the figures that all summaries have."""
         return {
             "kept": self.kept, "wall_s": self.wall_s, "infer_s": self.infer_s, "load_s": self.facts.load_total_s,
             "loads": self.facts.loads, "devices": self.facts.devices,
         }  # fmt: skip
 
     def throughput(self, noun: str) -> str:
-        """`300 texts in 2 s, 150.0 texts/s and 3,000 tokens/s on 1 device; 1 load of 3 s`."""
+        """Return a line such as `300 texts in 2 s, 150.0 texts/s and 3,000 tokens/s on 1 device; 1 load of 3 s`."""
         facts, wall_s = self.facts, self.wall_s
         return (
             f"  {count(self.made, noun)} in {show_seconds(wall_s)}, {self.made / wall_s:,.1f} {noun}s/s and"
@@ -99,8 +101,9 @@ class Attempt(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a run. `summary` and `files` go to programs (`--json`), `report` to people, `failure` to both:
-    its lines list results with errors. A run with `errors` exits with 1. Report lines that end with `bold` are bold.
+    """The results of a run. `summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
+
+    `failure` lists results with errors; a run with `errors` exits with 1. Report lines that end with `bold` are bold.
     """
 
     summary: dict[str, Any]
@@ -112,7 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenRun:
-    """A run with an open folder. `failed`: a log of this attempt alone, of results that the next one tries again."""
+    """A run with an open folder. `failed`: this attempt's failed results, which the next attempt tries again."""
 
     def __init__(self, spec: RunSpec, folder: RunFolder, log: RecordLog, failed: RecordLog, screen: Screen) -> None:
         self.spec, self.folder, self.log, self.failed = spec, folder, log, failed
@@ -129,8 +132,9 @@ class OpenRun:
         also: str = "",
         results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
     ) -> None:
-        """Make the missing results in a session. `take` keeps the result of a call, adds its figures to `attempt`, and
-        returns the number of results for the progress line. Without jobs no session starts.
+        """Make the missing results in a session; without jobs, start no session.
+
+        `take` keeps the result of a call, updates `attempt`, and returns the number of results for the progress line.
         """
         attempt, begun = self.attempt, time.perf_counter()
         if not jobs:
@@ -154,10 +158,11 @@ class OpenRun:
 
 
 def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen, json: bool) -> int:
-    """Open the run, let `make` make its results, and report them. Return 0; 1 if some results have errors; 130 after
-    Ctrl-C. Results so far are kept then, and if `make` raises.
+    """Open the run, call `make`, and report. Return 0; 1 if results have errors; 130 after Ctrl-C.
+
+    Results so far are kept after Ctrl-C, and if `make` raises.
     """
-    load_site(spec.site or None)  # a wrong site file is said before there is a run folder
+    load_site(spec.site or None)  # report an invalid site file before a run folder is made
     folder = open_run(
         Path("runs"), app=spec.app, prefix=spec.prefix, parameters=spec.parameters,
         options=msgspec.to_builtins(spec.options), folder=spec.folder, fresh=spec.fresh,
@@ -172,7 +177,7 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen
             for line in spec.headline:
                 screen.line(line)
             if len(log):
-                screen.line(f"  going on with {folder.path}: {len(log):,} of {spec.total:,} are there")
+                screen.line(f"  continuing {folder.path}: {len(log):,} of {spec.total:,} are kept")
             outcome = make(OpenRun(spec, folder, log, failed, screen))
         except Stopped:
             _say_kept(screen, spec, folder.path, kept=len(log))

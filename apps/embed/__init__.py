@@ -1,4 +1,4 @@
-"""Embed the texts of a data file: exactly one vector per row, whatever is killed meanwhile.
+"""Embed the texts of a data file: exactly one vector per row, even if processes are killed.
 
 functions.py the decorated function that runs on a pilot; start here
 options.py   the options of a run

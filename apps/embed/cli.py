@@ -1,4 +1,4 @@
-"""`stoker run embed`: its options, checked."""
+"""The options of `stoker run embed`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from stoker.console import Screen, WholeNumber
 _DEFAULT = EmbedOptions()
 
 
-@click.command(APP, short_help="A vector for each text of a data file.", context_settings=WIDE)
+@click.command(APP, short_help="Compute a vector for each text of a data file.", context_settings=WIDE)
 @click.argument("data", metavar="[FILE]", required=False)
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
 @click.option("--text", metavar="COLUMN", help=f"The column of the texts. [{_DEFAULT.text}]")
-@click.option("--id", metavar="COLUMN", help="The column that names the rows. [their numbers]")
-@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help="[what the model was made for]")
-@click.option("--no-normalize", is_flag=True, help="Vectors of any length, not of length 1.")
-@click.option("--truncate", is_flag=True, help="Of a text that is too long for the model, take the beginning.")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="As in encoder. [auto]")
+@click.option("--id", metavar="COLUMN", help="The column that names the rows. [the row's number]")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "last"]),
+    help="How token vectors become one vector. [as the model's files say]",
+)
+@click.option("--no-normalize", is_flag=True, help="Leave vectors as they are, instead of scaling them to length 1.")
+@click.option("--truncate", is_flag=True, help="Use only the beginning of a text that is too long for the model.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    help="The dtype, as in encoder(dtype=...). [auto]",
+)
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Texts a call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
@@ -43,14 +51,14 @@ def command(
 ) -> None:
     """A vector for each text of FILE (.jsonl, .csv, .parquet, .arrow, or a saved data set), by an encoder.
 
-    Texts of like length are computed together, so little is padded. A run that was stopped is gone on with by the next
-    one that asks for the same. The results have a row for each text, in the order of the file: Parquet with `id`,
-    `embedding` and `error`, or a NumPy array.
+    Texts of similar length are computed together, to reduce padding. A run with the same options resumes a stopped run.
+    The results have a row for each text, in the order of the file: Parquet with `id`, `embedding` and `error`, or a
+    NumPy array.
 
-    A text that the model cannot take (an empty one, or one that is too long) costs no other its vector: the exit
-    status is 1, and --resume tries such texts again.
+    If the model refuses a text (because it is empty or too long), the other texts still get their vectors. The exit
+    status is then 1, and --resume tries such texts again.
     """
-    from stoker.apps.embed.run import run  # it imports Parsl, for which --help does not wait
+    from stoker.apps.embed.run import run  # imported here, because Parsl would slow --help
 
     check_resume(resume, FILE=others["data"], out=out, fresh=fresh)
     given = given_options(others)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EmbedRequest(msgspec.Struct, frozen=True):
-    """The work of one call. `tensor_batch`: the most texts computed at a time."""
+    """The work of one call. `tensor_batch`: limit of texts computed at a time."""
 
     number: int
     texts: tuple[str, ...]
@@ -29,8 +29,8 @@ class EmbedRequest(msgspec.Struct, frozen=True):
 
 
 class EmbeddedTexts(msgspec.Struct, frozen=True):
-    """The result of a call. `vectors`: little-endian float32 bytes per text; empty if `errors` says why the model
-    cannot take the text.
+    """The result of a call. `vectors`: little-endian float32 bytes per text; empty for a text with an entry in
+    `errors`.
     """
 
     number: int
@@ -42,9 +42,9 @@ class EmbeddedTexts(msgspec.Struct, frozen=True):
 
 @app
 def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
-    """Embed some texts. If the model cannot take one, the others still get their vectors."""
+    """Embed texts. If the model refuses a text, the others still get their vectors."""
     begun = time.perf_counter()
-    # Some tokenizers put tokens around nothing, and their models would make a vector of them.
+    # Empty texts are left out: some tokenizers add tokens to them, which would give a vector.
     there = [text for text in request.texts if text]
     try:
         vectors, tokens = _vectors(model, request, there) if there else ([], 0)
@@ -60,7 +60,7 @@ def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
 
 
 def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], list[str], int]:
-    """Embed texts of which the model refuses some, one at a time, to find out which."""
+    """Embed texts one at a time, to find the texts that the model refuses."""
     vectors, errors, tokens = [], [], 0
     for text in texts:
         try:

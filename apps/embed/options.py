@@ -6,8 +6,8 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. Empty texts are not given; `limit` 0 is every row. `text`: the column of the texts;
-    `id`: the column of row names (empty: row numbers).
+    """The options of one run; empty texts and `limit` 0 mean the defaults. `text`: the column of the texts. `id`: the
+    column of row names (empty: row numbers).
     """
 
     data: str = ""

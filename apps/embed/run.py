@@ -1,8 +1,8 @@
-"""One run, from its file to its results: Parquet with a row per text, or a NumPy array in file order.
+"""Run embeddings from the data file to the results: Parquet with a row per text, or a NumPy array in file order.
 
-The data file is read once to send calls and once to write results, so it may be larger than memory. The log keeps each
-vector as base64 of its float32 numbers; memory holds the key and place of each record. A text without a vector has an
-`error`, and NaN in a NumPy array.
+The data file is read once to send calls and once to write results, so it may be larger than memory. The log has each
+vector as base64 of its float32 numbers; only keys and positions of records are in memory. A text without a vector has
+an `error`, and NaN in a NumPy array.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _NPY_ALIGNED = 64
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
-    """Return the log records of one call, also of texts that the model refused. Raises StokerError if the call
-    returned another number of vectors.
+    """Return the records of a call's texts with vectors, and of its failed texts. Raises StokerError for a wrong number
+    of vectors.
     """
     if not len(found.vectors) == len(found.errors) == len(ids):
-        raise StokerError(f"{len(ids)} texts went out and {len(found.vectors)} vectors came back")
+        raise StokerError(f"{len(ids)} texts were sent and {len(found.vectors)} vectors were returned")
     made, failed = [], []
     for id, vector, error in zip(ids, found.vectors, found.errors, strict=True):
         if error:
@@ -53,7 +53,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
     """Write columns `id`, `embedding` (list of float32, or null) and `error` (empty with a vector)."""
-    import pyarrow  # it takes a quarter of a second to import
+    import pyarrow  # the import takes 0.25 s
     import pyarrow.parquet
 
     schema = pyarrow.schema(
@@ -77,7 +77,7 @@ def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Recor
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
     pairs = _pairs(items, log, failed)
     before: list[tuple[str, bytes, str]] = []
-    for pair in pairs:  # the width is the first vector's
+    for pair in pairs:  # find the width of the first vector
         before.append(pair)
         if pair[1]:
             break
@@ -90,7 +90,6 @@ def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Recor
 
 
 def first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> str:
-    """Return the first failed row, with its place and reason; empty if none failed."""
     for item in items:
         if (record := failed.get((item.id,))) is not None:
             return f"{file}: {item.place}: row {item.id}: {record['error']}"
@@ -98,7 +97,6 @@ def first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> st
 
 
 def _pairs(items: Iterable[DataItem], log: Records, failed: Records) -> Iterator[tuple[str, bytes, str]]:
-    """Yield the id, vector bytes and error of each row. Raises StokerError for a row without a result."""
     for item in items:
         if (record := log.get((item.id,))) is not None:
             yield item.id, base64.b64decode(record["vector"]), ""
@@ -109,7 +107,7 @@ def _pairs(items: Iterable[DataItem], log: Records, failed: Records) -> Iterator
 
 
 def _npy_header(rows: int, width: int) -> bytes:
-    """See https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    """Return a file's header: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     fixed = len(b"\x93NUMPY\x01\x00") + 2
     padded = text + " " * (-(fixed + len(text) + 1) % _NPY_ALIGNED) + "\n"
@@ -117,22 +115,22 @@ def _npy_header(rows: int, width: int) -> bytes:
 
 
 _ROWS_AHEAD = 32_000
-"""The most rows in flight, unless that would be fewer than `_LEAST_CALLS_AHEAD` calls."""
+"""Limit of rows in flight, unless it allows fewer than `_LEAST_CALLS_AHEAD` calls."""
 _LEAST_CALLS_AHEAD = 32
-"""Calls in flight for large calls: fewer would leave devices idle."""
+"""Calls in flight for large calls; fewer would leave devices idle."""
 
 
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Embed the file. Return 0; 1 if some texts have errors; 130 after Ctrl-C.
+    """Embed the file. Return 0; 1 if texts have errors; 130 after Ctrl-C.
 
-    Raises StokerError for unusable input and for a failed call. The vectors so far are kept in all cases.
+    Raises StokerError for unusable input and for a failed call. Earlier vectors are kept in all cases.
     """
     options = resolve(EmbedOptions, given, app=APP, resume=resume, files=("data",))
     for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
         if not getattr(options, name):
-            raise ConfigError(f"embed wants {what}", key=name)
+            raise ConfigError(f"embed needs {what}", key=name)
     recipe = encoder(options.model, dtype=options.dtype)
     rows = check_rows(
         Path(options.data), column=options.id, wanted={"--text": (options.text,)}, limit=options.limit,
@@ -202,7 +200,6 @@ def _infer(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows)
 def _requests(
     options: EmbedOptions, rows: DataRows, log: RecordLog, *, sent: dict[int, tuple[str, ...]]
 ) -> Iterator[EmbedRequest]:
-    """Yield the missing calls; `sent` keeps the ids of each."""
     missing = (item for item in rows if (item.id,) not in log)
     for number, batch in enumerate(in_batches(missing, options.batch_size)):
         texts = tuple(_text(item, options.text) for item in batch)
@@ -214,7 +211,6 @@ def _requests(
 
 
 def _text(item: DataItem, column: str) -> str:
-    """Return the text of a row; empty for a row without text, which gets an error."""
     value = item.fields[column]
     return "" if is_empty(value) else str(value)
 
@@ -224,5 +220,5 @@ def _report(attempt: Attempt, *, results: Path) -> Iterator[str]:
     if attempt.calls:
         yield attempt.throughput("text")
     else:
-        yield f"  nothing was left to embed: {attempt.kept:,} were there"
+        yield f"  nothing was left to embed: {attempt.kept:,} vectors were kept"
     yield f"  results  {results}"

@@ -1,4 +1,4 @@
-"""Measure the time of texts by length on an encoder, and the lengths that deserve their own runtime.
+"""Measure an encoder's time per text length, and choose the lengths worth a runtime.
 
 functions.py the decorated function that runs on a pilot; start here
 options.py   the options of a profile

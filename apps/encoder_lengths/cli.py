@@ -1,4 +1,4 @@
-"""`stoker run encoder_lengths`: its options, checked."""
+"""The options of `stoker run encoder_lengths`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ from stoker.console import Screen, WholeNumber
 
 @click.command(
     APP,
-    short_help="Measure an encoder at each text length, and choose lengths that deserve their own runtime.",
+    short_help="Measure an encoder at each text length, and choose the lengths that get a runtime.",
     context_settings=WIDE,
 )
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
 @click.option("--texts", metavar="FILE", help="A file of typical texts; lengths are chosen for them.")
 @click.option("--text", metavar="COLUMN", help="The column of the texts. [text]")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="As in encoder. [auto]")
-@click.option("--compiled", type=click.Choice([*COMPILED]), help="As in encoder. [auto: on a GPU]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    help="The dtype, as in encoder(dtype=...). [auto]",
+)
+@click.option(
+    "--compiled", type=click.Choice([*COMPILED]), help="Compile, as in encoder(compiled=...). [auto: on a GPU]"
+)
 @click.option("--step", metavar="N", type=WholeNumber(), help="Tokens between two lengths. [16, at most 32 lengths]")
 @click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
-    """Measure what texts of each length take on an encoder, each padded to its length, on a device of a session.
+    """Measure the time of each text length on an encoder, each text padded to its length, on a device of a session.
 
     Where latency rises in steps, a runtime for each step serves short texts faster. The profile is kept on this
-    machine: encoder_family(MODEL) finds it, and has runtimes of the lengths that pay. With --texts, these are the ones
-    that pay for texts as long as yours.
+    machine: encoder_family(MODEL) finds it, and makes runtimes of the lengths that pay. With --texts, the lengths are
+    chosen for texts as long as yours.
     """
-    from stoker.apps.encoder_lengths.run import run  # it imports Parsl, for which --help does not wait
+    from stoker.apps.encoder_lengths.run import run  # imported here, because Parsl would slow --help
 
     if others["text"] is not None and others["texts"] is None:
         raise click.UsageError("--text names a column of --texts FILE, which is missing")

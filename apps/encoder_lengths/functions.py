@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """The measurement: `step` tokens between two lengths (0 = the model's choice), and how runtimes compute."""
+    """What to measure: `step` tokens between two lengths (0 = the model's choice), and the runtimes' dtype and
+    compilation.
+    """
 
     step: int = 0
     dtype: str = "auto"

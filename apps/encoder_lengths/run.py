@@ -1,7 +1,6 @@
-"""One profile, from its options to its report: the latency by length, the lengths that pay, and the line for a
-program.
+"""Measure one profile: the latency by length, the lengths worth a runtime, and the line for a program.
 
-With `--texts`, lengths are chosen for a sample of the user's texts, counted in tokens.
+With `--texts`, lengths are chosen for a sample of the user's texts.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from stoker.errors import ConfigError
 
 _WIDTH = 10
 _STEADY = 0.05
-"""Spread below a step of the staircase: a change of 5 % counts as tiny (`stoker.contexts.RuntimeLengths`)."""
+"""Largest relative spread of the times of an undisturbed measurement."""
 
 
 def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
-    """Return a row per length: milliseconds, their spread, the increase over the length before, and the share of texts
-    between the two lengths.
-    """
+    """Return a row per length: milliseconds, spread, increase over the previous length, and share of the texts."""
     heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
     lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
     shares, before = _shares(profile, counts), None
@@ -49,12 +46,11 @@ def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
 
 
 def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str]:
-    """Return which lengths pay, why, and the line for a program."""
     told = {"dtype": profile.dtype, "compiled": profile.compiled}
     options = "".join(f", {name}={value!r}" for name, value in told.items() if value != "auto")
     if len(pay.tokens) == 1:
         why = pay.why.partition(": ")[2]
-        lines = [f"one runtime is right, of {pay.tokens[0]:,} tokens: {why}"]
+        lines = [f"one runtime is enough, of {pay.tokens[0]:,} tokens: {why}"]
         lines += ["", f"  encoder({model!r}, length={pay.tokens[0]}{options})"]
     else:
         lines = [pay.why, "", f"  encoder_family({model!r}, lengths={list(pay.tokens)}{options})"]
@@ -68,7 +64,6 @@ def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str
 
 
 def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
-    """Return how many texts no runtime takes; empty if none."""
     longest = profile.lengths[-1].tokens
     many = sum(count > longest for count in counts)
     if not many:
@@ -77,11 +72,14 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
 
 
 def unsteady(profile: EncoderProfile) -> str:
-    """Return a warning if other work disturbed the measurement; empty if times were steady."""
+    """Return a warning if other work disturbed the measurement; else empty."""
     spread = median(each.spread_s / each.seconds for each in profile.lengths)
     if spread <= _STEADY:
         return ""
-    return f"times of one length differ by {spread:.0%} from their median: others use the device; measure again, alone"
+    return (
+        f"times of one length differ by {spread:.0%} from their median: other processes use the device; measure again"
+        " when it is free"
+    )
 
 
 def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
@@ -95,12 +93,13 @@ def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
 SAMPLE = 4000
 """Number of texts whose tokens are counted."""
 _READ_ROWS = 200_000
-"""The sample comes from this many rows at most."""
+"""Limit of rows that the sample comes from."""
 
 
 def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
-    """Return a uniform sample of a file's first rows, without rows that have no text. Raises ConfigError for a file
-    without texts, and for a row without the column.
+    """Return a uniform sample of the texts in a file's first rows.
+
+    Raises ConfigError for a file without texts, and for a row without the column.
     """
     chance, found, count = random.Random(seed), list[str](), 0
     for row in itertools.islice(read_rows(path), _READ_ROWS):
@@ -131,10 +130,10 @@ def _text(row: Row, column: str, *, path: Path) -> str:
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
     """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for an unusable model or texts."""
     if not options.model:
-        raise ConfigError("encoder_lengths wants an encoder: --model PATH", key="model")
+        raise ConfigError("encoder_lengths needs an encoder: --model PATH", key="model")
     recipe = encoder(options.model, dtype=options.dtype)
     texts = sample_texts(Path(options.texts), options.text) if options.texts else []
-    load_site(options.site or None)  # a wrong site file is said before texts are counted
+    load_site(options.site or None)  # report an invalid site file before texts are counted
     counts = list(map(token_counter(options.model), texts)) if texts else []
     request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
     profile: EncoderProfile | None = measure(measure_lengths, recipe, request, site=options.site, screen=screen)

@@ -6,13 +6,12 @@
         for scores in stoker.map(scored, questions):          each pilot loads the model once
             ...
 
-`@app` decorates a function whose first argument is the loaded model; callers leave that argument out. `run.py` does
-this example, with a log of results and a progress line. Your own context is a loader under `@context`: it
-runs once in a process on a pilot, and its result stays there (`prompt_tuning/functions.py` has one). Equal loaders
-make one context, so other applications of a session share this model.
+`@app` decorates a function whose first argument is the loaded model; callers leave this argument out. Your own context
+is a loader under `@context` (`prompt_tuning/functions.py` has one). Equal loaders make one context, so other
+applications of a session share this model.
 
-A question is some filled templates and the three possible answer words; its scores are the log-probability of each
-word. `--awareness` changes the recipe and not the function.
+A question is several filled templates and the three possible answer words. Its scores are the log-probabilities of the
+words.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The work of one call: `prefix` with each of `texts`, answered by one of `words`, `tensor_batch` at a time."""
+    """The work of one call: `prefix` with each of `texts`, answered by one of `words`. `tensor_batch`: texts per
+    tensor.
+    """
 
     number: int
     prefix: str
@@ -42,7 +43,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The result of a call: a row of log-probabilities per text, when it started (epoch), and its duration."""
+    """The result of a call: a row of log-probabilities per text. `started_at`: seconds since the epoch."""
 
     number: int
     rows: list[list[float]]
@@ -54,14 +55,14 @@ class Scores(msgspec.Struct, frozen=True):
 
 @app
 def verify(model: CausalLM, question: Question) -> Scores:
-    """Score every word after every text. Only inference is timed; the model is loaded before."""
+    """Score every word after every text. The returned time does not include loading the model."""
     started_at, begun = time.time(), time.perf_counter()
     try:
         rows = model.label_scores(
             list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
         )
     except ValueError as error:
-        # Inputs that the model refuses, such as a claim that is too long. The caller knows which claims these were.
+        # The model refuses an input, for example a too long claim. The caller knows the claims of this question.
         raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"

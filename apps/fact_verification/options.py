@@ -1,12 +1,12 @@
 """The options of a run, its labelled claims and prompt templates, and the identity of a run.
 
-Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence. A row's `id`
-identifies it in results; without ids, its line number does. Evidence is text, or a list of texts that are joined.
-(FEVER's own `evidence` lists page names and sentence numbers, not text, and is ignored.)
+Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence. A row's `id` (or
+its line number) identifies it in results. Evidence is text, or a list of texts that are joined. FEVER's own `evidence`
+has no text and is ignored.
 
 A template is a text with `{claim}` (and `{evidence}`) and the answer word for each label. It ends where the model's
-answer begins; the model says which of three words continues it best. Words of one token are cheapest: one pass scores
-all three. A context computes the text before `{claim}` once for all claims, so put the instructions first.
+answer begins. Words of one token are cheapest, because one pass scores all three. The text before `{claim}` is computed
+once for all claims, so put the instructions first.
 
     [[prompts]]                                 a TOML file, or a JSONL file with one template a line
     name = "plain"
@@ -56,7 +56,7 @@ _SPELLINGS = {
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One claim. `place`: its place in the file; `evidence` may be empty."""
+    """One claim. `place`: its line or row number, in words; `evidence` may be empty."""
 
     id: str
     claim: str
@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Read every claim of a file. Raises ConfigError with file, line and field for the first invalid row."""
+    """Read every claim of a file. Raises ConfigError for the first invalid row."""
     claims: list[Claim] = []
     seen: dict[str, str] = {}
     for row in read_rows(path):
@@ -76,14 +76,14 @@ def read_claims(path: Path) -> list[Claim]:
         seen[claim.id] = row.place
         claims.append(claim)
     if not claims:
-        raise ConfigError(f"{path}: holds no claims", file=str(path))
+        raise ConfigError(f"{path}: has no claims", file=str(path))
     return claims
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """Draw `limit` claims at random (None: all), keep each label's share, and return them in file order.
+    """Draw `limit` claims at random (None: all), keep each label's share, and return the claims in file order.
 
-    Shares are rounded by largest remainder, so the same file, limit and seed give the same claims everywhere.
+    Shares are rounded by largest remainder, so equal arguments give equal claims everywhere.
     """
     if limit is None or limit >= len(claims):
         return list(claims)
@@ -98,7 +98,6 @@ def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> l
 
 
 def digest_claims(claims: Sequence[Claim]) -> str:
-    """Return 16 hex digits of these claims with their labels and evidence, whatever file they come from."""
     digest = hashlib.sha256()
     for claim in claims:
         digest.update(msgspec.json.encode((claim.id, claim.claim, claim.label, claim.evidence)))
@@ -121,7 +120,6 @@ def _claim(row: Row, *, file: Path) -> Claim:
 
 
 def _evidence(row: Row, *, file: Path) -> str:
-    """Return the evidence of a row; empty without one. Raises ConfigError if it is neither text nor a list."""
     value = row.fields.get("evidence")
     if is_empty(value):
         return ""
@@ -158,7 +156,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """The text before the first place, which is the same for every claim."""
+        """The text before the first placeholder, the same for every claim."""
         found = _PLACES.search(self.text)
         return self.text[: found.start()] if found else self.text
 
@@ -169,18 +167,17 @@ class PromptTemplate(msgspec.Struct, frozen=True):
 
 
 def read_prompts(path: Path) -> list[PromptTemplate]:
-    """Read the templates of a TOML or JSONL file. Raises ConfigError with file, template and field."""
     prompts: list[PromptTemplate] = []
     for place, table in _tables(path):
         prompt = _prompt(table, file=path, place=place)
         for other in prompts:
             if other.name == prompt.name:
-                raise ConfigError(f"{path}: {place}: a template named {prompt.name} stands before it", file=str(path))
+                raise ConfigError(f"{path}: {place}: the name {prompt.name} was already used", file=str(path))
             if other.digest == prompt.digest:
-                raise ConfigError(f"{path}: {place}: {prompt.name} asks just what {other.name} asks", file=str(path))
+                raise ConfigError(f"{path}: {place}: {prompt.name} and {other.name} are the same", file=str(path))
         prompts.append(prompt)
     if not prompts:
-        raise ConfigError(f"{path}: holds no templates; write them as [[prompts]] with name and text", file=str(path))
+        raise ConfigError(f"{path}: has no templates; write them as [[prompts]] with name and text", file=str(path))
     return prompts
 
 
@@ -228,8 +225,8 @@ def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. `limit` 0 is every claim; empty texts are not given. `batch_size`: claims per call;
-    `tensor_batch`: claims per tensor in it, 1 as in the paper.
+    """The options of one run; empty texts and `limit` 0 mean the defaults. `batch_size`: claims per call;
+    `tensor_batch`: claims per tensor, 1 as in the paper.
     """
 
     model: str = ""
@@ -247,13 +244,13 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def claims_path(self) -> Path:
-        """The claim file; by default the shipped sample."""
         return Path(self.claims) if self.claims else SAMPLE
 
 
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:
-    """Return the given templates, or the shipped ones for claims with or without evidence. Raises ConfigError if a
-    template needs evidence that a claim lacks.
+    """Return the given templates, or the shipped templates for claims with or without evidence.
+
+    Raises ConfigError if a template needs evidence that a claim lacks.
     """
     if options.prompts:
         path = Path(options.prompts)
@@ -275,7 +272,7 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
 def parameters(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """Return what makes two runs the same. How results are written is not part of it."""
+    """Return the parameters that identify a run; the format of results is not among them."""
     return {
         "model": model,
         "prompts": {prompt.name: prompt.digest for prompt in prompts},

@@ -1,17 +1,16 @@
 """Answers, rows, figures and the report from scores.
 
-The log keeps measurements (scores and times). Answers are computed at the end, when all claims of a prompt are
-available for calibration, so a resumed run ends with the same rows as an uninterrupted one.
+Answers are computed at the end from all scores of a prompt, so a resumed run gives the same rows as an uninterrupted
+run.
 
-**Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M gives nine claims of ten the same answer.
-*Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024) subtracts
-the mean score of each label over all claims of a prompt before it takes the best label. It needs no labels and no
-further inference. Uncalibrated answers are kept too, and the report shows both accuracies.
+**Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M answers 90 % of the claims alike. *Batch
+calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024) subtracts the mean
+score of each label over all claims of a prompt and then takes the best label.
 
-**Interval.** Wilson's score interval, which is right near 0 and 1 and for few claims, unlike the normal one.
+**Interval.** Wilson's score interval, which unlike the normal interval is right near 0 and 1 and for few claims.
 
-**Comparison.** Prompts answer the same claims, so two prompts are compared pair by pair (McNemar's exact test): only
-claims count that one answers right and the other wrong.
+**Comparison.** Two prompts are compared claim by claim (McNemar's exact test): only claims count for which one prompt
+alone is right.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from stoker.run_folder import Record, RecordLog
 from stoker.units import show_seconds
 
 Z_95 = 1.959963984540054
-"""The 97.5 % point of the normal distribution."""
+"""The 97.5 % quantile of the normal distribution."""
 
 
 def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
@@ -44,22 +43,22 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
     share, square = right / total, z * z
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # At the ends the exact bound is the end itself; rounding must not go past it.
+    # At 0 and 1 the exact bound is 0 or 1; rounding must not exceed it.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high
 
 
 def raw_answers(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the index of the best label per row; the first of equals."""
+    """Return the index of the best label per row; the first if several are equal."""
     return [_best(row) for row in scores]
 
 
 def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the same after batch calibration.
+    """Return the index of the best label per row after batch calibration.
 
-    Scores are compared as shares of the labels' joint probability, so that a claim whose words are all unlikely has no
-    larger weight.
+    Scores are compared as shares of the labels' joint probability, so that a claim with unlikely words has no larger
+    weight.
     """
     if not scores:
         return []
@@ -77,13 +76,13 @@ def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> l
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """Return the probability of a difference at least as large if both were equally good (two-sided, exact)."""
+    """Return the probability of at least this difference if both prompts were equally good (two-sided, exact)."""
     only_first = sum(a and not b for a, b in zip(first, second, strict=True))
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    # In logarithms: 2 ** total overflows a float beyond a thousand discordant pairs, and whole numbers are slow there.
+    # In logarithms: `2 ** total` overflows a float for more than a thousand discordant pairs, and integers are slow.
     whole = math.lgamma(total + 1) - total * math.log(2)
     tail = math.fsum(
         math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
@@ -125,8 +124,8 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class PromptFigures(msgspec.Struct, frozen=True):
-    """One line of the report. `low` and `high` bound the accuracy (95 %); `matrix` is truth by answer, in the order
-    of LABELS.
+    """One line of the report. `low` and `high` bound the accuracy (95 %); `matrix` is truth by answer, in the order of
+    LABELS.
     """
 
     name: str
@@ -141,7 +140,7 @@ class PromptFigures(msgspec.Struct, frozen=True):
 
     @property
     def recalls(self) -> list[float | None]:
-        """Share of each label's claims answered right; None for a label without claims."""
+        """Share of right answers per label; None for a label without claims."""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.matrix)]
 
     @property
@@ -151,11 +150,9 @@ class PromptFigures(msgspec.Struct, frozen=True):
 
 
 def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
-    """Return the log records of one call. Raises StokerError if the call returned another number of rows."""
+    """Return the log records of one call. Raises StokerError for a wrong number of rows."""
     if len(scores.rows) != len(claims) or any(len(row) != len(LABELS) for row in scores.rows):
-        raise StokerError(
-            f"{prompt.name}: a call of {len(claims)} claims brought back {len(scores.rows)} rows of scores"
-        )
+        raise StokerError(f"{prompt.name}: a call of {len(claims)} claims returned {len(scores.rows)} rows of scores")
     return [
         {
             "prompt": prompt.digest,
@@ -172,7 +169,7 @@ def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores
 def make_rows(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
 ) -> list[ResultRow]:
-    """Return the final rows, by prompt and claim. The log must be complete."""
+    """Return the final rows, sorted by prompt, then by claim. The log must be complete."""
     rows: list[ResultRow] = []
     for prompt in prompts:
         records: list[Record] = []
@@ -209,7 +206,6 @@ def make_rows(
 
 
 def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
-    """Return the figures of each prompt, in order of first appearance."""
     index = {label.value: number for number, label in enumerate(LABELS)}
     by_prompt: dict[str, list[ResultRow]] = {}
     for row in rows:
@@ -236,12 +232,10 @@ def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
 
 
 def best_of(made: Sequence[PromptFigures]) -> PromptFigures:
-    """Return the prompt with the most right answers; of equals the faster."""
     return max(made, key=lambda one: (one.right, one.rate))
 
 
 def compare(rows: Sequence[ResultRow], first: str, second: str) -> float:
-    """Return McNemar's probability that two prompts are equally good on the same claims in the same order."""
     right = {name: [row.correct for row in rows if row.prompt == name] for name in (first, second)}
     return mcnemar(right[first], right[second])
 
@@ -251,9 +245,7 @@ def write_results(rows: Sequence[ResultRow], path: Path, *, kind: str) -> None:
 
 
 def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
-    """Write the calls as a Chrome trace for ui.perfetto.dev: a row per worker, a bar per call, times in
-    microseconds.
-    """
+    """Write the calls as a Chrome trace for ui.perfetto.dev: a row per worker, a bar per call."""
     calls: dict[tuple[str, float], dict[str, Any]] = {}
     for row in rows:
         call = calls.setdefault(
@@ -277,7 +269,6 @@ SHORT = ("supports", "refutes", "not enough")
 
 
 def results_table(made: Sequence[PromptFigures]) -> list[str]:
-    """Return a line per prompt: accuracy with its interval, recall of each label, speed."""
     wide = max(len("prompt"), *(len(one.name) for one in made))
     best = best_of(made)
     heads = "".join(f"{name:>12}" for name in SHORT)
@@ -294,7 +285,6 @@ def results_table(made: Sequence[PromptFigures]) -> list[str]:
 
 
 def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
-    """Return each prompt's matrix: a line per true label, a column per answer, in claims."""
     lines: list[str] = []
     for one in made:
         lines.append(f"  {'answers of ' + one.name:28}" + "  ".join(f"{'said ' + name:>15}" for name in SHORT))
@@ -306,9 +296,7 @@ def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
 def verdict(
     rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
 ) -> list[str]:
-    """Return sentences on the table's findings and limits. `demo`: the shipped model on the shipped
-    claims.
-    """
+    """Return sentences on the findings and limits. `demo`: the shipped model on the shipped claims."""
     best, total = best_of(made), made[0].claims
     lines = []
     others = [one for one in made if one is not best]
@@ -322,14 +310,14 @@ def verdict(
         else:
             lines.append(
                 f"best: {best.name}, but its lead over {second.name} may be chance (McNemar p = {_p(chance)});"
-                " more claims tell more"
+                " use more claims"
             )
     common = max(sum(row) for row in best.matrix)
     constant = LABELS[[sum(row) for row in best.matrix].index(common)].value
     if best.low <= common / total:
-        lines.append(f"not shown to be better than always saying {constant} ({common / total * 100:.1f} %)")
+        lines.append(f"not shown to be better than the constant answer {constant} ({common / total * 100:.1f} %)")
         if demo:
-            lines.append("claims without evidence are beyond so small a model: its accuracy is a check of the plumbing")
+            lines.append("so small a model cannot judge claims without evidence: its accuracy only checks the program")
     if calibrated:
         raw = ", ".join(f"{one.raw_right / total * 100:.1f}" for one in made)
         lines.append(f"answers are calibrated per prompt (batch calibration); uncalibrated {raw} %")
@@ -337,9 +325,8 @@ def verdict(
 
 
 def cost_lines(attempt: Attempt) -> list[str]:
-    """Return clock time, inference against loading, and the savings of reuse."""
     facts = attempt.facts
-    kept = f" ({attempt.kept} more were there from before)" if attempt.kept else ""
+    kept = f" ({attempt.kept} more were kept from before)" if attempt.kept else ""
     if not attempt.made:
         return [f"nothing was left to infer{kept}"]
     hot = f", {count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""
@@ -353,7 +340,7 @@ def cost_lines(attempt: Attempt) -> list[str]:
     if facts.loads and facts.found_hot:
         alone = facts.load_s * attempt.calls
         lines.append(
-            f"had each of the {attempt.calls} calls loaded its context, the loads would have been"
+            f"if each of the {attempt.calls} calls had loaded its context, the loads would have taken"
             f" {show_seconds(alone)} of device time"
         )
     return lines
@@ -362,7 +349,6 @@ def cost_lines(attempt: Attempt) -> list[str]:
 def summarize(
     rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
 ) -> dict[str, object]:
-    """Return the same facts for programs (`--json`, summary.json), in seconds and shares of 1."""
     made = figures(rows)
     texts = {prompt.name: prompt for prompt in prompts}
     return {

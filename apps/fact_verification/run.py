@@ -1,4 +1,4 @@
-"""One run, from options to report: read, infer missing answers, write the final file, report."""
+"""Run from options to report: read, infer missing answers, write the final file, report."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ from stoker.run_folder import RecordLog
 
 
 class VerificationCall(msgspec.Struct, frozen=True):
-    """One call: these claims with this template."""
-
     prompt: PromptTemplate
     claims: tuple[Claim, ...]
 
@@ -56,7 +54,7 @@ def run(
 ) -> int:
     """Run and report. Return 0, or 130 after Ctrl-C.
 
-    Raises StokerError for unusable input and for a failed call. The results so far are kept in all cases.
+    Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
     """
     options = resolve(VerificationOptions, given, app=APP, resume=resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)
@@ -117,9 +115,9 @@ def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> lis
 
 
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
-    """Return the model's recipe at this level of awareness, and the model's identity: its content or its hub name."""
+    """Return the model's recipe at this level of awareness, and the model's identity."""
     path = options.model or default_model()
-    # Below full, each call has its own process, which loads the model itself: the paper's context-agnostic and
+    # Below `full`, each call has its own process, which loads the model: the paper's context-agnostic and
     # partial-context versions.
     recipe = causal_lm(
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
@@ -131,7 +129,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
 def plan(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
-    """Return the missing calls, prompt by prompt, because a library caches the text that a prompt's claims share."""
+    """Return the missing calls, prompt by prompt: a library caches the text that a prompt's claims share."""
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]

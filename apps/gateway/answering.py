@@ -1,6 +1,6 @@
 """The model endpoints: read a request, admit it, run its calls, and answer in OpenAI's form.
 
-A request for `n` choices, or with several prompts, is that many independent calls.
+Each prompt and each of its `n` choices is an independent call.
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.models_file import Cold
+from stoker.apps.common.models_file import Cold, ModelSettings, with_parsers
 from stoker.apps.common.openai_answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
 from stoker.apps.common.openai_requests import (
     ApiRequest,
     Endpoint,
     Note,
+    RequestRefused,
     read_body,
     read_object,
-    refuse_engine_fields,
     refused,
 )
-from stoker.apps.gateway.failures import TryLater, log, log_failure
+from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, objectives_of
+from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_words, response_body
 from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
 from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
+from stoker.sessions import StokerApp
 from stoker.units import show_seconds
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
-_TOKEN_CHARACTERS = 4
 _UNSAID_TOKENS = 1000
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: the model request of each choice. `prompts`: number of prompts. `include_usage`:
-    the last chunk of a stream states the tokens; `continuous_usage`: each chunk does.
+    """A checked request. `choices`: the model request of each choice. `prompts`: number of prompts.
+
+    `include_usage`: the last chunk of a stream states the tokens; `continuous_usage`: each chunk does.
     """
 
     request: ApiRequest
@@ -52,19 +55,26 @@ class Asked(msgspec.Struct, frozen=True):
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    repeated: dict[str, Any] | None = None
+    """Fields that a response repeats; None for requests to other addresses."""
+
+
+def read_response(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
+    """Parse the body of a request for a response. Raises RequestRefused."""
+    chat, repeated = chat_request(read_object(data), ignored=ignored)
+    asked = read_asked(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
+    return msgspec.structs.replace(asked, repeated=repeated)
 
 
 def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request. Raises RequestRefused. `name` seeds its random draws if it names no seed. `ignored`
-    as in `read_body`.
-    """
+    """Parse the body of a request. Raises RequestRefused. `name` seeds random draws without a seed."""
     body = read_object(data)
     own = {key: body.pop(key) for key in _OWN if key in body}
     request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
     if endpoint is Endpoint.EMBEDDINGS:
         for key, value in own.items():
             if value is not None:
-                raise refused(key, f"is no field that {endpoint.value} is known to have", "unknown_parameter")
+                raise refused(key, f"is not a known field of {endpoint.value} requests", "unknown_parameter")
         return Asked(request, (request,))
     number = _choice_number(own.get("n"))
     stream = _truth(own.get("stream"), "stream")
@@ -72,25 +82,39 @@ def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = la
     if prompts * number > _MOST_CHOICES:
         param = "prompt" if number == 1 else "n"
         asks = f"has {prompts} prompts" if number == 1 else f"asks for {prompts * number} choices"
-        raise refused(param, f"{asks}, and {_MOST_CHOICES} may be asked for at once", "invalid_value")
+        raise refused(param, f"{asks}; at most {_MOST_CHOICES} are allowed in a request", "invalid_value")
     choices = tuple(_choices(request, number))
     usage, continuous = _usage(own.get("stream_options"), stream=stream)
     return Asked(request, choices, prompts=prompts, stream=stream, include_usage=usage, continuous_usage=continuous)
 
 
-def tokens_asked(asked: Asked) -> int:
-    """Estimate the tokens that a request reads and writes, as OpenAI does in advance; used if the client leaves before
-    they are counted. A token has about four characters.
+def with_formats(asked: Asked, settings: ModelSettings) -> Asked:
+    choices = tuple(with_parsers(choice, settings) for choice in asked.choices)
+    return msgspec.structs.replace(asked, request=with_parsers(asked.request, settings), choices=choices)
+
+
+def tokens_asked(asked: Asked) -> tuple[int, int]:
+    """Estimate the tokens that a request reads (four characters each) and writes, for a client that leaves before they
+    are counted.
     """
-    texts = [*asked.request.texts, *(message.content for message in asked.request.messages)]
-    read = sum(max(1, len(text) // _TOKEN_CHARACTERS) for text in texts)
+    read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
-        return read
-    return read + sum(choice.sampling.max_new_tokens or _UNSAID_TOKENS for choice in asked.choices)
+        return read, 0
+    return read, sum(choice.sampling.max_new_tokens or _UNSAID_TOKENS for choice in asked.choices)
+
+
+def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
+    created = int(time.time())
+    if asked.repeated is not None:
+        return ResponseEvents(asked.repeated, name=name, model=model, created=created)
+    return Chunks(
+        endpoint=asked.request.endpoint, name=name, model=model, created=created,
+        per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage, continuous=asked.continuous_usage,
+    )  # fmt: skip
 
 
 def _choices(request: ApiRequest, number: int) -> list[ApiRequest]:
-    """Choice k has the k-th next seed; choices of one prompt are adjacent."""
+    """Return the requests of all choices; choices of one prompt are adjacent, and each has the next seed."""
     prompts = request.texts or ("",)
     found = []
     for place in range(len(prompts) * number):
@@ -118,12 +142,12 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
     if options is None:
         return False, False
     if not stream:
-        raise refused("stream_options", "wants stream to be true", "invalid_value")
+        raise refused("stream_options", "needs stream to be true", "invalid_value")
     if not isinstance(options, dict):
         raise refused("stream_options", "must be an object", "invalid_type")
     for name in options:
         if name not in _STREAM_OPTIONS:
-            raise refused(f"stream_options.{name}", "is no field that is known", "unknown_parameter")
+            raise refused(f"stream_options.{name}", "is not a known field", "unknown_parameter")
     usage, continuous = (
         _truth(options.get(name), f"stream_options.{name}") for name in ("include_usage", "continuous_usage_stats")
     )
@@ -131,8 +155,15 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
 
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
+
+
+def _waits_s(request: Request) -> float | None:
+    found = _WAITS.search(request.headers.get("prefer", ""))
+    return float(found[1]) if found else None
+
+
 _AGAIN_S = 10.0
-"""`Retry-After` while the session's journal cannot be written."""
+"""Seconds in the header `Retry-After` while the session's journal cannot be written."""
 _ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
@@ -140,24 +171,28 @@ class Admission:
     def __init__(self, watch: SessionWatch) -> None:
         self._watch = watch
 
-    async def check(self, request: Request, model: ServedModel) -> None:
-        """Raise TryLater for a request that would wait longer than it may, or while the journal cannot be written."""
+    async def check(self, model: ServedModel, *, ttft_s: float, waits_s: float | None) -> None:
+        """Raise TryLater for a request that would wait too long, or while the journal cannot be written.
+
+        Args:
+            model: The model.
+            ttft_s: The wanted time to first token; 0 = none.
+            waits_s: Seconds that the client accepts to wait (`Prefer: wait=`); None if it does not say.
+        """
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:
             raise TryLater(
                 "the session takes no requests just now: its journal cannot be written; the gateway's log says why",
                 type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
             )  # fmt: skip
-        prefers = _WAITS.search(request.headers.get("prefer", ""))
-        waits_s = float(prefers[1]) if prefers else 0.0
-        if prefers or model.settings.cold is Cold.REFUSE:
-            await self._check_loaded(model, waits_s)
-        if objective_s := float(model.settings.ttft):
-            await self._check_objective(model, objective_s, waits_s)
+        if waits_s is not None or model.settings.cold is Cold.REFUSE:
+            await self._check_loaded(model, waits_s or 0.0)
+        if ttft_s and not model.is_admitted_by_policy:
+            await self._check_objective(model, ttft_s, waits_s or 0.0)
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         facts = await self._watch.recent(model)
-        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # it may be loaded by now
+        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded by now
 
     async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
         facts = await self._facts(model)
@@ -184,7 +219,7 @@ class Admission:
             f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
             f" objective is {show_seconds(objective_s)}: {expected.because}. It could be met in"
             f" {show_seconds(later_s)}. {_ASK}",
-            type="overloaded", code="objective_unreachable", status=503, retry_after_s=later_s,
+            type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503, retry_after_s=later_s,
         )  # fmt: skip
 
 
@@ -200,17 +235,40 @@ class Answering:
         self._most_bytes = most_bytes
         self._ignored: set[str] = set()
 
-    async def answer(self, request: Request, endpoint: Endpoint, caller: Caller) -> Response:
+    async def respond(self, request: Request, caller: Caller) -> Response:
+        """Answer a request for a response. Raises as `answer`."""
+        try:
+            return await self.answer(request, Endpoint.CHAT, caller, as_response=True)
+        except RequestRefused as error:
+            raise in_own_words(error) from error
+
+    async def answer(
+        self, request: Request, endpoint: Endpoint, caller: Caller, *, as_response: bool = False
+    ) -> Response:
         """Answer a request. Raises RequestRefused, ClientLeft, and errors of its calls."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
-        asked = read_asked(data, endpoint=endpoint, name=name, ignored=self._note_ignored)
+        if as_response:
+            asked = read_response(data, name=name, ignored=self._note_ignored)
+        else:
+            asked = read_asked(data, endpoint=endpoint, name=name, ignored=self._note_ignored)
         model = self._models.asked(asked.request.model, endpoint)
-        refuse_engine_fields(asked.request, model.engine_options)
-        model.prepare()
-        await self._admission.check(request, model)
-        figures = self._metrics.request(model, endpoint, begun=begun)
+        asked = with_formats(asked, model.settings)
+        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _waits_s(request)
+        objectives = objectives_of(request.headers, honoured=self._models.honoured, writes=writes)
+        ttft_s = objectives.get("ttft", model.objectives.ttft_s)
+        try:
+            model.prepare()
+            await self._admission.check(model, ttft_s=ttft_s, waits_s=waits_s)
+        except TryLater as error:
+            self._metrics.note_refused(model, error)
+            self._metrics.count_usage(model, key=caller.name, error=error)
+            raise
+        if ttft_s and waits_s is not None:
+            objectives["ttft"] = max(ttft_s, waits_s)
+        wanted = Objectives(objectives.get("ttft", ttft_s), objectives.get("tpot", model.objectives.tpot_s))
+        figures = self._metrics.request(model, endpoint, begun=begun, wanted=wanted, key=caller.name)
         try:
             held = self._guard.begin(caller)
         except TryLater as error:
@@ -219,10 +277,12 @@ class Answering:
         running = RunningRequest(figures, held)
         try:
             if asked.stream:
-                return await self._stream(request, asked, model, name=name, running=running)
-            response = await unless_gone(request, self._whole(asked, model, name=name, running=running))
+                app = await model.app(asked.request, objectives, in_pieces=True)
+                return await self._stream(request, asked, model, app, name=name, running=running)
+            app = await model.app(asked.request, objectives)
+            response = await unless_gone(request, self._whole(asked, model, app, name=name, running=running))
         except (ClientLeft, asyncio.CancelledError) as error:
-            running.count_tokens(tokens_asked(asked))
+            running.count_tokens(*tokens_asked(asked))
             running.leave(error)
             raise
         except BaseException as error:
@@ -231,8 +291,10 @@ class Answering:
         running.end(None)
         return response
 
-    async def _whole(self, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest) -> Response:
-        found = await all_pieces(model.app(), asked.choices)
+    async def _whole(
+        self, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest
+    ) -> Response:
+        found = await all_pieces(app, asked.choices)
         if asked.request.endpoint is Endpoint.EMBEDDINGS:
             [pieces] = found
             vectors = Vectors(pieces[0].width, pieces[0].tokens, b"".join(piece.data for piece in pieces))
@@ -243,21 +305,22 @@ class Answering:
         read = sum(choice.prompt_tokens for choice in choices[::per_prompt])
         written = sum(choice.completion_tokens for choice in choices)
         running.count(read, written)
+        running.figures.finished(choice.finish_reason for choice in choices)
+        model.lengths.record(written // len(choices))
+        if asked.repeated is not None:
+            created = int(time.time())
+            return JSONAnswer(response_body(choices[0], asked.repeated, name=name, model=model.name, created=created))
         body = chat_body if asked.request.endpoint is Endpoint.CHAT else completion_body
         usage = token_usage(read, written)
         return JSONAnswer(body(choices, name=name, model=model.name, created=int(time.time()), usage=usage))
 
     async def _stream(
-        self, request: Request, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest
+        self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest
     ) -> Response:
-        """Answer with a stream. An error within the first moment is raised, and has a status."""
-        chunks = Chunks(
-            endpoint=asked.request.endpoint, name=name, model=model.name, created=int(time.time()),
-            per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage,
-            continuous=asked.continuous_usage,
-        )  # fmt: skip
+        """Answer with a stream. An early error is raised, so that the response has an error status."""
+        chunks = _chunks(asked, name=name, model=model.name)
         running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
-        pieces = joined_pieces(model.app(in_pieces=True), asked.choices)
+        pieces = joined_pieces(app, asked.choices)
         answer = StreamedAnswer(
             pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model),
             failed=lambda error: log_failure(error, request),
@@ -267,7 +330,13 @@ class Answering:
         except BaseException:
             await answer.leave()
             raise
-        return EventStream(answer.events(), at_end=answer.close)
+
+        async def close() -> None:
+            if chunks.is_whole:
+                model.lengths.record(chunks.written // len(asked.choices))
+            await answer.close()
+
+        return EventStream(answer.events(), at_end=close)
 
     def _note_ignored(self, field: str) -> None:
         if field not in self._ignored:

@@ -1,4 +1,4 @@
-"""`/v1/files`: files that clients upload for batches, and files of answers that batches write.
+"""`/v1/files`: input files that clients upload for batches, and output files of batches.
 
 A file is a folder below the gateway's: `data`, and `file.json` with its name, owner and size.
 """
@@ -50,7 +50,7 @@ class FileStore:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Store bytes, or a copy of a file. Raises OSError, and stores nothing then."""
+        """Store bytes, or a copy of a file. Raises OSError and then stores nothing."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -61,8 +61,8 @@ class FileStore:
                 (place / "data").write_bytes(data)
             size = (place / "data").stat().st_size
             made = StoredFile(id, owner, filename, purpose, int(time.time()), size)
-            (place / "file.json").write_bytes(msgspec.json.encode(made))  # last: a file without it is incomplete
-        except OSError:  # most often a full disk: the written part does not help
+            (place / "file.json").write_bytes(msgspec.json.encode(made))  # written last: marks a complete file
+        except OSError:  # usually a full disk; remove the incomplete file
             shutil.rmtree(place, ignore_errors=True)
             raise
         return made
@@ -87,7 +87,7 @@ class FileStore:
         for place in self._folder.glob("file-*"):
             try:
                 found.append(self.get(place.name, owner=owner))
-            except RequestRefused:  # another one's, or just being made
+            except RequestRefused:  # a file of another owner, or an incomplete file
                 continue
         return sorted(found, key=lambda one: one.created_at, reverse=True)
 
@@ -103,7 +103,6 @@ class FileStore:
 
 
 def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
-    """Return name, purpose and bytes of the file in a form. Raises RequestRefused."""
     head = b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n"
     form = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
     fields: dict[str, tuple[str, bytes]] = {}
@@ -128,7 +127,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _ANSWERED = b'"response":{"status_code":200'
-"""The mark of an answered request in the log: no JSON text contains these quotes."""
+"""Marks an answered request in the log; no JSON text contains these quotes."""
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):
@@ -137,8 +136,9 @@ class KeptAnswers(msgspec.Struct, frozen=True):
 
 
 def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str) -> KeptAnswers:
-    """Write the two output files of a batch. `log`: of its `stoker batch`; `requests`: its input file. Each request
-    without an answer gets a line in `errors` with this code and message. Raises OSError.
+    """Write the two output files of a batch from its log and its input file. Raises OSError.
+
+    Each request without an answer gets a line in `errors` with this code and message.
     """
     seen: set[str] = set()
     completed = 0
@@ -181,7 +181,7 @@ def for_client(errors: Path, out: Path) -> None:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file with one object per line. Other lines are skipped; a missing file is empty."""
+    """Yield the JSON objects of a file, one per line. Skip other lines; a missing file is empty."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -205,8 +205,10 @@ _LONGEST_WINDOW_S = 30 * 86_400
 _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
-class AskedBatch(msgspec.Struct, frozen=True):
-    """A requested batch. `metadata` is returned with it and has no effect. It expires after `window_s` seconds."""
+class BatchRequest(msgspec.Struct, frozen=True):
+    """A requested batch. `metadata` has no effect; it is returned with the batch. The batch expires after `window_s`
+    seconds.
+    """
 
     endpoint: str
     input_file_id: str
@@ -215,14 +217,14 @@ class AskedBatch(msgspec.Struct, frozen=True):
     window_s: int = 86_400
 
 
-def read_batch(data: bytes) -> AskedBatch:
-    """Parse the body of a request for a batch. Raises RequestRefused, which names the field."""
+def read_batch(data: bytes) -> BatchRequest:
+    """Parse the body of a request for a batch. Raises RequestRefused."""
     body = read_object(data)
     for name, value in body.items():
         if name in _UNSUPPORTED and value is not None:
             raise refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")
         if name not in _FIELDS and name not in _UNSUPPORTED:
-            raise refused(f"{name:.80}", "is no field that a batch is known to have", "unknown_parameter")
+            raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
     endpoint, file = body.get("endpoint"), body.get("input_file_id")
     known = [each.value for each in Endpoint]
     if endpoint not in known:
@@ -232,14 +234,14 @@ def read_batch(data: bytes) -> AskedBatch:
         raise refused("input_file_id", "is missing", "missing_required_parameter")
     if not isinstance(file, str):
         raise refused("input_file_id", "must be a text", "invalid_type")
-    return AskedBatch(endpoint, file, _metadata(body.get("metadata")), window, window_s)
+    return BatchRequest(endpoint, file, _metadata(body.get("metadata")), window, window_s)
 
 
 def _window(value: Any) -> tuple[str, int]:
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
     if not 0 < seconds <= _LONGEST_WINDOW_S:
-        raise refused("completion_window", "must be 24h, or other hours or days up to 30d", "invalid_value")
+        raise refused("completion_window", "must be 24h, or another number of hours or days up to 30d", "invalid_value")
     return str(value), seconds
 
 
@@ -252,7 +254,9 @@ def _metadata(value: Any) -> dict[str, str] | None:
     if len(value) > _MOST_PAIRS or any(
         len(key) > _LONGEST_KEY or len(each) > _LONGEST_VALUE for key, each in value.items()
     ):
-        problem = f"may have {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
+        problem = (
+            f"may have at most {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
+        )
         raise refused("metadata", problem, "invalid_value")
     found: dict[str, str] = value
     return found

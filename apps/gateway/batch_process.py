@@ -1,11 +1,12 @@
-"""The process of an open batch: found or stopped, its steps retried, its requests paced by its key's limits.
+"""The process of an open batch: find or stop it, retry its steps, and apply its key's limits.
 
-A full disk, or too many open files, passes. A step that fails for this reason is retried after a pause that starts
-at one second and grows; the log says so once, and the batch shows it while it waits.
+A full disk, or too many open files, is temporary. A step that fails for this reason is retried after a growing pause;
+the batch shows the reason while it waits.
 
-Each request of a batch counts as if its client had sent it. The batch's `stoker batch` gets permits from here
-(batch_inference/run.py). A part of each limit is left to other requests of the key (`KeyLimits.for_batches`). With a
-token limit, the number of running requests is the tokens left in this minute over the mean tokens of ended requests.
+Each request of a batch counts as if its client had sent it. The batch's `stoker batch` gets permits from the gateway
+(batch_inference/run.py). A part of each limit is reserved for other requests of the key (`KeyLimits.for_batches`). With
+a token limit, the number of running requests of the key (and of its group) is the tokens left in this minute divided by
+the mean tokens of ended requests; each batch may run at least one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,7 +25,7 @@ from typing import TypeVar
 import psutil
 
 from stoker.apps.common.batch_state import BatchUse, PermitFile
-from stoker.apps.gateway.keys import Caller, Guard, HeldRequest
+from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
 
 log = logging.getLogger("stoker.gateway")
 
@@ -33,27 +35,26 @@ _ENDED_EVERY_S = 0.5
 T = TypeVar("T")
 
 
-class FollowedBatch:
+class MonitoredBatch:
     def __init__(self, id: str) -> None:
         self.id = id
         self.waits = ""
-        """Why it is retried; empty if nothing is wrong."""
+        """Why the last step is retried; empty if it did not fail."""
         self.child: asyncio.subprocess.Process | None = None
-        """Its `stoker batch`, if this gateway started it."""
+        """The batch's `stoker batch`, if this gateway started it."""
         self.process: psutil.Process | None = None
-        """The same, if an earlier gateway started it."""
+        """The batch's `stoker batch`, if an earlier gateway started it."""
         self.given: dict[str, str] = {}
-        """Ids of the answer files that are stored already, by name."""
+        """Ids of the stored answer files by name."""
         self.pacing: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
 
     @property
     def has_process(self) -> bool:
-        """True from the start or discovery of its process until its end."""
         return self.child is not None or self.process is not None
 
     async def process_end(self) -> int | None:
-        """Wait until the process ends. Return its code if this gateway started it."""
+        """Wait until the process ends. Return its exit code if this gateway started it."""
         code = await self.child.wait() if self.child is not None else None
         while _may_run(self.process):
             await asyncio.sleep(_ENDED_EVERY_S)
@@ -77,11 +78,11 @@ class FollowedBatch:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def hurry(self) -> None:
-        """Retry now, because the batch was cancelled."""
+        """End the pause before the next retry, because the batch was cancelled."""
         self._hurried.set()
 
     def stop(self) -> None:
-        """Terminate its process, which keeps its answers. No-op without a process."""
+        """Terminate the batch's process, which keeps its answers."""
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if self.child is not None:
                 self.child.terminate()
@@ -96,8 +97,9 @@ class FollowedBatch:
 
 
 def find_process(pid: int, run: Path) -> psutil.Process | None:
-    """Return the `stoker batch` of this run folder: the one with this process id, else any on this machine. A gateway
-    that was killed, or whose disk was full, may have started one without noting it.
+    """Return the `stoker batch` of this run folder, preferably with this process id.
+
+    A gateway that was killed, or whose disk was full, may have started a process without storing its id.
     """
     try:
         named = psutil.Process(pid) if pid else None
@@ -112,7 +114,7 @@ def find_process(pid: int, run: Path) -> psutil.Process | None:
 
 
 def _may_run(process: psutil.Process | None) -> bool:
-    """False only if the process has certainly ended: descriptors for a check may be exhausted."""
+    """False only if the process has certainly ended: the check itself may lack file descriptors."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -127,7 +129,7 @@ def _works_in(words: list[str], run: Path) -> bool:
 
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
-"""The most requests of one batch that run or wait at once."""
+"""Limit of requests of one batch that run or wait at once."""
 
 
 class BatchPace:
@@ -142,7 +144,6 @@ class BatchPace:
         self._held: deque[HeldRequest] = deque()
 
     def begin(self, *, left: int) -> None:
-        """Start from 0 for a new process of the batch, which sends the `left` requests."""
         self._most = left
         self._file.reset()
 
@@ -158,26 +159,24 @@ class BatchPace:
         """Grant permits until this task is cancelled, then release the running requests."""
         try:
             while True:
-                with suppress(OSError):  # a disk without room: it is tried again
+                with suppress(OSError):  # a full disk: try again later
                     self.step()
                 await asyncio.sleep(_GRANT_EVERY_S)
         finally:
-            while self._held:
-                self._held.popleft().end()
+            with suppress(OSError):
+                self._count_ended()
+            while self._held:  # requests of a stopped batch: each has used about the mean
+                held = self._held.popleft()
+                held.tokens = self._mean
+                held.end()
 
     def step(self) -> None:
         """Count ended requests and grant new permits. Raises OSError."""
-        use = self._file.use(known=self._use)
-        tokens = max(0, use.tokens - self._use.tokens)
-        for _ in range(min(use.ended - self._use.ended, len(self._held))):
-            held = self._held.popleft()
-            held.tokens, tokens = tokens, 0
-            held.end()
-        self._use = use
+        self._count_ended()
         before = self._allowed
         caller = self._guard.caller_named(self._owner)
-        while caller is not None and self._allowed < self._most and len(self._held) < self._ahead(caller):
-            following = self._guard.begin_if(caller, limits=caller.limits.for_batches)
+        while caller is not None and self._allowed < self._most and self._has_room(caller):
+            following = self._guard.begin_if(caller, used=KeyLimits.for_batches)
             if following is None:
                 break
             self._held.append(following)
@@ -185,12 +184,31 @@ class BatchPace:
         if self._allowed != before:
             self._file.allow(self._allowed)
 
-    def _ahead(self, caller: Caller) -> int:
-        most = caller.limits.for_batches.tokens_per_minute
-        if not most:
-            return _MOST_AHEAD
-        if not self._use.ended:
-            return 1
-        mean = max(1, self._use.tokens // self._use.ended)
-        left = most - self._guard.tokens_of(caller)
-        return max(1, min(_MOST_AHEAD, left // mean))
+    def _count_ended(self) -> None:
+        use = self._file.use(known=self._use)
+        tokens = max(0, use.tokens - self._use.tokens)
+        for _ in range(min(use.ended - self._use.ended, len(self._held))):
+            held = self._held.popleft()
+            held.tokens, tokens = tokens, 0
+            held.end()
+        self._use = use
+
+    @property
+    def _mean(self) -> int:
+        """The mean tokens of ended requests; 0 before the first one."""
+        return self._use.tokens // self._use.ended if self._use.ended else 0
+
+    def _has_room(self, caller: Caller) -> bool:
+        """True if the tokens left in this minute allow another running request. A batch always has one."""
+        if not self._held:
+            return True
+        if len(self._held) >= _MOST_AHEAD:
+            return False
+        now = time.monotonic()
+        for each in caller.owners:
+            most = each.limits.for_batches().tokens_per_minute
+            if most and not self._use.ended:
+                return False
+            if most and each.use.running >= (most - each.use.tokens_used(now)) // max(1, self._mean):
+                return False
+        return True

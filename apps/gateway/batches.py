@@ -1,7 +1,7 @@
-"""Batches of requests: `/v1/batches`. Each is a `stoker batch` that joins the gateway's session.
+"""`/v1/batches`: each batch is a `stoker batch` that joins the gateway's session.
 
-The state of a batch is in its folder, so it continues with the next gateway: a running `stoker batch` is found by its
-process, a stopped one is started again. Steps that fail for lack of room are retried (`batch_process`).
+The state of a batch is in its folder, so the batch continues with the next gateway, which finds its running `stoker
+batch` or starts it again. Steps that fail because a disk is full are retried (`batch_process`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.batch_files import KEPT_S, AskedBatch, FileStore, count_answers, for_client, keep_answers
-from stoker.apps.gateway.batch_process import BatchPace, FollowedBatch, find_process
-from stoker.apps.gateway.keys import Guard, KeyLimits
+from stoker.apps.gateway.batch_files import KEPT_S, BatchRequest, FileStore, count_answers, for_client, keep_answers
+from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
+from stoker.apps.gateway.batch_usage import BatchReader
+from stoker.apps.gateway.keys import Guard
+from stoker.apps.gateway.usage import UsageRecorder
 
 log = logging.getLogger("stoker.gateway")
 
@@ -32,23 +35,24 @@ _DAY_S = 86400
 _OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
 _CUT_SHORT = {
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
-    "finalizing": ("expired", "batch_expired", "the batch's time was over before this request was answered"),
+    "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""For a batch that ends early, by its status at that time: its last status, and the code and message of the requests
-without answers.
+"""For a batch that ends early, by its last open status: the final status, and the code and message of unanswered
+requests.
 """
 _WINDOW_LOOK_S = 30.0
+_COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
 """The answers of a running batch, in its run folder."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _ENDED_WELL = (0, 1)
-"""Exit codes of a `stoker batch` that wrote its files: 1 if some requests have no answer."""
+"""Exit codes of a `stoker batch` that wrote its files; 1 if requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch, as OpenAI has it, with `owner` (the name of its key), `pid` (of its `stoker batch`) and `waits` (why
-    a step is retried; not stored).
+    """One batch in OpenAI's form, with `owner` (the name of its key), `pid` (of its `stoker batch`) and `waits` (why a
+    step is retried; not stored).
     """
 
     id: str
@@ -89,36 +93,37 @@ class GatewayBatch(msgspec.Struct):
 
 class Batches:
     def __init__(
-        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None
-    ) -> None:
-        """`models`: the models file, by which a batch finds the gateway's contexts. `guard`: the limits of keys;
-        None: no limits.
-        """
+        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
+        usage: UsageRecorder | None = None, names: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Prepare the batches; `guard` None: keys have no limits. `usage` counts requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
         self._session = session
         self._guard = guard
+        self._usage = usage or UsageRecorder()
+        self._names = names
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._followed: dict[str, FollowedBatch] = {}
+        self._followed: dict[str, MonitoredBatch] = {}
 
     def resume(self) -> None:
         for id in self._ids():
             try:
                 batch = self._read(id)
-            except OSError:  # it is read again when there is room
+            except OSError:  # the follower reads it again later
                 self._follow(id)
             else:
                 if batch is not None and batch.status in _OPEN:
                     self._follow(id)
 
     async def leave(self) -> None:
-        """Stop the running batches: they keep their answers and continue with the next gateway."""
+        """Stop the running batches, which continue with the next gateway."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def add(self, asked: AskedBatch, *, owner: str) -> GatewayBatch:
+    async def add(self, asked: BatchRequest, *, owner: str) -> GatewayBatch:
         endpoint, file = asked.endpoint, asked.input_file_id
         self.files.get(file, owner=owner)
         batch = GatewayBatch(
@@ -151,7 +156,7 @@ class Batches:
         return sorted(own, key=lambda one: one.created_at, reverse=True)
 
     def cancel(self, id: str, *, owner: str) -> GatewayBatch:
-        """Stop a batch; its answers so far are kept. Raises RequestRefused (404, or 409 if it has ended)."""
+        """Stop a batch and keep its answers so far. Raises RequestRefused (404, or 409 if the batch has ended)."""
         batch = self.get(id, owner=owner)
         if batch.status not in _OPEN:
             raise RequestRefused(f"batch {id} is {batch.status}", param="id", code="batch_is_over", status=409)
@@ -163,7 +168,6 @@ class Batches:
         return batch
 
     def remove_old(self, now: float) -> None:
-        """Delete batches that ended long ago, and old files that no open batch reads."""
         needed = set()
         for batch in self._all():
             if batch.status in _OPEN:
@@ -177,15 +181,15 @@ class Batches:
     # ---- one batch, to its end
 
     def _follow(self, id: str) -> None:
-        self._followed[id] = FollowedBatch(id)
-        task = asyncio.create_task(self._see_through(self._followed[id]))
+        self._followed[id] = MonitoredBatch(id)
+        task = asyncio.create_task(self._run_to_end(self._followed[id]))
         self._tasks[id] = task
         task.add_done_callback(lambda _task: self._forget(id))
 
     def _forget(self, id: str) -> None:
         del self._tasks[id], self._followed[id]
 
-    async def _see_through(self, followed: FollowedBatch) -> None:
+    async def _run_to_end(self, followed: MonitoredBatch) -> None:
         is_over = False
         try:
             while not is_over:
@@ -196,7 +200,7 @@ class Batches:
             followed.stop()
             raise
 
-    async def _start(self, followed: FollowedBatch) -> None:
+    async def _start(self, followed: MonitoredBatch) -> None:
         """Find or start the process of a batch, and store its id. Raises OSError; the next call continues."""
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
@@ -214,29 +218,56 @@ class Batches:
             followed.pacing = asyncio.create_task(pace.keep()) if pace is not None else None
         if not followed.has_process:
             return
-        batch = self._read(followed.id) or batch  # it may have been cancelled meanwhile
+        batch = self._read(followed.id) or batch  # the batch may have been cancelled meanwhile
         if batch.status != "in_progress":
             followed.stop()
         if followed.child is not None:
             batch.pid = followed.child.pid
             self._keep(batch)
 
-    async def _process_end(self, followed: FollowedBatch) -> int | None:
-        """Wait until the process of a batch ends; stop it when the batch expires."""
+    async def _process_end(self, followed: MonitoredBatch) -> int | None:
         ending = asyncio.create_task(followed.process_end())
+        counting = asyncio.create_task(self._count(followed.id))
         try:
             while not ending.done():
-                with contextlib.suppress(OSError):  # it is looked at again
+                with contextlib.suppress(OSError):  # check again later
                     self._expire(followed)
                 await asyncio.wait({ending}, timeout=_WINDOW_LOOK_S)
             return ending.result()
         finally:
             ending.cancel()
+            counting.cancel()
             if followed.pacing is not None:
                 followed.pacing.cancel()
                 followed.pacing = None
 
-    def _expire(self, followed: FollowedBatch) -> None:
+    async def _count(self, id: str) -> None:
+        """Count the usage of a running batch, until this task is cancelled."""
+        batch = None
+        with contextlib.suppress(OSError):
+            batch = self._read(id)
+        if batch is None:
+            return  # counted when it has ended
+        reader = BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
+        while True:
+            more = False
+            with contextlib.suppress(OSError):
+                more = await asyncio.to_thread(reader.read_log)
+            self._usage.set_batch(id, reader.totals, key=batch.owner)
+            await asyncio.sleep(0 if more else _COUNT_EVERY_S)
+
+    async def _count_all(self, batch: GatewayBatch) -> None:
+        """Count the usage of a batch that has ended."""
+        run = self._run(batch)
+        reader = BatchReader(self.files.data(batch.input_file_id), run / _LOG, models=self._names)
+        if batch.status == "completed":
+            await asyncio.to_thread(reader.read_files, run / "responses.jsonl", run / "errors.jsonl")
+        else:
+            while await asyncio.to_thread(reader.read_log):
+                pass
+        self._usage.set_batch(batch.id, reader.totals, key=batch.owner)
+
+    def _expire(self, followed: MonitoredBatch) -> None:
         batch = self._read(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"
@@ -244,16 +275,15 @@ class Batches:
             followed.stop()
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """Return the batch's pacing; None if its key has no limits. A deleted key grants no permits."""
+        """Return the pacing of the batch's requests; None if its key has no limits. A deleted key grants no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_named(batch.owner)
-        if caller is not None and caller.limits == KeyLimits():
+        if caller is not None and not caller.is_limited:
             return None
         return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
 
     def _left(self, batch: GatewayBatch) -> int:
-        """Return the most requests of a batch that have no answer yet."""
         with contextlib.suppress(OSError):
             kept = count_answers(self._run(batch) / _LOG)
             return batch.total - kept.completed - kept.failed
@@ -264,7 +294,7 @@ class Batches:
         return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start its `stoker batch`, which survives a gateway that is killed."""
+        """Start the batch's `stoker batch`, which survives a killed gateway."""
         requests = str(self.files.data(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
@@ -276,9 +306,10 @@ class Batches:
                 start_new_session=True,
             )  # fmt: skip
 
-    async def _end(self, followed: FollowedBatch, code: int | None) -> bool:
-        """Store the outcome of an ended process. Return False if it must start again. `code`: its exit code; None if
-        unknown. Raises OSError, and has stored nothing then.
+    async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
+        """Store the outcome of an ended process; return False if the process must start again.
+
+        `code`: exit code, None if unknown. Raises OSError and then stores nothing.
         """
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
@@ -293,12 +324,12 @@ class Batches:
             batch.completed, batch.failed = summary["answered"], summary["errors"]
             if errors.exists():
                 await asyncio.to_thread(for_client, errors, run / _CLEANED)
-        elif batch.status == "in_progress" and code is None:  # it was stopped while no gateway was here
+        elif batch.status == "in_progress" and code is None:  # the process was stopped while no gateway ran
             return False
         else:
             batch.status, why, message = _CUT_SHORT[batch.status]
             if batch.status == "failed":
-                said = self._last_words(batch.id) or f"stoker batch ended with {code}"
+                said = self._last_words(batch.id) or f"stoker batch exited with code {code}"
                 log.warning("batch %s failed: %s", batch.id, said)
                 batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
             run.mkdir(exist_ok=True)
@@ -311,10 +342,11 @@ class Batches:
         batch.output_file_id = self._given(followed, batch, responses, name="responses.jsonl")
         batch.error_file_id = self._given(followed, batch, run / _CLEANED, name="errors.jsonl")
         batch.ended_at = int(time.time())
+        await self._count_all(batch)
         self._keep(batch)
         return True
 
-    def _given(self, followed: FollowedBatch, batch: GatewayBatch, path: Path, *, name: str) -> str | None:
+    def _given(self, followed: MonitoredBatch, batch: GatewayBatch, path: Path, *, name: str) -> str | None:
         if not path.exists() or not path.stat().st_size:
             return None
         name = f"{batch.id}_{name}"
@@ -347,7 +379,6 @@ class Batches:
             return None
 
     def _keep(self, batch: GatewayBatch) -> None:
-        """Write a batch. Raises OSError, and keeps the earlier file then."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._folder / f".{batch.id}.json"
         draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(batch, waits="")))
@@ -355,7 +386,7 @@ class Batches:
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:
-    """Return the number of requests in a file, and why it is no batch for this endpoint (empty if it is)."""
+    """Return the number of requests in a file, and why it is not a batch for this endpoint (empty if it is)."""
     total = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -369,4 +400,4 @@ def _checked(path: Path, endpoint: str) -> tuple[int, str]:
             url = found.get("url") if isinstance(found, dict) else None
             if isinstance(url, str) and url != endpoint:
                 return total, f"line {number}: url is {url!r:.60}, and the batch is for {endpoint}"
-    return total, "" if total else "the file holds no requests"
+    return total, "" if total else "the file has no requests"

@@ -1,25 +1,29 @@
-"""`stoker serve` and `stoker serve keys`: their options, checked."""
+"""The options of `stoker serve`, `stoker serve keys` and `stoker serve groups`."""
 
 from __future__ import annotations
 
+import functools
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.apps.gateway.keys import KeyFile, KeyLimits
+from stoker.apps.gateway.cli_usage import usage
+from stoker.apps.gateway.keys import KeyFile, KeyLimits, KeyRecord
 from stoker.apps.gateway.options import GatewayOptions
 from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
-_MISSING = "stoker serve needs {}, which is not installed: pip install 'stoker[serve]'"
+_MISSING = "{} needs {}, which is not installed: pip install 'stoker[serve]'"
 
 
 class ServeGroup(click.Group):
-    """`serve SITE MODELS`, with `serve keys` below it: any other first word is an argument of the former."""
+    """`serve SITE MODELS`, `serve keys` and others: any first word except a subcommand is an argument of `serve`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -32,13 +36,14 @@ class ServeGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command; the one that serves has no name in usage texts."""
+        """Resolve the command; hide the name of `run` in usage texts."""
         name, found, rest = super().resolve_command(ctx, args)
         return "" if found is run else name, found, rest
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, "[OPTIONS] [SITE] MODELS")
-        formatter.write_usage(ctx.command_path, "keys add|list|remove ...", prefix="       ")
+        for words in ("keys add|set|list|remove ...", "groups set|list|remove ...", "usage ..."):
+            formatter.write_usage(ctx.command_path, words, prefix="       ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         run.format_options(click.Context(run, parent=ctx), formatter)
@@ -50,10 +55,10 @@ _SERVES = "run"
 @click.group("serve", cls=ServeGroup, short_help="Serve models at one OpenAI-compatible address.", no_args_is_help=True)
 def command() -> None:
     """Serve the models of MODELS (a TOML file: docs/serve.md) at one OpenAI-compatible address, from a session on SITE
-    (a site file; this machine, if none is named).
+    (a site file; without one, this machine).
 
-    The session is the one that `stoker up SITE` keeps; if none is up, it is started, and stays when the gateway ends.
-    A gateway that was killed and is started again has the same address, and finds its models loaded.
+    The gateway joins the session of `stoker up SITE`, or starts it. The session stays when the gateway ends. A gateway
+    that was killed and is started again has the same address and finds its models loaded.
 
     Without keys the gateway answers everybody on this machine, and listens on no other interface.
     """
@@ -63,18 +68,21 @@ def command() -> None:
 @click.argument("files", nargs=-1, required=True, metavar="[SITE] MODELS")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The interface to listen on.")
 @click.option(
-    "--port", metavar="N", type=WholeNumber(most=65535), help="The port. [the one of last time, else from 8000]"
+    "--port",
+    metavar="N",
+    type=WholeNumber(most=65535),
+    help="The port. [the last one, else the first free port from 8000]",
 )
-@click.option("--uds", metavar="PATH", default="", help="Listen on a Unix socket of yours instead.")
+@click.option("--uds", metavar="PATH", default="", help="Listen on this Unix socket instead.")
 @click.option("--tls-cert", metavar="FILE", default="", help="Serve HTTPS with this certificate (PEM).")
 @click.option("--tls-key", metavar="FILE", default="", help="The certificate's key (PEM).")
 @click.option("--session", metavar="ID", default="", help="The session to join (stoker up).")
 @click.option(
     "--origin", "origins", metavar="URL", multiple=True,
-    help="A site whose pages may ask with a key; may be given several times. [all sites]",
+    help="An origin whose web pages may send requests with a key; may be given several times. [all origins]",
 )  # fmt: skip
-@click.option("--max-body", metavar="SIZE", type=ByteSize(), help="No request may be larger, as in 8MB. [32MB]")
-@click.option("--json", "as_json", is_flag=True, help="Say where it listens as one JSON document, for programs.")
+@click.option("--max-body", metavar="SIZE", type=ByteSize(), help="The largest request, as in 8MB. [32MB]")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document, for programs.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -93,7 +101,7 @@ def run(
 ) -> None:
     """Serve."""
     if len(files) > 2:
-        raise click.UsageError(f"one site file and one models file are wanted, and there are {len(files)} files")
+        raise click.UsageError(f"give one site file and one models file; there are {len(files)} files")
     if uds and (port or host != "127.0.0.1"):
         raise click.UsageError("--uds listens on no port: leave out --host and --port")
     site = files[0] if len(files) == 2 else ""
@@ -107,37 +115,76 @@ def run(
         session=session, origins=origins, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
         as_json=as_json,
     )  # fmt: skip
+    with needs_extra("stoker serve"):
+        from stoker.apps.gateway.run import serve  # imported here, because Parsl and the server would slow --help
+    context.exit(serve(options, screen=Screen(json_only=as_json)))
+
+
+@contextmanager
+def needs_extra(command: str) -> Iterator[None]:
+    """Raise StokerError if an import in the `with` block fails because the extra `serve` is not installed."""
     try:
-        from stoker.apps.gateway.run import serve  # it imports Parsl and the HTTP server: --help does not wait
+        yield
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
-        raise StokerError(_MISSING.format(error.name)) from error
-    context.exit(serve(options, screen=Screen(json_only=as_json)))
+        raise StokerError(_MISSING.format(command, error.name)) from error
 
 
 @command.group("keys", short_help="Who may ask.")
 def keys() -> None:
-    """Keys of clients. Only digests are kept, so a key is shown once. A gateway that runs sees changes at once."""
+    """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes at once."""
+
+
+def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of limits to a command, which gets them as `limits`."""
+
+    @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests a minute.")
+    @click.option(
+        "--tokens-per-minute", metavar="N", type=WholeNumber(), help="At most N tokens a minute, read or written."
+    )
+    @click.option("--concurrent", metavar="N", type=WholeNumber(), help="At most N requests at a time.")
+    @functools.wraps(function)
+    def call(
+        *, requests_per_minute: int | None, tokens_per_minute: int | None, concurrent: int | None, **others: Any
+    ) -> None:
+        function(limits=KeyLimits(requests_per_minute or 0, tokens_per_minute or 0, concurrent or 0), **others)
+
+    return call
+
+
+def _with_rights(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a key to a command."""
+    admin = click.option("--admin", is_flag=True, help="May see the usage of all keys at /v1/usage.")
+    group = click.option(
+        "--group", metavar="GROUP", default="", help="Share the limits of this group (stoker serve groups set)."
+    )
+    return _with_limits(group(admin(function)))
 
 
 @keys.command("add")
 @click.argument("name")
-@click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests a minute.")
-@click.option(
-    "--tokens-per-minute", metavar="N", type=WholeNumber(), help="At most N tokens a minute, read or written."
-)
-@click.option("--concurrent", metavar="N", type=WholeNumber(), help="At most N requests at a time.")
-def add(*, name: str, requests_per_minute: int | None, tokens_per_minute: int | None, concurrent: int | None) -> None:
+@_with_rights
+def add(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
     """Make a key for NAME, and show it."""
     file = KeyFile.usual()
     first = not file.exists
-    limits = KeyLimits(requests_per_minute or 0, tokens_per_minute or 0, concurrent or 0)
-    key = file.add(name, limits)
+    key = file.add(name, limits, group=group, admin=admin)
     line(key)
     note(f"the key of {name}: clients send it as `Authorization: Bearer KEY`; it is shown only now")
     if first:
-        note("this is the first key: from now on your gateways want one")
+        note("this is the first key: from now on your gateways require a key")
+
+
+@keys.command("set")
+@click.argument("name")
+@_with_rights
+def set_key(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
+    """Replace the limits, the group and the rights of the key of NAME: what is not given is removed."""
+    file = KeyFile.usual()
+    file.change(name, limits, group=group, admin=admin)
+    [changed] = [each for each in file.read() if each.name == name]
+    line(f"the key of {name}: {_described(changed)}")
 
 
 @keys.command("list")
@@ -148,19 +195,23 @@ def list_keys(*, as_json: bool) -> None:
     records = file.read()
     if as_json:
         shown: list[dict[str, Any]] = [
-            {"name": each.name, "created": each.created, "limits": each.limits} for each in records
-        ]
+            {
+                "name": each.name, "created": each.created, "limits": each.limits, "group": each.group,
+                "admin": each.admin,
+            }
+            for each in records
+        ]  # fmt: skip
         print_json({"file": str(file.path), "wanted": file.exists, "keys": shown})
     elif not records:
         none = (
             "there are no keys, so every request is refused"
             if file.exists
-            else "no key is wanted: everybody on this machine may ask"
+            else "no key is required: everybody on this machine may send requests"
         )
-        line(f"{none}; stoker serve keys add NAME makes one")
+        line(f"{none}; stoker serve keys add NAME makes a key")
     else:
         lines(
-            f"  {each.name:<20}  {time.strftime('%Y-%m-%d', time.localtime(each.created))}  {_shown(each.limits)}"
+            f"  {each.name:<20}  {time.strftime('%Y-%m-%d', time.localtime(each.created))}  {_described(each)}"
             for each in records
         )
 
@@ -174,6 +225,61 @@ def remove(*, name: str) -> None:
     line(f"the key of {name} is removed")
     if not file.read():
         note(f"no key is left, so every request is refused; to serve without keys, remove {file.path}")
+
+
+@command.group("groups", short_help="Limits that keys share.")
+def groups() -> None:
+    """Groups of keys (stoker serve keys add NAME --group GROUP). The keys of a group share its limits, in addition to
+    their own. A running gateway uses changes at once.
+    """
+
+
+@groups.command("set")
+@click.argument("name")
+@_with_limits
+def set_group(*, name: str, limits: KeyLimits) -> None:
+    """Make the group NAME, or replace its limits: a limit that is not given is removed."""
+    file = KeyFile.usual()
+    first = not file.exists
+    file.set_group(name, limits)
+    line(f"the group {name}: {_shown(limits)}")
+    if first:
+        note("from now on your gateways require a key: stoker serve keys add NAME makes a key")
+
+
+@groups.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def list_groups(*, as_json: bool) -> None:
+    """List the groups, their limits and their keys."""
+    file = KeyFile.usual()
+    records, members = file.groups(), file.read()
+    keys_of = {group.name: [key.name for key in members if key.group == group.name] for group in records}
+    if as_json:
+        shown = [{"name": each.name, "limits": each.limits, "keys": keys_of[each.name]} for each in records]
+        print_json({"file": str(file.path), "groups": shown})
+    elif not records:
+        line("there are no groups; stoker serve groups set NAME makes a group")
+    else:
+        lines(
+            f"  {each.name:<20}  {_shown(each.limits)}; keys: {', '.join(keys_of[each.name]) or 'none'}"
+            for each in records
+        )
+
+
+@groups.command("remove")
+@click.argument("name")
+def remove_group(*, name: str) -> None:
+    """Remove the group NAME, which has no keys."""
+    KeyFile.usual().remove_group(name)
+    line(f"the group {name} is removed")
+
+
+command.add_command(usage)
+
+
+def _described(key: KeyRecord) -> str:
+    group = f"; in the group {key.group}" if key.group else ""
+    return f"{_shown(key.limits)}{group}{'; sees all usage' if key.admin else ''}"
 
 
 def _shown(limits: KeyLimits) -> str:

@@ -1,4 +1,4 @@
-"""Errors of calls: OpenAI's words and a status for clients, the cause for the log."""
+"""Convert errors of calls: OpenAI's words and a status for clients, the cause for the log."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from stoker.errors import (
     StokerError,
     StreamDiffersError,
 )
+from stoker.units import show_seconds
 
+OBJECTIVE_UNREACHABLE = "objective_unreachable"
 _BUSY_S = 5.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error, and when to retry (0: not stated)."""
+    """An error, and the seconds until a retry (0: not stated)."""
 
     error: ApiError
     retry_after_s: float = 0.0
 
 
 class TryLater(RequestRefused):
-    """A temporary refusal. `retry_after_s`: when to retry; 0: unknown. `why`: the cause, for the log alone."""
+    """A temporary refusal. `retry_after_s`: seconds until a retry, 0: unknown. `why`: the cause, for the log only."""
 
     def __init__(
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
@@ -43,9 +45,7 @@ class TryLater(RequestRefused):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the error for the client: the failure, and whether to retry. Calls, hosts and folders go to the log
-    only.
-    """
+    """Return the error for the client, which names no call, host or folder."""
     match error:
         case TryLater():
             return Refusal(error.error, error.retry_after_s)
@@ -53,14 +53,20 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(error.error)
         case NoDeviceError():
             return _said("no device of this site can ever hold the model", "model_fits_nowhere", 503)
-        case ContextError():  # it was tried on several devices already
+        case ContextError():  # the load was already tried on several devices
             return _said("the model could not be loaded", "model_unavailable", 503)
         case CallTimeoutError():
-            return _said("the request ran for longer than it may", "timeout", 504)
+            return _said("the request ran longer than its limit", "timeout", 504)
+        case CallDroppedError() if retry_after_s := error.facts.get("retry_after_s"):
+            text = (
+                f"the model cannot answer in time: {error.facts['reason']}. Ask again in {show_seconds(retry_after_s)}"
+            )
+            refused = ApiError(text, type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503)
+            return Refusal(refused, retry_after_s)
         case CallDroppedError():
             return _said("the session has more requests than it can answer", "overloaded", 503, _BUSY_S)
         case CallCancelledError():
-            return _said("the request was cancelled before it had its answer", "cancelled", 503, _BUSY_S)
+            return _said("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S)
         case StreamDiffersError():
             said = "the request had to run again, and its new text differs from the text already sent"
             return _said(said, "stream_differs", 500)
@@ -69,7 +75,7 @@ def refusal_of(error: BaseException) -> Refusal:
         case SessionError():
             return _said("the session does not answer just now", "session_unavailable", 503, _BUSY_S)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return _said(f"the gateway has no room for this: {error.strerror}", "disk_full", 507, _BUSY_S)
+            return _said(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
         case _:
             return _said("the request failed", "call_failed", 500)
 

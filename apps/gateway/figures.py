@@ -1,4 +1,4 @@
-"""The figures of a gateway: for Prometheus, for the page at `/`, and in the note that `stoker status` reads."""
+"""The figures of a gateway for Prometheus, the page at `/`, and `stoker status`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from stoker.apps.common.openai_requests import Endpoint
-from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, refusal_of
+from stoker.apps.gateway.objectives import Objectives
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, facts_of, median
+from stoker.apps.gateway.session_figures import session_figures
+from stoker.apps.gateway.session_metrics import SessionMetrics
+from stoker.apps.gateway.usage import UsageCount, UsageRecorder
 from stoker.apps.gateway.wire import ClientLeft
 from stoker.sessions import (
     WRITTEN_EVERY_S,
@@ -30,55 +32,107 @@ from stoker.sessions import (
 
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _TPOT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+_LATENCY = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+_MODEL = "model_name"
+_NO_OBJECTIVES = Objectives()
+_REFUSED = ("rate_limit_error", "overloaded")
+"""Types of the errors of requests that exceed a limit or would be late."""
 _GONE = "499"
 """Status of a request whose client has left, as in nginx."""
 
 
 class GatewayMetrics:
-    def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        names = ("model", "endpoint")
-        self.requests = Counter(
-            "stoker_gateway_requests", "Requests by their status", (*names, "status"), registry=registry
-        )
-        self.errors = Counter(
-            "stoker_gateway_errors",
-            "Requests that were answered with an error, by status",
-            ("status",),
-            registry=registry,
-        )
-        self.running = Gauge("stoker_gateway_running", "Requests that run or wait", ("model",), registry=registry)
-        self.tokens = Counter("stoker_gateway_tokens", "Tokens by direction", ("model", "way"), registry=registry)
-        self.ttft = Histogram(
-            "stoker_gateway_ttft_seconds", "Time to the first token of streams", ("model",), buckets=_TTFT,
-            registry=registry,
-        )  # fmt: skip
-        self.tpot = Histogram(
-            "stoker_gateway_tpot_seconds", "Time for each further token of streams", ("model",), buckets=_TPOT,
-            registry=registry,
-        )  # fmt: skip
-        self.hot = Gauge("stoker_model_hot", "Libraries that hold the model", ("model",), registry=registry)
-        self.loading = Gauge("stoker_model_loading", "Libraries that load the model", ("model",), registry=registry)
-        self.pilots = Gauge("stoker_pilots", "Pilots that are here", registry=registry)
+    """Counters of requests for Prometheus. Names follow vLLM's where they mean the same (`vllm:` is `stoker_`)."""
 
-    def request(self, model: ServedModel, endpoint: Endpoint, *, begun: float) -> RequestFigures:
-        return RequestFigures(self, model, endpoint, begun=begun)
+    def __init__(self, usage: UsageRecorder | None = None) -> None:
+        self._usage = usage or UsageRecorder()
+        registry = self._registry = CollectorRegistry()
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(name, help, labels, registry=registry)
+
+        def gauge(name: str, help: str) -> Gauge:
+            return Gauge(name, help, (_MODEL,), registry=registry)
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, help, (_MODEL,), buckets=buckets, registry=registry)
+
+        self.requests = counter("stoker_gateway_requests", "Requests by status", _MODEL, "endpoint", "status")
+        self.errors = counter("stoker_gateway_errors", "Requests that were answered with an error, by status", "status")
+        self.finished = counter("stoker_request_success", "Answers by why they ended", _MODEL, "finished_reason")
+        self.running = gauge("stoker_gateway_running", "Requests that run or wait")
+        self.read = counter("stoker_prompt_tokens", "Tokens read", _MODEL)
+        self.written = counter("stoker_generation_tokens", "Tokens written", _MODEL)
+        self.queue = histogram("stoker_request_queue_time_seconds", "Time until the model begins a stream", _TTFT)
+        self.ttft = histogram("stoker_time_to_first_token_seconds", "Time to the first token of streams", _TTFT)
+        self.tpot = histogram(
+            "stoker_request_time_per_output_token_seconds", "Time for each further token of streams", _TPOT
+        )
+        self.latency = histogram("stoker_e2e_request_latency_seconds", "Time of whole answers", _LATENCY)
+        self.objectives = counter(
+            "stoker_gateway_objectives", "Streams with an objective, by whether they met it", _MODEL, "objective", "met"
+        )
+        self.refused = counter("stoker_gateway_refused", "Requests refused because they would have been late", _MODEL)
+        self.hot = gauge("stoker_model_hot", "Libraries with the model loaded")
+        self.loading = gauge("stoker_model_loading", "Libraries that load the model")
+        self.asleep = gauge("stoker_model_asleep", "Libraries with the model asleep")
+        self.wake = gauge("stoker_model_wake_seconds", "Time of the model's last wake")
+        self._session = SessionMetrics(registry)
+
+    def request(
+        self,
+        model: ServedModel,
+        endpoint: Endpoint,
+        *,
+        begun: float,
+        wanted: Objectives = _NO_OBJECTIVES,
+        key: str = "",
+    ) -> RequestFigures:
+        return RequestFigures(self, model, endpoint, begun=begun, wanted=wanted, key=key)
+
+    def count_usage(
+        self, model: ServedModel, *, key: str, error: BaseException | None, tokens: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Count a request that has ended, with the tokens that it read and wrote."""
+        count = UsageCount(1, *tokens)
+        if isinstance(error, Exception) and not isinstance(error, ClientLeft):
+            is_refused = refusal_of(error).error.type in _REFUSED
+            count.refused, count.failed = int(is_refused), int(not is_refused)
+        self._usage.count(count, key=key, model=model.name)
+
+    def note_refused(self, model: ServedModel, error: BaseException) -> bool:
+        """Count an error that refuses a request because it would be late; return False for other errors."""
+        is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
+        if is_late:
+            model.meter.refused += 1
+            self.refused.labels(model.name).inc()
+        return is_late
 
     def text(self, models: ServedModels, status: Status | None) -> bytes:
         for model in models.values():
             facts = facts_of(status, model)
             self.hot.labels(model.name).set(facts.hot)
             self.loading.labels(model.name).set(facts.loading)
-        self.pilots.set(len(status.pilots) if status else 0)
+            self.asleep.labels(model.name).set(facts.asleep)
+            self.wake.labels(model.name).set(facts.wake_s)
+        self._session.status, self._session.names = status, served_names(models)
         return bytes(generate_latest(self._registry))
 
 
 class RequestFigures:
-    def __init__(self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float) -> None:
+    def __init__(
+        self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float, wanted: Objectives,
+        key: str,
+    ) -> None:  # fmt: skip
+        """Begin a request. `key`: the name of the client's key."""
         self._metrics = metrics
         self._model = model
         self._endpoint = endpoint
         self._begun = begun
+        self._wanted = wanted
+        self._key = key
+        self.tokens = (0, 0)
+        """Tokens read and written, for the usage of the key."""
         self._first_at = self._last_at = 0.0
         self._pieces = 0
         self._found_hot = False
@@ -86,21 +140,31 @@ class RequestFigures:
         """Number of streams that waited for a first token when this one arrived; None if it does not wait."""
         model.meter.begin(time.time())
         metrics.running.labels(model.name).inc()
-        self._tokens = metrics.tokens.labels(model.name, "written")
+        self._tokens = metrics.written.labels(model.name)
 
     def await_first_token(self, *, is_hot: bool) -> None:
-        """A stream starts to wait for its first token. `is_hot`: the model is loaded."""
+        """Start to wait for the first token of a stream. `is_hot`: the model is loaded."""
         self._found_hot = is_hot
         self._before = self._model.meter.first.begin()
 
     def read(self, tokens: int) -> None:
-        self._metrics.tokens.labels(self._model.name, "read").inc(tokens)
+        self._metrics.read.labels(self._model.name).inc(tokens)
+
+    def begins(self) -> None:
+        """Note that the model begins to answer a stream."""
+        self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun)
+
+    def finished(self, reasons: Iterable[str]) -> None:
+        """Count ended choices by their finish reasons."""
+        for reason in reasons:
+            self._metrics.finished.labels(self._model.name, reason).inc()
 
     def written(self, tokens: int, *, streamed: bool = False) -> None:
         now = time.monotonic()
         if streamed:
             if not self._first_at:
                 self._first_at = now
+                self._metrics.ttft.labels(self._model.name).observe(now - self._begun)
                 self._has_first_token(now - self._begun if self._found_hot else None)
             self._last_at = now
             self._pieces += tokens
@@ -119,11 +183,17 @@ class RequestFigures:
             status = str(refusal_of(error).error.status) if error is not None else "200"
         metrics.running.labels(name).dec()
         metrics.requests.labels(name, self._endpoint.value, status).inc()
-        if ttft_s is not None:
-            metrics.ttft.labels(name).observe(ttft_s)
+        if error is None:
+            metrics.latency.labels(name).observe(time.monotonic() - self._begun)
         if tpot_s is not None:
             metrics.tpot.labels(name).observe(tpot_s)
-        self._model.meter.end(failed=failed and status.startswith("5"), ttft_s=ttft_s, tpot_s=tpot_s)
+        is_late = error is not None and self._metrics.note_refused(self._model, error)
+        failed = failed and status.startswith("5") and not is_late
+        met = self._wanted.met(ttft_s=ttft_s, tpot_s=tpot_s, failed=failed) if ttft_s is not None else {}
+        for objective, is_met in met.items():
+            metrics.objectives.labels(name, objective, "yes" if is_met else "no").inc()
+        self._model.meter.end(failed=failed, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
+        metrics.count_usage(self._model, key=self._key, error=error, tokens=self.tokens)
 
     def _has_first_token(self, ttft_s: float | None) -> None:
         """Stop waiting; a second call has no effect."""
@@ -132,15 +202,14 @@ class RequestFigures:
             self._before = None
 
 
-PAGE = Path(__file__).parent / "data" / "page.html"
-_EVERY_S = 1.0
-
-
 class GatewayFigures:
-    def __init__(self, models: ServedModels, watch: SessionWatch, *, site: str) -> None:
+    """The page's figures. `is_open`: True while no key is required; then the page quotes errors of calls."""
+
+    def __init__(self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool]) -> None:
         self._models = models
         self._watch = watch
         self._site = site
+        self._is_open = is_open
         self._begun = time.time()
 
     async def now(self) -> dict[str, Any]:
@@ -152,19 +221,17 @@ class GatewayFigures:
             "session": self._watch.session.id,
             "trouble": self._watch.trouble,
             "models": [_model(model, status) for model in self._models.values()],
-            "pilots": _pilots(status, self._models),
-            "waiting": [
-                {"block": str(job.block), "source": job.source, "job": job.job, "phase": job.phase, "why": job.reason}
-                for job in (status.jobs if status else ())
-                if job.phase != "running"
-            ],
-            "calls": {"queued": status.queued, "running": status.running, "rate": status.rate} if status else {},
+            **session_figures(status, names=served_names(self._models), with_texts=self._is_open()),
         }
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        while True:
-            yield b"data: " + msgspec.json.encode(await self.now()) + b"\n\n"
-            await asyncio.sleep(_EVERY_S)
+
+def served_names(models: ServedModels) -> dict[str, str]:
+    """Return the models' names by the names of their recipes. Models with equal settings share a recipe."""
+    names: dict[str, list[str]] = {}
+    for model in models.values():
+        if model.recipe is not None:
+            names.setdefault(model.recipe.name, []).append(model.name)
+    return {recipe: " and ".join(served) for recipe, served in names.items()}
 
 
 def _model(model: ServedModel, status: Status | None) -> dict[str, Any]:
@@ -175,6 +242,8 @@ def _model(model: ServedModel, status: Status | None) -> dict[str, Any]:
         "state": "trouble" if model.trouble else facts.state,
         "hot": facts.hot,
         "loading": facts.loading,
+        "asleep": facts.asleep,
+        "wake_s": facts.wake_s,
         "loading_s": facts.loading_s,
         "load_s": facts.load_s,
         "why": model.trouble or (facts.waits_for if not facts.hot else "") or (facts.failure if not facts.hot else ""),
@@ -185,61 +254,30 @@ def _model(model: ServedModel, status: Status | None) -> dict[str, Any]:
         "tokens_per_s": meter.rate(time.monotonic()),
         "ttft_s": median(meter.ttft),
         "tpot_s": median(meter.tpot),
-        "ttft_objective_s": float(settings.ttft) or None,
-        "tpot_objective_s": float(settings.tpot) or None,
+        "ttft_objective_s": model.objectives.ttft_s or None,
+        "tpot_objective_s": model.objectives.tpot_s or None,
         "met": meter.met,
+        "refused": meter.refused,
         "min": settings.min,
         "max": settings.max,
         "keep_alive_s": None if settings.keep_alive is None else float(settings.keep_alive),
     }
 
 
-def _pilots(status: Status | None, models: ServedModels) -> list[dict[str, Any]]:
-    if status is None:
-        return []
-    names: dict[str, list[str]] = {}
-    for model in models.values():
-        if model.recipe is not None:  # models of the same settings share one
-            names.setdefault(model.recipe.name, []).append(model.name)
-    holds = {
-        library.library: f"{' and '.join(names.get(library.recipe, [library.recipe]))} ({library.state})"
-        for library in status.libraries
-    }
-    return [
-        {
-            "pilot": pilot.pilot,
-            "host": pilot.host,
-            "state": pilot.draining or pilot.state,
-            "ends_in_s": pilot.ends_in_s,
-            "rate": pilot.rate,
-            "devices": [
-                {
-                    "device": device.device,
-                    "kind": device.kind,
-                    "memory_bytes": device.memory_bytes,
-                    "promised_bytes": device.promised_bytes,
-                    "fault": device.fault,
-                    "holds": [holds[one] for one in device.libraries if one in holds],
-                }
-                for device in pilot.devices
-            ],
-        }
-        for pilot in status.pilots
-    ]
-
-
 log = logging.getLogger("stoker.gateway")
 
 
 class GatewayNotes:
-    """The note of one gateway. `name`: of its file, stable across restarts; `address`: where it listens."""
+    """The note that `stoker status` shows for one gateway. `name`: of the note's file, equal after restarts; `address`:
+    where the gateway listens.
+    """
 
     def __init__(self, session: Session, models: ServedModels, *, name: str, address: str) -> None:
         self._session, self._models = session, models
         self._name, self._address = name, address
 
     async def keep(self) -> None:
-        """Write the note repeatedly; remove it when cancelled. A full disk costs only the note."""
+        """Write the note repeatedly; remove it when cancelled. A full disk affects only the note."""
         told = ""
         try:
             while True:
@@ -247,7 +285,7 @@ class GatewayNotes:
                     await asyncio.to_thread(write_gateway_note, self._session.folder, self._name, self.now())
                     told = ""
                 except OSError as error:
-                    why = error.strerror or str(error)  # its text names a draft, another one each time
+                    why = error.strerror or str(error)  # the error's text names a new draft each time
                     if told != why:
                         told = why
                         log.warning("stoker status will not show these models: %s", error)
@@ -269,7 +307,8 @@ def _figures(model: ServedModel) -> ServedModelFigures:
         running=meter.running,
         tokens_per_s=meter.rate(time.monotonic()),
         ttft_s=median(meter.ttft),
-        ttft_objective_s=float(model.settings.ttft) or None,
+        ttft_objective_s=model.objectives.ttft_s or None,
         met=meter.met,
         trouble=model.trouble,
+        refused=meter.refused,
     )

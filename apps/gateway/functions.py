@@ -1,6 +1,7 @@
-"""The functions of the gateway that run on a pilot. A call answers one choice of a request, or embeds all its texts.
+"""The functions of the gateway that run on a pilot.
 
-Each yields pieces of its answer, or an ApiError if the model refuses.
+A call answers one choice of a request, or embeds all its texts. It yields pieces of the answer, or an ApiError if the
+model refuses.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from stoker.apps.common.openai_answers import (
     VectorPiece,
     complete,
     embed_texts,
+    for_adapter,
     prompts_of,
     refusal,
     stream_text,
@@ -25,30 +27,31 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
 
 _PIECE_BYTES = 500_000
-"""Longest piece of a result: 1 MB."""
+"""Target size of a piece of vectors; the limit of any piece is 1 MB."""
 
 
 @app(stream=True)
 def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
+    request = for_adapter(model, request)
     try:
         [prompt] = prompts_of(model, request)
-        yield complete(model, prompt, request.sampling, place=0)
+        yield complete(model, request, prompt, place=0)
     except ValueError as refused:
-        yield refusal(refused, request.endpoint)
+        yield refusal(refused, request)
 
 
 @app(stream=True)
 def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | ApiError]:
-    begun = False
+    begun, request = False, for_adapter(model, request)
     try:
         [prompt] = prompts_of(model, request)
-        for piece in stream_text(model, prompt, request.sampling, place=0):
+        for piece in stream_text(model, request, prompt, place=0):
             yield piece
             begun = True
     except ValueError as refused:
         if begun:
             raise
-        yield refusal(refused, request.endpoint)
+        yield refusal(refused, request)
 
 
 @app(stream=True)
@@ -56,7 +59,7 @@ def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | Ap
     try:
         vectors, tokens = embed_texts(model, request)
     except ValueError as refused:
-        yield refusal(refused, request.endpoint)
+        yield refusal(refused, request)
         return
     width = vectors.shape[1]
     rows = max(1, _PIECE_BYTES // max(1, 4 * width))

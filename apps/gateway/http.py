@@ -1,4 +1,4 @@
-"""The routes of a gateway, and access to them."""
+"""The routes of a gateway, and who may use them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import gc
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,10 +23,15 @@ from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import Answering
 from stoker.apps.gateway.batch_files import StoredFile, read_batch, read_upload
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.failures import log, log_failure, refusal_of
-from stoker.apps.gateway.figures import PAGE, GatewayFigures, GatewayMetrics, GatewayNotes
-from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.failures import TryLater, log, log_failure, refusal_of
+from stoker.apps.gateway.figures import GatewayFigures, GatewayMetrics, GatewayNotes
+from stoker.apps.gateway.keys import Caller, Guard, KeyLimits
+from stoker.apps.gateway.objectives import refuse_objectives
+from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
+from stoker.apps.gateway.responses import ADDRESS as RESPONSES
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
+from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
+from stoker.apps.gateway.usage import UsageRecorder, read_query, shown_row
 from stoker.apps.gateway.wire import (
     ClientLeft,
     CrossOrigin,
@@ -42,7 +49,7 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 
 class BatchRoutes:
-    """Routes of files and batches. Each caller sees only its key's."""
+    """Routes of files and batches. Each caller sees only files and batches of its key."""
 
     def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
         self._files = batches.files
@@ -88,8 +95,9 @@ class BatchRoutes:
         return FileResponse(self._files.data(found.id), media_type="application/octet-stream")
 
     async def _begin(self, request: Request, caller: Caller) -> Response:
+        refuse_objectives(request.headers, what="a batch")
         asked = read_batch(await receive_body(request, most=self._most_bytes))
-        self._guard.begin(caller, limits=caller.limits.rates).end()
+        self._guard.begin(caller, used=KeyLimits.rates).end()
         return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
 
     async def _list_batches(self, request: Request, caller: Caller) -> Response:
@@ -103,7 +111,7 @@ class BatchRoutes:
 
 
 def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
-    """Return a page of a list: `limit` entries after the one named `after`. Raises RequestRefused."""
+    """Return a page of a list: `limit` entries after the entry `after`. Raises RequestRefused."""
     limit, after = request.query_params.get("limit", str(_PAGE)), request.query_params.get("after", "")
     if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= _MOST_PAGE:
         raise RequestRefused(f"limit must be a number from 1 to {_MOST_PAGE}", param="limit", code="invalid_value")
@@ -120,8 +128,9 @@ def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> 
 
 
 _NOT_ALLOWED = 405
+_USAGE_AGAIN_S = 5.0
 _TIDY_EVERY_S = 3600.0
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
@@ -132,50 +141,59 @@ class Gateway:
         most_bytes: the largest body, except for files.
         batches: None without batches.
         notes: the note for `stoker status`; None writes none.
-        origins: sites whose pages may ask with a key; empty: all.
+        usage: counts of requests by key; None counts none.
+        origins: sites whose pages may send requests with a key; empty: all.
     """
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
         batches: Batches | None = None, notes: GatewayNotes | None = None, origins: Sequence[str] = (),
+        usage: UsageRecorder | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
         self._guard = guard
-        self._metrics = GatewayMetrics()
+        self._usage = usage or UsageRecorder()
+        self._metrics = GatewayMetrics(self._usage)
         self._answering = Answering(models, watch, guard, self._metrics, most_bytes=most_bytes)
+        self._tokenizing = Tokenizing(models, most_bytes=most_bytes)
         self._batches = batches
         self._notes = notes
         self._origins = origins
         self._batch_routes = BatchRoutes(batches, guard, most_bytes=most_bytes) if batches is not None else None
-        self._figures = GatewayFigures(models, watch, site=site)
+        figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open)
+        self._page = PageFigures(figures.now)
         self.when_over: Callable[[], None] = lambda: None
-        """Called when the session is over."""
+        """Called when the session has ended."""
 
     def application(self) -> Starlette:
         routes = [
-            Route("/", _show_page),
+            *PAGE_ROUTES,
             Route("/health", self._health),
             Route("/status", self._guarded(self._status)),
             Route("/metrics", self._guarded(self._prometheus)),
             Route("/v1/models", self._guarded(self._list_models)),
+            Route("/v1/usage", self._guarded(self._show_usage)),
             Route("/v1/models/{name:path}", self._guarded(self._one_model)),
             *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
+            Route(TOKENIZE, self._guarded(self._tokenizing.tokenize), methods=["POST"]),
+            Route(DETOKENIZE, self._guarded(self._tokenizing.detokenize), methods=["POST"]),
+            Route(RESPONSES, self._guarded(self._answering.respond), methods=["POST"]),
             *(Route(endpoint.value, self._answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
         ]
-        handlers = {RequestRefused: _error, HTTPException: _no_such_address, Exception: _error}
         middleware = [
             Middleware(RequestIds),
             Middleware(CrossOrigin, is_open=lambda: self._guard.is_open, origins=self._origins),
         ]
         return Starlette(
-            routes=routes, exception_handlers=handlers, lifespan=self._lifespan, middleware=middleware
+            routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=self._lifespan, middleware=middleware
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         _keep_garbage_cheap()
-        works = [self._watch.keep_warm(), self._until_over(), self._tidy()]
+        self._usage.begin()
+        works = [self._watch.keep_warm(), self._until_over(), self._tidy(), self._page.keep()]
         if self._notes is not None:
             works.append(self._notes.keep())
         beside = [asyncio.create_task(work) for work in works]
@@ -189,6 +207,7 @@ class Gateway:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.to_thread(self._usage.end)
 
     async def _until_over(self) -> None:
         await self._watch.until_over()
@@ -203,18 +222,7 @@ class Gateway:
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handler(request, self._guard.caller(request.headers))
-            except ClientLeft:
-                return Response(status_code=499)  # the client has closed its connection
-            except Exception as error:
-                log_failure(error, request)
-                self._metrics.errors.labels(str(refusal_of(error).error.status)).inc()
-                return error_answer(error)
-
-        return answer
+        return guarded(handler, self._guard, failed=lambda status: self._metrics.errors.labels(str(status)).inc())
 
     def _answers(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request, caller: Caller) -> Response:
@@ -223,7 +231,7 @@ class Gateway:
         return self._guarded(answer)
 
     async def _health(self, _request: Request) -> Response:
-        """Return 200 while the session answers. Load balancers and scripts ask this without a key."""
+        """Return 200 while the session answers. Needs no key."""
         status = await self._watch.now()
         trouble = self._watch.trouble or self._watch.journal_trouble
         why = trouble if self._guard.is_open else "the gateway's log says why"
@@ -232,39 +240,73 @@ class Gateway:
 
     async def _status(self, request: Request, _caller: Caller) -> Response:
         if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(self._figures.events())
-        return JSONAnswer(await self._figures.now())
+            return EventStream(self._page.events())
+        return Response(await self._page.now(), media_type="application/json")
 
     async def _prometheus(self, _request: Request, _caller: Caller) -> Response:
-        return Response(self._metrics.text(self._models, await self._watch.now()), media_type=_PROMETHEUS)
+        return Response(self._metrics.text(self._models, await self._watch.now()), media_type=PROMETHEUS)
 
     async def _list_models(self, _request: Request, _caller: Caller) -> Response:
         return JSONAnswer({"object": "list", "data": [_shown(model) for model in self._models.values()]})
+
+    async def _show_usage(self, request: Request, caller: Caller) -> Response:
+        asked = read_query(request.query_params)
+        if not (caller.admin or self._guard.is_open):
+            if asked.key not in ("", caller.name):
+                raise RequestRefused(
+                    "this key may only see its own usage; stoker serve keys add NAME --admin makes one that sees all",
+                    type="authentication_error", param="key", code="not_an_admin", status=403,
+                )  # fmt: skip
+            asked = msgspec.structs.replace(asked, key=caller.name)
+        try:
+            rows = await asyncio.to_thread(self._usage.read, asked)
+        except (OSError, sqlite3.Error) as error:
+            raise TryLater(
+                "the usage cannot be read just now; the gateway's log says why", type="server_error",
+                code="usage_unavailable", status=503, retry_after_s=_USAGE_AGAIN_S, why=str(error),
+            ) from error  # fmt: skip
+        return JSONAnswer({"object": "list", "since": asked.since, "data": [shown_row(row, asked.by) for row in rows]})
 
     async def _one_model(self, request: Request, _caller: Caller) -> Response:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
 
 
 def _keep_garbage_cheap() -> None:
-    """Make the garbage collector skip permanent objects and run less often: a run of 20 ms delays all streams."""
+    """Make the garbage collector skip permanent objects and run less often: a 20 ms collection delays all streams."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:
-    shown = {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
+    shown: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
+    if model.settings.base:
+        shown["parent"] = model.settings.base
     return {**shown, "max_model_len": longest} if (longest := model.longest) else shown
 
 
-async def _show_page(_request: Request) -> Response:
-    return FileResponse(PAGE, media_type="text/html")
+def guarded(
+    handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Answer only clients that the guard knows, and turn errors into answers. `failed`: called with their status."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request, guard.caller(request.headers))
+        except ClientLeft:
+            return Response(status_code=499)  # the client has closed its connection
+        except Exception as error:
+            log_failure(error, request)
+            failed(refusal_of(error).error.status)
+            return error_answer(error)
+
+    return answer
 
 
 async def _error(request: Request, error: Exception) -> Response:
     log_failure(error, request)
     answer = error_answer(error)
-    if id := request.scope.get("state", {}).get("request_id"):  # this answer is made outside of all that sets it
+    if id := request.scope.get("state", {}).get("request_id"):  # the middleware that sets the header is not used here
         answer.headers["x-request-id"] = id
     return answer
 
@@ -278,3 +320,6 @@ async def _no_such_address(request: Request, error: Exception) -> Response:
     answer = error_answer(RequestRefused(said, code=code, status=error.status_code))
     answer.headers.update(error.headers or {})
     return answer
+
+
+ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _no_such_address, Exception: _error}

@@ -1,7 +1,7 @@
-"""Keys of clients: their file, the client of a request, and the limits of keys.
+"""API keys of clients and their groups: their file, the client that sent a request, and the limits.
 
-A key is 256 random bits, so its SHA-256 cannot be reversed by guessing. The file has mode 0600 and is replaced
-atomically. A running gateway reads it again after a change. Times in seconds.
+A key is 256 random bits, so its SHA-256 cannot be guessed. The file has mode 0600 and is replaced atomically. A running
+gateway reads it again after a change. Times in seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,36 +28,39 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""When to retry if another request of the key must end first."""
+"""Retry delay if another request of the key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
-    """Limits of a key; 0 = none. Tokens are read and written ones."""
+    """Limits of a key or a group; 0 = unlimited. Tokens are the tokens read and written."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrent: int = 0
 
-    @property
+    def whole(self) -> KeyLimits:
+        return self
+
     def rates(self) -> KeyLimits:
         return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
 
-    @property
     def for_batches(self) -> KeyLimits:
-        """The part for batches: a tenth, and at least 1, is left to other requests if the limit is above 1."""
+        """The limits for batches: of each limit above 1, a tenth (at least 1) is reserved for other requests."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
-class LimitReached(msgspec.Struct, frozen=True):
-    """Why a request is refused, and when the next one may come."""
+LimitsUsed = Callable[[KeyLimits], KeyLimits]
+"""Which limits apply to a request: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.for_batches`."""
 
+
+class LimitReached(msgspec.Struct, frozen=True):
     message: str
     code: str
     retry_after_s: float
 
 
 class KeyUse(msgspec.Struct):
-    """The use of a key in the last minute."""
+    """The use of a key or a group in the last minute."""
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
@@ -66,35 +69,42 @@ class KeyUse(msgspec.Struct):
 
     def begin(self, limits: KeyLimits, *, now: float) -> LimitReached | None:
         """Count a request if it may start; otherwise return why not."""
-        self.forget(now)
-        if reached := self._reached(limits, now):
-            return reached
+        reached = self.reached(limits, now=now)
+        if reached is None:
+            self.start(now)
+        return reached
+
+    def start(self, now: float) -> None:
         self.resume()
         self.requests.append(now)
-        return None
 
     def resume(self) -> None:
         self.running += 1
 
     def end(self, tokens: int, *, now: float) -> None:
-        """Count an ended request; `tokens`: read and written."""
         self.running -= 1
         if tokens:
             self.tokens.append((now, tokens))
 
-    def _reached(self, limits: KeyLimits, now: float) -> LimitReached | None:
+    def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> LimitReached | None:
+        """Return the limit that another request would exceed. `who`: the owner of the limits."""
+        self.forget(now)
         if limits.concurrent and self.running >= limits.concurrent:
-            message = f"{self.running} requests of this key are running, and {limits.concurrent} may"
+            message = f"{self.running} requests of {who} are running, and at most {limits.concurrent} may run at a time"
             return LimitReached(message, "concurrent_requests", _SOON_S)
         if limits.requests_per_minute and len(self.requests) >= limits.requests_per_minute:
             wait_s = self.requests[-limits.requests_per_minute] + WINDOW_S - now
-            message = f"this key may send {limits.requests_per_minute} requests a minute"
+            message = f"{who} may send {limits.requests_per_minute} requests a minute"
             return LimitReached(message, "requests_per_minute", wait_s)
-        used = sum(tokens for _, tokens in self.tokens)
+        used = self.tokens_used(now)
         if limits.tokens_per_minute and used >= limits.tokens_per_minute:
-            message = f"this key may read and write {limits.tokens_per_minute:,} tokens a minute, and has used {used:,}"
+            message = f"{who} may read and write {limits.tokens_per_minute:,} tokens a minute, and has used {used:,}"
             return LimitReached(message, "tokens_per_minute", self._room_in(limits.tokens_per_minute, used, now))
         return None
+
+    def tokens_used(self, now: float) -> int:
+        self.forget(now)
+        return sum(tokens for _, tokens in self.tokens)
 
     def _room_in(self, most: int, used: int, now: float) -> float:
         for at, tokens in self.tokens:
@@ -114,26 +124,39 @@ _BEGINS = "sk-stoker-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
-class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key. `digest` is the SHA-256 of the key; `created` is seconds since the epoch."""
+class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key. `digest` is the SHA-256 of the key; `created` is seconds since the epoch. An `admin` sees the usage of
+    all keys.
+    """
 
     name: str
     digest: str
     created: int
     limits: KeyLimits = KeyLimits()
+    group: str = ""
+    admin: bool = False
 
 
-class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys with shared limits."""
+
+    name: str
+    limits: KeyLimits = KeyLimits()
+
+
+class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     keys: tuple[KeyRecord, ...] = ()
+    groups: tuple[GroupRecord, ...] = ()
 
 
 class KeyFile:
-    """The file of keys at `path`. Without a file no keys are needed; with an empty one no key is valid."""
+    """The file of keys at `path`. Without a file no keys are needed; with an empty file no key is valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
         self._by_digest: dict[str, KeyRecord] = {}
+        self._groups: dict[str, GroupRecord] = {}
 
     @classmethod
     def usual(cls) -> KeyFile:
@@ -144,40 +167,76 @@ class KeyFile:
         return self.path.exists()
 
     def read(self) -> tuple[KeyRecord, ...]:
-        """Return the keys. Raises ConfigError for a damaged file, or one that others may read."""
+        """Return the keys. Raises ConfigError for a damaged file, or a file that others may read."""
+        return self._read().keys
+
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Return the groups. Raises as `read`."""
+        return self._read().groups
+
+    def _read(self) -> _KeysOnDisk:
         try:
             data, mode = self.path.read_bytes(), self.path.stat().st_mode
         except FileNotFoundError:
-            return ()
+            return _KeysOnDisk()
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read: {error}", file=str(self.path)) from None
         if mode & 0o077:
             raise ConfigError(f"{self.path}: others may read it; chmod 600 {self.path}", file=str(self.path))
         try:
-            return msgspec.json.decode(data, type=_KeysOnDisk).keys
+            return msgspec.json.decode(data, type=_KeysOnDisk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
-    def add(self, name: str, limits: KeyLimits) -> str:
-        """Make a key and return it; it is stored nowhere. Raises ConfigError for a name in use."""
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r:.80} is not a name for a key: letters, digits, and . _ @ - after the first")
-        keys = self.read()
-        if any(each.name == name for each in keys):
+    def add(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> str:
+        """Make and return a key, of which only the digest is stored. Raises ConfigError for a name in use and for an
+        unknown group.
+        """
+        _check_name(name, what="a key")
+        kept = self._read()
+        if any(each.name == name for each in kept.keys):
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
+        _check_group(group, kept)
         key = _BEGINS + secrets.token_urlsafe(32)
-        self._write((*keys, KeyRecord(name, digest_of(key), int(time.time()), limits)))
+        made = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
+        self._write(msgspec.structs.replace(kept, keys=(*kept.keys, made)))
         return key
 
+    def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> None:
+        """Replace the limits, group and rights of a key. Raises ConfigError for an unknown key or group."""
+        kept = self._read()
+        _check_key(name, kept)
+        _check_group(group, kept)
+        changed = (
+            msgspec.structs.replace(each, limits=limits, group=group, admin=admin) if each.name == name else each
+            for each in kept.keys
+        )  # fmt: skip
+        self._write(msgspec.structs.replace(kept, keys=tuple(changed)))
+
     def remove(self, name: str) -> None:
-        keys = self.read()
-        if all(each.name != name for each in keys):
-            known = ", ".join(each.name for each in keys) or "none"
-            raise ConfigError(f"there is no key {name}; there are: {known}")
-        self._write(tuple(each for each in keys if each.name != name))
+        kept = self._read()
+        _check_key(name, kept)
+        self._write(msgspec.structs.replace(kept, keys=tuple(each for each in kept.keys if each.name != name)))
+
+    def set_group(self, name: str, limits: KeyLimits) -> None:
+        """Make a group, or replace its limits."""
+        _check_name(name, what="a group")
+        kept = self._read()
+        others = (each for each in kept.groups if each.name != name)
+        self._write(msgspec.structs.replace(kept, groups=(*others, GroupRecord(name, limits))))
+
+    def remove_group(self, name: str) -> None:
+        """Remove a group. Raises ConfigError for an unknown group and for a group with keys."""
+        kept = self._read()
+        if all(each.name != name for each in kept.groups):
+            known = ", ".join(each.name for each in kept.groups) or "none"
+            raise ConfigError(f"there is no group {name}; there are: {known}")
+        if members := [each.name for each in kept.keys if each.group == name]:
+            raise ConfigError(f"the group {name} has keys: {', '.join(members)}; remove them first")
+        self._write(msgspec.structs.replace(kept, groups=tuple(each for each in kept.groups if each.name != name)))
 
     def find(self, key: str) -> KeyRecord | None:
-        """Return the record of a key; reads the file again after a change. Raises ConfigError as `read`."""
+        """Return the record of a key; read a changed file again. Raises ConfigError as `read`."""
         self._refresh_keys()
         return self._by_digest.get(digest_of(key))
 
@@ -185,19 +244,25 @@ class KeyFile:
         self._refresh_keys()
         return next((each for each in self._by_digest.values() if each.name == name), None)
 
+    def group(self, name: str) -> GroupRecord | None:
+        self._refresh_keys()
+        return self._groups.get(name)
+
     def _refresh_keys(self) -> None:
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
-            self._by_digest = {each.digest: each for each in self.read()}
+            kept = self._read()
+            self._by_digest = {each.digest: each for each in kept.keys}
+            self._groups = {each.name: each for each in kept.groups}
             self._stamp = stamp
 
-    def _write(self, keys: tuple[KeyRecord, ...]) -> None:
+    def _write(self, kept: _KeysOnDisk) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".keys-")  # mode 0600
         try:
             with os.fdopen(file, "wb") as out:
-                out.write(msgspec.json.format(msgspec.json.encode(_KeysOnDisk(keys))) + b"\n")
+                out.write(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(draft, self.path)
@@ -206,34 +271,71 @@ class KeyFile:
             raise
 
 
+def _check_name(name: str, *, what: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r:.80} is not a name for {what}; write letters, digits, and . _ @ - after the first character"
+        )
+
+
+def _check_key(name: str, kept: _KeysOnDisk) -> None:
+    if all(each.name != name for each in kept.keys):
+        known = ", ".join(each.name for each in kept.keys) or "none"
+        raise ConfigError(f"there is no key {name}; there are: {known}")
+
+
+def _check_group(group: str, kept: _KeysOnDisk) -> None:
+    if group and all(each.name != group for each in kept.groups):
+        raise ConfigError(f"there is no group {group}; make it first: stoker serve groups set {group}")
+
+
 def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Caller(msgspec.Struct):
-    """The client of a request: its key's name (empty without keys), limits, and recent use."""
+    """The client of a request: its key's name (empty without keys), limits, and recent use; the same of its group."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
     use: KeyUse = msgspec.field(default_factory=KeyUse)
+    who: str = "this key"
+    group: Caller | None = None
+    admin: bool = False
+
+    @property
+    def owners(self) -> tuple[Caller, ...]:
+        """The owners of limits for this client's requests: its key and its group."""
+        return (self, self.group) if self.group is not None else (self,)
+
+    @property
+    def is_limited(self) -> bool:
+        """True if its requests have limits. A group may get limits while its requests run."""
+        return self.limits != KeyLimits() or self.group is not None
+
+    def reached(self, used: LimitsUsed, *, now: float) -> LimitReached | None:
+        for each in self.owners:
+            if reached := each.use.reached(used(each.limits), now=now, who=each.who):
+                return reached
+        return None
 
 
 class HeldRequest:
-    """A running request of a key. `tokens`: read and written; counted when it ends."""
+    """A running request of a key, and of its group. `tokens` are counted when the request ends."""
 
-    def __init__(self, use: KeyUse) -> None:
+    def __init__(self, *uses: KeyUse) -> None:
         self.tokens = 0
-        self._use: KeyUse | None = use
+        self._uses = uses
 
     def end(self) -> None:
         """Count the end; a second call has no effect."""
-        use, self._use = self._use, None
-        if use is not None:
+        uses, self._uses = self._uses, ()
+        for use in uses:
             use.end(self.tokens, now=time.monotonic())
 
 
 class Guard:
-    """Checks keys and limits. Without a key file, everybody who reaches the gateway may ask."""
+    """Checks keys and limits. Without a key file, every client that reaches the gateway may send requests."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys
@@ -257,48 +359,59 @@ class Guard:
         return self._caller_of(record)
 
     def caller_named(self, name: str) -> Caller | None:
-        """Return the client with this key name; None if it does not exist or the file cannot be read."""
+        """Return the client with this key name; None if the key is missing or the file is unreadable."""
         try:
             record = self._keys.named(name)
         except (OSError, ConfigError):
             return None
         return self._caller_of(record) if record is not None else None
 
-    def begin(self, caller: Caller, *, limits: KeyLimits | None = None) -> HeldRequest:
-        """Start a request. Raises TryLater (429) if the caller's limits (or `limits`) do not allow it."""
-        if reached := caller.use.begin(limits or caller.limits, now=time.monotonic()):
+    def begin(self, caller: Caller, *, used: LimitsUsed = KeyLimits.whole) -> HeldRequest:
+        """Start a request. Raises TryLater (429) if the limits of the caller or of its group do not allow it."""
+        now = time.monotonic()
+        if reached := caller.reached(used, now=now):
             raise TryLater(
                 reached.message, type="rate_limit_error", code=reached.code, status=429,
                 retry_after_s=reached.retry_after_s,
             )  # fmt: skip
-        return HeldRequest(caller.use)
+        return self._started(caller, now)
 
-    def begin_if(self, caller: Caller, *, limits: KeyLimits) -> HeldRequest | None:
-        """As `begin`, but return None if the limits do not allow it."""
-        return None if caller.use.begin(limits, now=time.monotonic()) else HeldRequest(caller.use)
+    def begin_if(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
+        """Start a request, or return None if the limits do not allow it."""
+        now = time.monotonic()
+        return None if caller.reached(used, now=now) else self._started(caller, now)
 
     def resume(self, caller: Caller) -> HeldRequest:
-        """Count a request that runs since before this gateway."""
-        caller.use.resume()
-        return HeldRequest(caller.use)
+        """Count a running request that an earlier gateway started."""
+        for each in caller.owners:
+            each.use.resume()
+        return HeldRequest(*(each.use for each in caller.owners))
 
-    def tokens_of(self, caller: Caller) -> int:
-        caller.use.forget(time.monotonic())
-        return sum(tokens for _, tokens in caller.use.tokens)
+    def _started(self, caller: Caller, now: float) -> HeldRequest:
+        for each in caller.owners:
+            each.use.start(now)
+        return HeldRequest(*(each.use for each in caller.owners))
 
     def _caller_of(self, record: KeyRecord) -> Caller:
-        return Caller(record.name, record.limits, self._uses.setdefault(record.digest, KeyUse()))
+        group = self._keys.group(record.group)
+        shared = None
+        if group is not None:
+            use = self._uses.setdefault(f"group {group.name}", KeyUse())
+            shared = Caller(group.name, group.limits, use, f"the group {group.name}")
+        use = self._uses.setdefault(record.digest, KeyUse())
+        return Caller(record.name, record.limits, use, group=shared, admin=record.admin)
 
 
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
-    """Raise RequestRefused for pages of other sites. Any page in a browser on this machine can send requests here,
-    also under a name of its owner's (DNS rebinding).
+    """Raise RequestRefused for pages of other sites.
+
+    Any page in a browser on this machine can send requests, also under a host name of its own (DNS rebinding).
     """
     name = urlsplit(f"//{host}").hostname or ""
     is_own = "." not in name or _is_address(name) or name == socket.getfqdn()
     if not is_own or (origin is not None and urlsplit(origin).netloc != host):
         raise RequestRefused(
-            "a page of another site asks, and no keys are set here: stoker serve keys add NAME",
+            "a web page of another origin sent the request, and this gateway has no keys: stoker serve keys add NAME",
             type="authentication_error", code="foreign_page", status=403,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one gateway. Empty texts and 0 are not given."""
+    """The options of one gateway; empty texts and 0 mean the defaults."""
 
     site: str = ""
     models: Path
@@ -19,7 +19,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     session: str = ""
     origins: tuple[str, ...] = ()
-    """Sites whose pages may ask with a key; empty: all."""
+    """Sites whose pages may send requests with a key; empty: all."""
     most_bytes: int = 32_000_000
     as_json: bool = False
-    """True to print the address as one JSON document; text for people goes to stderr."""
+    """True to print the address as one JSON document; readable text goes to stderr."""

@@ -1,15 +1,16 @@
 """The served models by name: their contexts, figures, and state in the session.
 
-If the folder of a model is missing or unreadable, only requests for this model fail: the gateway starts without it and
-looks again at the next request. The session's status is read at most once per second.
+If a model's folder is unreadable, only requests for this model fail; the next request reads the folder again.
 
-Admission forecasts the first token. If the model is not loaded, the forecast is the rest of the load, by the time of
-earlier loads. For a loaded model it is the later of two. The session's: waiting calls leave the queue as fast as
-running ones end, so a new call waits `queued * run_s / running`. The gateway's: each stream with a first token has
-shown how long that took behind how many others; a line through the last of them (least squares) gives the time for the
-current number. It includes prompts that an engine has accepted but not read yet.
+Admission forecasts the first token. If the model is not loaded, the forecast is the rest of the load, from the time of
+earlier loads. For a loaded model it is the later of two forecasts:
 
-Both forecasts err towards accepting: without measurements there is no forecast, the line extends to twice the longest
+- The session's: waiting calls leave the queue as fast as running calls end, so a new call waits `queued * run_s /
+  running`.
+- The gateway's: recent streams give pairs of the number of streams waiting before them and their time to first token. A
+  line through these pairs (least squares) gives the time for the current number.
+
+Both forecasts err towards accepting. Without measurements there is no forecast, the line extends to twice the longest
 queue seen, and the length of the request's own prompt does not count.
 """
 
@@ -20,16 +21,17 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
-from stoker.apps.common.openai_requests import Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.functions import embed, write, write_pieces
-from stoker.contexts import Recipe, engine_options, longest_input
+from stoker.apps.gateway.objectives import Objectives, RequestLengths
+from stoker.contexts import Recipe, longest_input
 from stoker.errors import StokerError
 from stoker.sessions import Session, Status, StokerApp, journal_trouble
 from stoker.units import show_seconds
@@ -42,10 +44,13 @@ UNKNOWN_LOAD_S = 10.0
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """A model in the session at one moment. `load_s`: seconds of its last load; `loading_s`: seconds since the current
-    load began; `run_s`: seconds of a call."""
+    load began; `run_s`: seconds of a call; `wake_s`: seconds of its last wake, with `asleep` sleeping libraries.
+    """
 
     hot: int = 0
     loading: int = 0
+    asleep: int = 0
+    wake_s: float = 0.0
     queued: int = 0
     running: int = 0
     load_s: float = 0.0
@@ -56,15 +61,18 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        return "hot" if self.hot else "loading" if self.loading else "cold"
+        return "hot" if self.hot else "loading" if self.loading else "asleep" if self.asleep else "cold"
 
     @property
     def hot_in_s(self) -> float:
-        return 0.0 if self.hot else max(1.0, (self.load_s or UNKNOWN_LOAD_S) - self.loading_s)
+        if self.hot:
+            return 0.0
+        load_s = self.wake_s if self.asleep and self.wake_s else self.load_s or UNKNOWN_LOAD_S
+        return max(1.0, load_s - self.loading_s)
 
 
 class FirstTokens(msgspec.Struct):
-    """Number of streams of one model without a token (`waiting`), and the waits of the last ones."""
+    """Number of one model's streams that wait for their first token (`waiting`), and the waits of recent streams."""
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_SEEN))
@@ -76,7 +84,7 @@ class FirstTokens(msgspec.Struct):
         return self.waiting - 1
 
     def end(self, before: int, ttft_s: float | None) -> None:
-        """Stop waiting. `ttft_s`: None without a token, or for one that predicts nothing."""
+        """End a stream's wait. `ttft_s`: None without a token, or if forecasts should not use the time."""
         self.waiting -= 1
         if ttft_s is not None:
             self._seen.append((before, ttft_s))
@@ -95,15 +103,16 @@ class FirstTokens(msgspec.Struct):
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
-    """The expected time to first token of a new request, why, and the time without other requests."""
+    """The expected time to first token of a new request, the reason, and the time without other requests."""
 
     first_token_s: float
     because: str
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds after which a request would be in time; 0 if it is in time now, or if it would be late
-        even alone, because refusing it would not help.
+        """Return the seconds after which a request would be in time.
+
+        0 if it is in time now, or if it would be late even alone, because a refusal would not help.
         """
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
@@ -116,7 +125,7 @@ def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
     queued_s = facts.queued * facts.run_s / facts.running if facts.running else 0.0
     own_s = first.expected_s(first.waiting)
     if queued_s + alone_s > own_s:
-        because = f"{facts.queued} calls wait, {facts.running} run, and one takes {show_seconds(facts.run_s)}"
+        because = f"{facts.queued} calls wait, {facts.running} run, and a call takes {show_seconds(facts.run_s)}"
         return FirstTokenForecast(queued_s + alone_s, because, alone_s)
     return FirstTokenForecast(own_s, f"{first.waiting} streams wait for their first token", alone_s)
 
@@ -126,13 +135,12 @@ _RECENT = 500
 
 
 class ModelMeter(msgspec.Struct):
-    """Figures of one model. `ttft` and `tpot` are of recent requests; an objective of 0 means none."""
+    """Figures of one model. `ttft` and `tpot` are of recent requests. `refused`: requests that would have been late."""
 
-    ttft_objective_s: float = 0.0
-    tpot_objective_s: float = 0.0
     running: int = 0
     requests: int = 0
     failed: int = 0
+    refused: int = 0
     tokens: int = 0
     asked_at: float = 0.0
     first: FirstTokens = msgspec.field(default_factory=FirstTokens)
@@ -151,18 +159,18 @@ class ModelMeter(msgspec.Struct):
         self._written.append((now, tokens))
         self._forget(now)
 
-    def end(self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None) -> None:
-        """Count an ended request. `ttft_s`, `tpot_s`: of a streamed one."""
+    def end(
+        self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None, met: Collection[bool] = ()
+    ) -> None:
+        """End a request. `met`: for each of its objectives, whether it was met."""
         self.running -= 1
         self.failed += failed
         if ttft_s is not None:
             self.ttft.append(ttft_s)
-            if tpot_s is not None:
-                self.tpot.append(tpot_s)
-            if self.ttft_objective_s or self.tpot_objective_s:
-                late = 0 < self.ttft_objective_s < ttft_s
-                slow = tpot_s is not None and 0 < self.tpot_objective_s < tpot_s
-                self._met.append(not (late or slow or failed))
+        if tpot_s is not None:
+            self.tpot.append(tpot_s)
+        if met:
+            self._met.append(all(met))
 
     def rate(self, now: float) -> float:
         """Return tokens per second over the last ten seconds."""
@@ -171,7 +179,7 @@ class ModelMeter(msgspec.Struct):
 
     @property
     def met(self) -> float | None:
-        """Share of recent streams that met their objectives; None without any."""
+        """Share of recent streams with objectives that met them; None without any."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def _forget(self, now: float) -> None:
@@ -184,23 +192,26 @@ def median(values: deque[float]) -> float | None:
 
 
 class ServedModel:
-    """One model: settings, figures, and, once its folder is read, its context's recipe."""
+    """One model. `honoured`: objectives that the session's policy supports."""
 
-    def __init__(self, name: str, settings: ModelSettings) -> None:
+    def __init__(self, name: str, settings: ModelSettings, *, honoured: frozenset[str] = frozenset()) -> None:
         self.name = name
         self.settings = settings
         self.created = int(time.time())
-        self.meter = ModelMeter(ttft_objective_s=settings.ttft, tpot_objective_s=settings.tpot)
+        self.meter = ModelMeter()
+        self.objectives = Objectives(float(settings.ttft or 0), float(settings.tpot or 0))
+        self.lengths = RequestLengths(settings.path)
+        self.is_admitted_by_policy = settings.kind is ModelKind.CHAT and "ttft_s" in honoured
+        """True if the session's policy, not the gateway, judges whether a request would be in time."""
         self.recipe: Recipe | None = None
         self.trouble = ""
-        """Why there is no recipe."""
-        self.engine_options = engine_options(settings.engine)
-        """Names of the options that its engine has beyond the common ones."""
+        """Why the model has no recipe."""
+        """Names of the additional options that its engine supports."""
         self._longest: int | None = None
         self._apps: dict[bool, StokerApp] = {}
 
     def prepare(self) -> None:
-        """Read the model's folder once. Raises TryLater if it is unusable."""
+        """Read the model's folder once. Raises TryLater if the model is unusable."""
         if self.recipe is not None:
             return
         try:
@@ -215,25 +226,36 @@ class ServedModel:
         if self.settings.kind is ModelKind.EMBEDDING:
             self._apps = {False: embed.with_options(context=self.recipe)}
         else:
-            whole, pieces = write.with_options(context=self.recipe), write_pieces.with_options(context=self.recipe)
-            self._apps = {False: whole, True: pieces}
+            options: dict[str, Any] = {"context": self.recipe}
+            if self.is_admitted_by_policy:
+                wanted = self.objectives
+                options |= {"ttft": wanted.ttft_s or None, "tpot": wanted.tpot_s or None}
+            self._apps = {False: write.with_options(**options), True: write_pieces.with_options(**options)}
 
     @property
     def longest(self) -> int:
-        """The model's context length in tokens; 0 if its files do not state it."""
+        """The model's context length in tokens; 0 if unknown."""
         if self._longest is None:
-            self._longest = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
+            models = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
+            self._longest = self.settings.max_model_len or models
         return self._longest
 
-    def app(self, *, in_pieces: bool = False) -> StokerApp:
-        """Return the function that answers. Raises TryLater if the model is unusable."""
+    async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
+        """Return the function that answers a request, with what the session's policy needs to know of its calls.
+
+        `objectives`: seconds by option, in place of the model's. Raises TryLater if the model is unusable.
+        """
         self.prepare()
-        return self._apps[in_pieces]
+        found = self._apps[in_pieces]
+        if not self.is_admitted_by_policy:
+            return found
+        return found.with_options(features=await self.lengths.features(request), **objectives)
 
 
 class ServedModels(dict[str, ServedModel]):
-    def __init__(self, settings: Mapping[str, ModelSettings]) -> None:
-        super().__init__({name: ServedModel(name, each) for name, each in settings.items()})
+    def __init__(self, settings: Mapping[str, ModelSettings], *, honoured: frozenset[str] = frozenset()) -> None:
+        super().__init__({name: ServedModel(name, each, honoured=honoured) for name, each in settings.items()})
+        self.honoured = honoured
 
     def named(self, name: str) -> ServedModel:
         """Return a model. Raises RequestRefused (404)."""
@@ -252,7 +274,9 @@ class ServedModels(dict[str, ServedModel]):
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
             where = Endpoint.EMBEDDINGS.value if embeds else f"{Endpoint.CHAT.value} or {Endpoint.COMPLETIONS.value}"
             kind = "makes embeddings" if embeds else "writes texts"
-            raise RequestRefused(f"the model {name} {kind}; ask it at {where}", param="model", code="model_mismatch")
+            raise RequestRefused(
+                f"the model {name} {kind}; send the request to {where}", param="model", code="model_mismatch"
+            )
         return model
 
 
@@ -270,19 +294,19 @@ class SessionWatch:
         self.session = session
         self.models = models
         self.status: Status | None = None
-        """The last status; None before the first, and while the manager does not answer."""
+        """The session's last status; None before the first, and while the manager does not answer."""
         self.trouble = ""
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
         self._failures: dict[str, str] = {}
-        """Errors of the last loads, by name."""
+        """Errors of the last loads by model name."""
         self._failed_loads: dict[str, int] = {}
-        """Consecutive failed loads, by name."""
+        """Number of consecutive failed loads by model name."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
-        """Return the status, at most `within_s` old."""
+        """Return the session's status, at most `within_s` seconds old."""
         async with self._asking:
             if time.monotonic() - self._asked_at > within_s:
                 try:
@@ -296,7 +320,7 @@ class SessionWatch:
         return facts_of(await self.now(within_s=within_s), model)
 
     async def recent(self, model: ServedModel) -> ModelFacts:
-        """Return the facts of a model, at most a few seconds old, so that requests rarely wait for a status."""
+        """Return the facts of a model, at most 5 seconds old, so that requests rarely wait for a status."""
         age_s = time.monotonic() - self._asked_at
         if age_s > _RECENT_S:
             return await self.facts(model)
@@ -313,14 +337,14 @@ class SessionWatch:
         return facts_of(self.status, model)
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Load a model; no-op while that is under way. Raises TryLater if it is unusable."""
+        """Load a model, unless it is already being loaded. Raises TryLater if the model is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
             self._keep(asyncio.create_task(self._warm(model, count)))
 
     async def until_over(self) -> None:
-        """Wait for the end of the session: `stoker down`, or a manager that is gone for good."""
+        """Wait for the end of the session or the loss of its manager."""
         while self.session.over is None:
             await asyncio.sleep(_OVER_EVERY_S)
 
@@ -330,13 +354,14 @@ class SessionWatch:
                 facts = await self.facts(model)
                 if facts.hot:
                     self._failed_loads.pop(model.name, None)
-                if facts.hot + facts.loading < model.settings.min and self._may_warm(model):
-                    with contextlib.suppress(Exception):  # it has said so, and is asked again
+                least = 0 if model.settings.base else model.settings.min  # a base has an adapter's libraries
+                if facts.hot + facts.loading < least and self._may_warm(model):
+                    with contextlib.suppress(Exception):  # the error is logged, and the load is tried again
                         self.wake(model, count=model.settings.min)
             await asyncio.sleep(_WARM_EVERY_S)
 
     def _may_warm(self, model: ServedModel) -> bool:
-        """False for a model whose loads failed repeatedly: only a request loads it then."""
+        """False if the model's loads failed repeatedly: then only a request loads it."""
         return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
@@ -347,13 +372,14 @@ class SessionWatch:
     async def _warm(self, model: ServedModel, count: int) -> None:
         assert model.recipe is not None
         try:
-            await asyncio.wrap_future(self.session.warm(model.recipe, count))
+            # A policy that admits requests loads one library on request, and the rest of `min` itself.
+            await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)
             self._failed_loads.pop(model.name, None)
         except Exception as error:
             failed = self._failed_loads[model.name] = self._failed_loads.get(model.name, 0) + 1
             said = str(error).partition("\n")[0]
-            if self._failures.get(model.name) != said:  # it is tried again and again, and told once
+            if self._failures.get(model.name) != said:  # log repeated failures once
                 self._failures[model.name] = said
                 log.warning("%s could not be loaded: %s", model.name, said)
             if failed == _WARM_TRIES:
@@ -373,6 +399,8 @@ def facts_of(status: Status | None, model: ServedModel) -> ModelFacts:
     return ModelFacts(
         hot=context.hot,
         loading=context.loading,
+        asleep=context.asleep,
+        wake_s=context.wake_s,
         queued=context.queued,
         running=context.running,
         load_s=context.load_s,

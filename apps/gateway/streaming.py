@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 import stoker
 from stoker.apps.common.openai_answers import (
+    AnswerPiece,
     Likelihoods,
     TextBegun,
     TextEnded,
@@ -18,6 +19,7 @@ from stoker.apps.common.openai_answers import (
     TokenPiece,
     chat_logprobs,
     completion_logprobs,
+    delta_body,
     token_usage,
 )
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
@@ -29,7 +31,7 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""The most groups of pieces that wait for a slow client of several choices. Beyond that the calls wait."""
+"""Limit of groups of pieces that wait for a slow client; above it the calls wait."""
 Piece = Any
 """A result of a function of `functions.py`, other than ApiError."""
 
@@ -41,9 +43,7 @@ class ModelRefused(RequestRefused):
 
 
 async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
-    """Yield the pieces of one call in groups: all that have arrived since the last group. Raises ModelRefused, and
-    errors of the call.
-    """
+    """Yield the pieces of one call, grouped by arrival. Raises ModelRefused, and errors of the call."""
     with stoker.stream(app, request) as stream:
         async for piece in stream:
             if isinstance(piece, ApiError):
@@ -54,8 +54,9 @@ async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[
 async def joined_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """Yield the pieces of one call per request, with the request's index, as they arrive. Raises as `pieces_of`: the
-    first error ends all calls.
+    """Yield the pieces of one call per request as they arrive, with the request's index.
+
+    Raises as `pieces_of`; the first error ends all calls.
     """
     if len(requests) == 1:
         async with aclosing(pieces_of(app, requests[0])) as pieces:
@@ -94,7 +95,7 @@ async def joined_pieces(
 async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
     """Return all pieces of each call, in the order of the requests. Raises as `joined_pieces`.
 
-    The client has received none of them, so if a call runs again with other pieces, all calls run once more.
+    If a call runs again with other pieces, all calls run once more: the client has received no piece.
     """
     try:
         return await _collected(app, requests)
@@ -116,6 +117,27 @@ _MARK = b"\x00"
 _encode = msgspec.json.encode
 
 
+class AnswerEvents(Protocol):
+    """The events of one streamed answer, by its address. `read` and `written`: tokens so far."""
+
+    read: int
+    written: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """Why choices ended."""
+
+    def events(self, index: int, pieces: Sequence[TextPiece], /) -> bytes:
+        """Return the events of new pieces of a choice."""
+
+    def end(self) -> bytes:
+        """Return the last events."""
+
+
 class Chunks:
     """The chunks of one answer. `tokens`: read and written by all choices."""
 
@@ -123,8 +145,8 @@ class Chunks:
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """`per_prompt`: choices per prompt. `usage`: the last chunk states the tokens; with `continuous` each chunk
-        does.
+        """Prepare the chunks. `per_prompt`: choices per prompt. `usage`: the last chunk states the tokens;
+        `continuous`: each chunk does.
         """
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
@@ -140,17 +162,19 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and after the text in the event of a plain piece, by choice."""
+        """The bytes before and after the text in a plain piece's event, by choice."""
         self.read, self.written = 0, 0
+        self.is_whole = False
         self._completed = 0
         """Tokens of ended choices."""
+        self.reasons: list[str] = []
+        """Finish reasons of ended choices."""
 
     @property
     def tokens(self) -> int:
         return self.read + self.written
 
     def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
-        """Return the events of some pieces of a choice; may be empty."""
         return b"".join([self._event_of(index, piece) for piece in pieces])
 
     def _event_of(self, index: int, piece: TextPiece) -> bytes:
@@ -164,35 +188,42 @@ class Chunks:
             case TokenPiece():
                 self.written += 1
                 return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
+            case AnswerPiece():
+                self.written += piece.tokens
+                return self._choice(index, delta=delta_body(piece.delta), likelihoods=piece.logprobs)
             case TextBegun():
-                if index % self._per_prompt == 0:  # choices of one prompt have it in common
+                if index % self._per_prompt == 0:  # choices of one prompt share it, so it is counted once
                     self.read += piece.prompt_tokens
                 return self._choice(index, first=True) if self._is_chat else b""
             case TextEnded():
                 self._completed += piece.completion_tokens
+                self.reasons.append(piece.finish_reason)
                 return self._choice(index, finish=piece.finish_reason)
 
     def end(self) -> bytes:
         self.written = self._completed
+        self.is_whole = True
         if not self._usage:
             return DONE
         last: dict[str, Any] = {**self._head, "choices": [], "usage": token_usage(self.read, self.written)}
         return _event(last) + DONE
 
     def _plain_parts(self, index: int) -> tuple[bytes, bytes]:
-        """Events of plain pieces differ only in their text, so the rest is encoded once."""
+        """Return the bytes around the text of a plain piece's event, encoded once: such events differ only in their
+        text.
+        """
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
 
     def _choice(
         self, index: int, *, text: str | msgspec.Raw = "", likelihoods: Likelihoods | None = None, finish: str = "",
-        first: bool = False,
+        first: bool = False, delta: dict[str, Any] | None = None,
     ) -> bytes:  # fmt: skip
         choice: dict[str, Any] = {"index": index}
         if self._is_chat:
-            delta: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None} if first else {}
-            choice["delta"] = delta if first or finish else {"content": text}
+            begin = {"role": "assistant", "content": "", "refusal": None}
+            choice["delta"] = begin if first else {} if finish else delta if delta is not None else {"content": text}
             choice["logprobs"] = chat_logprobs(likelihoods)
         else:
             offset = self._offsets.get(index, 0)
@@ -222,16 +253,16 @@ def _event(value: Any) -> bytes:
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""Seconds until a silent stream starts with comments; the second one is for a loaded model, which waits for its turn
-only. Before that, an error has a status, by which clients retry.
+"""Seconds until a silent stream starts with comments (`_HOT_HEADERS_S`: of a loaded model). Until then an error has a
+status, so that clients retry.
 """
 _COMMENT_S = 2.0
 _ENDS_S = 1.0
-"""A cancelled call ends within this time."""
+"""Seconds within which a cancelled call ends."""
 
 
 class RunningRequest:
-    """An admitted request until its end: its figures, and its place among its key's requests."""
+    """An admitted request until its end: its figures, and its count among its key's requests."""
 
     def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
         self.figures = figures
@@ -239,14 +270,15 @@ class RunningRequest:
         self._over = False
 
     def count(self, read: int, written: int) -> None:
-        """Count the tokens read, and written ones that are not counted yet."""
+        """Count the tokens read, and the written tokens that are not counted yet."""
         self.figures.read(read)
         if written:
             self.figures.written(written)
-        self.count_tokens(read + written)
+        self.count_tokens(read, written)
 
-    def count_tokens(self, tokens: int) -> None:
-        self._held.tokens = tokens
+    def count_tokens(self, read: int, written: int) -> None:
+        self._held.tokens = read + written
+        self.figures.tokens = read, written
 
     def end(self, error: BaseException | None) -> None:
         if not self._over:
@@ -255,7 +287,7 @@ class RunningRequest:
             self.figures.end(error)
 
     def leave(self, error: BaseException) -> None:
-        """The client has left. The calls are cancelled, and count for its key until they have ended."""
+        """End the request of a client that has left. Its calls count for its key until they have ended."""
         if not self._over:
             self._over = True
             asyncio.get_running_loop().call_later(_ENDS_S, self._held.end)
@@ -263,14 +295,16 @@ class RunningRequest:
 
 
 class StreamedAnswer:
-    """The events of one answer. `pieces`: (index of the choice, its new pieces); `waits_for` explains why there is no
-    piece yet; `is_hot` is True if the model is loaded; `failed` receives an error that ends the stream.
+    """The events of one answer.
+
+    `pieces`: (index of the choice, its new pieces). `waits_for` explains why no piece has arrived; `is_hot` is True if
+    the model is loaded; `failed` receives an error that ends the stream.
     """
 
     def __init__(
         self,
         pieces: AsyncGenerator[tuple[int, list[Any]], None],
-        chunks: Chunks,
+        chunks: AnswerEvents,
         running: RunningRequest,
         *,
         waits_for: Callable[[], Awaitable[str]],
@@ -288,7 +322,7 @@ class StreamedAnswer:
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Wait a moment for the first piece. Raises errors of the calls until then."""
+        """Wait up to 10 s for the first piece. Raises errors of the calls until then."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
         if not self._first.done() and await self._is_hot():
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)
@@ -302,6 +336,7 @@ class StreamedAnswer:
                 yield comment(await self._waits_for())
                 await asyncio.wait({self._first}, timeout=_COMMENT_S)
             found: tuple[int, list[Any]] | None = self._first.result()
+            self._running.figures.begins()
             while found is not None:
                 before = self._chunks.written
                 events = self._chunks.events(*found)
@@ -320,9 +355,10 @@ class StreamedAnswer:
             raise
 
     async def close(self) -> None:
-        """After the response or when the client has left: end running calls, and count the request."""
+        """Count the request and end its calls, after the response or when the client has left."""
         self._running.figures.read(self._chunks.read)
-        self._running.count_tokens(self._chunks.tokens)
+        self._running.count_tokens(self._chunks.read, self._chunks.written)
+        self._running.figures.finished(self._chunks.reasons)
         if self._is_whole or isinstance(self._failure, Exception):
             self._running.end(self._failure)
         else:
@@ -333,5 +369,5 @@ class StreamedAnswer:
         self._first.cancel()
         await asyncio.wait({self._first})
         if not self._first.cancelled():
-            self._first.exception()  # the stream has told its client of it, or has no client any more
+            self._first.exception()  # the client has received this error, or has left
         await self._pieces.aclose()

@@ -1,4 +1,4 @@
-"""HTTP below the routes: bounded bodies, answers in OpenAI's form, server-sent events."""
+"""Parts of HTTP that all routes use: bounded bodies, answers in OpenAI's form, server-sent events."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _DRAINED = 16
-"""A body that is too large is read and dropped up to this many times the limit, because a client reads the answer only
-after it has sent its body.
+"""A too large body is read and dropped up to this multiple of the limit, because clients read the answer only after
+sending the body.
 """
 
 
@@ -52,6 +52,7 @@ class RequestIds:
 
 class CrossOrigin:
     """Answers pages of other sites (CORS) while the gateway requires keys. Without keys the guard refuses such pages.
+
     `origins`: the sites; empty: all, because a page needs a key anyway.
     """
 
@@ -82,7 +83,7 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked int
 
 
 class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded part by part while it is sent, to bound memory. A single part has a length header."""
+    """A JSON body that is encoded in parts while it is sent, to bound memory. A single part has a length header."""
 
     media_type = "application/json"
 
@@ -100,12 +101,12 @@ class JSONParts(Response):  # type: ignore[misc]
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in self._parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)  # other requests, also where nothing slows the sending
+            await asyncio.sleep(0)  # let other requests run, even if sending never waits
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def error_answer(error: BaseException) -> Response:
-    """Return an error in OpenAI's form, with headers on when or whether to retry."""
+    """Return an error in OpenAI's form, with headers that control retries."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:
@@ -153,14 +154,14 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""Seconds without an event before a comment: proxies close connections that are silent for a minute, and a stream
-whose pilot was lost may wait longer.
+"""Seconds without an event until a comment is sent: proxies close connections after a silent minute, and a stream whose
+pilot was lost may wait longer.
 """
 
 
 class EventStream(Response):  # type: ignore[misc]
-    """Events that are sent as they come, with comments in between. At the end, or when the client leaves, `at_end`
-    is called.
+    """Events that are sent as they come, with comments in between. `at_end` is called at the end or when the client
+    leaves.
     """
 
     media_type = "text/event-stream"
@@ -173,7 +174,7 @@ class EventStream(Response):  # type: ignore[misc]
         self._at_end = at_end
         self._is_open = False
         self._was_silent = False
-        """True if no event was sent since `_comment` last checked."""
+        """True if no event was sent since the last check in `_comment`."""
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
@@ -219,7 +220,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait for its end. Its error was reported before, or has no reader."""
+    """Cancel a task and wait for its end. Its error was reported before, or is not needed."""
     task.cancel()
     with suppress(BaseException):
         await task

@@ -1,4 +1,4 @@
-"""`stoker run inference_sweep`: its options, checked."""
+"""The options of `stoker run inference_sweep`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.console import Screen, WholeNumber
 _DEFAULT = SweepOptions()
 
 
-@click.command(APP, short_help="Models x prompts x parameters over a data file.", context_settings=WIDE)
+@click.command(APP, short_help="Run models x prompts x parameters over a data file.", context_settings=WIDE)
 @click.option("--sweep", metavar="FILE", help="The sweep: a TOML file. [a small example, shipped]")
 @click.option(
     "--data",
@@ -24,7 +24,9 @@ _DEFAULT = SweepOptions()
 )
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Rows a call. [{_DEFAULT.batch_size}]")
-@click.option("--tensor-batch", type=WholeNumber(), help="Rows of a call that are written at a time, at most. [all]")
+@click.option(
+    "--tensor-batch", type=WholeNumber(), help="Rows of a call that the model processes at a time, at most. [all]"
+)
 @run_options(prefix="sweep", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
@@ -32,13 +34,12 @@ def command(
 ) -> None:
     """Models x prompts x generation parameters over a data file.
 
-    Models that fit a device together stay hot on it side by side. A sweep that was stopped is gone on with by the next
-    run that asks for the same.
+    Models that fit a device together stay hot on it side by side. A run with the same options resumes a stopped sweep.
 
-    A row that a model cannot take (an empty prompt, too many tokens) costs no other row: the results say why in the
-    column `error`, the exit status is 1, and --resume tries such rows again.
+    If a model refuses a row (an empty prompt, too many tokens), the other rows still get results. The column `error`
+    has the reason, the exit status is 1, and --resume tries such rows again.
     """
-    from stoker.apps.inference_sweep.run import run  # it imports Parsl, for which --help does not wait
+    from stoker.apps.inference_sweep.run import run  # imported here, because Parsl would slow --help
 
     check_resume(resume, out=out, fresh=fresh)
     given = given_options(others)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Request(msgspec.Struct, frozen=True):
     """The work of one call: texts with the same generation parameters.
 
-    `tensor_batch`: the most texts that the engine generates at once; 0 = the engine decides. `seeds` has a seed per
-    text, so that a row's text does not depend on its call.
+    `tensor_batch`: limit of texts that the engine generates at once; 0 = the engine decides. `seeds`: a seed per text,
+    so that a row's text does not depend on its call.
     """
 
     number: int
@@ -39,8 +39,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """The result of a call: a text per prompt, when it started (epoch), and its duration. `errors`: why the model
-    cannot take a prompt; empty for a generated text.
+    """The result of a call: a text per prompt, the call's start (seconds since the epoch), and its duration.
+
+    `errors`: why the model refuses a prompt; empty for a generated text.
     """
 
     number: int
@@ -53,7 +54,9 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 @app
 def generate(model: CausalLM, request: Request) -> WrittenTexts:
-    """Generate texts. Only inference is timed. If the model rejects a prompt, the others still get their texts."""
+    """Generate texts. The time includes only inference. If the model refuses a prompt, the others still get their
+    texts.
+    """
     started_at, begun = time.time(), time.perf_counter()
     texts: list[str] = []
     errors: list[str] = []
@@ -61,7 +64,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
         texts = _write(model, request, request.texts, seeds=request.seeds)
         errors = [""] * len(texts)
     except ValueError:
-        # The model refuses a call for one of its prompts, before it writes: which one, each alone tells.
+        # The model refuses a call before it writes, because of one of the prompts. Try each prompt alone to find it.
         for text, seed in zip(request.texts, request.seeds, strict=True):
             written, error = _try_alone(model, request, text, seed=seed)
             texts.append(written)

@@ -1,24 +1,22 @@
-"""The options of a sweep, its file, checked, and the combinations that it comes to.
+"""The options of a sweep, its checked file, and its combinations.
 
     data = "questions.jsonl"            rows: .jsonl, .csv, .parquet, .arrow, or a saved data set; from this folder
-    id = "id"                           the column that names a row; without one it is the row's number
-
+    id = "id"                           the column that names a row; default: its number
     [[models]]
     name = "small"
     path = "models/small"               a folder, a GGUF file or a hub name; empty: SmolLM2-135M-Instruct
     dtype = "auto"
-
+    engine = "auto"                     and devices = 2: as in causal_lm
     [[prompts]]
     name = "plain"
     text = "Q: {question}\\nA:"          {column} is that column of the row
-    chat = false                        true: a message in the model's own chat format, for models that have one
-
+    chat = false                        true: a message in the model's own chat format
     [parameters]                        every combination of these is tried
     max_new_tokens = [16, 64]
     temperature = [0.0, 0.7]
 
-One combination is one model, one prompt and one value of each parameter. What a combination makes of a row is
-identified by the combination's digest and the row's id.
+A combination is one model, one prompt and one value of each parameter. A result is identified by the combination's
+digest and the row's id.
 """
 
 from __future__ import annotations
@@ -39,17 +37,18 @@ from stoker.toml_files import refuse_unknown
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
-"""The parameters of a sweep: type, least value, default."""
+"""The parameters of a sweep: type, minimum, default."""
 _MOST = 1 << 40
-"""The largest parameter: no model generates more tokens, and arithmetic still works."""
+"""Largest parameter: no model generates more tokens, and arithmetic still works."""
 _LEAST_ABOVE_0 = 1e-6
 """Dividing by a smaller temperature overflows a float."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep. Empty texts are not given; `limit` 0 is every row; with `tensor_batch` 0 the engine
-    decides how many rows of a call are written at a time."""
+    """The options of one sweep; empty texts and `limit` 0 mean the defaults. `tensor_batch`: limit of rows of a call
+    that are written at a time; 0: the engine decides.
+    """
 
     sweep: str = ""
     data: str = ""
@@ -61,12 +60,13 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepModel(msgspec.Struct, frozen=True):
-    """One model of the sweep. `engine`: as in `stoker.causal_lm`."""
+    """One model of the sweep. `engine`, `devices`: as in `stoker.causal_lm`."""
 
     name: str
     path: str = ""
     dtype: str = "auto"
     engine: str = "auto"
+    devices: int = 1
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -78,18 +78,14 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it wants, each once."""
         return tuple(dict.fromkeys(_PLACES.findall(self.text)))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """The text for one row. A column's value is put in as it is (an empty cell is no text); braces
-        in it are left alone."""
+        """Return the text for one row. An empty cell is no text; braces in a value stay."""
         return _PLACES.sub(lambda place: "" if is_empty(value := fields[place[1]]) else str(value), self.text)
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """A sweep file, read, and its data file, checked."""
-
     file: str
     models: tuple[SweepModel, ...]
     prompts: tuple[Template, ...]
@@ -104,7 +100,7 @@ class Combination(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name for people: `small, plain, max_new_tokens 16, temperature 0.0`."""
+        """Readable name: `small, plain, max_new_tokens 16, temperature 0.0`."""
         return ", ".join([self.model.name, self.prompt.name, *(f"{key} {one}" for key, one in self.parameters.items())])
 
     @property
@@ -122,9 +118,8 @@ def combinations(sweep: Sweep) -> list[Combination]:
 
 
 def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
-    """Read a sweep file, over the rows of `data` if given, and only the first `limit` rows (0: all).
-
-    Raises ConfigError with file, table and key; for unknown keys with the nearest valid one.
+    """Read a sweep file, with the rows of `data` if given, and only the first `limit` rows (0: all). Raises
+    ConfigError.
     """
     whole = read_toml(path, keys=["data", "id", "models", "prompts", "parameters"])
     models = [
@@ -155,21 +150,25 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
             if field == "chat":
                 if not isinstance(table.get("chat", False), bool):
                     raise ConfigError(f"{file}: {where}: chat must be true or false", file=str(file), key="chat")
+            elif field == "devices":
+                if type(found := table.get(field, 1)) is not int or found < 1:
+                    wrong = f"devices = {found!r}: write a whole number, 1 or more"
+                    raise ConfigError(f"{file}: {where}: {wrong}", file=str(file), key=field)
             elif field in required or field in table:
                 _text(table, field, file=file, where=where, empty=field not in required)
         if table["name"] in seen:
-            raise ConfigError(f"{file}: {where}: {table['name']} stands there twice", file=str(file), key="name")
+            raise ConfigError(f"{file}: {where}: {table['name']} is used twice", file=str(file), key="name")
         seen.add(table["name"])
     return tables
 
 
 def _refuse_twins(asked: Mapping[str, object], table: str, *, file: Path) -> None:
-    """Raise ConfigError if two names mean the same: every call would run twice for one result."""
+    """Raise ConfigError if two names mean the same: every call would run twice."""
     first: dict[object, str] = {}
     for number, (name, what) in enumerate(asked.items(), start=1):
         if what in first:
             raise ConfigError(
-                f"{file}: {table} {number}: {name} asks just what {first[what]} asks; leave one of them out",
+                f"{file}: {table} {number}: {name} and {first[what]} are the same; leave one of them out",
                 file=str(file), key=table,
             )  # fmt: skip
         first[what] = name
@@ -184,12 +183,11 @@ def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: 
 
 
 def _model_path(path: str, *, folder: Path) -> str:
-    """Resolve a path relative to the sweep file; one that does not exist may be a hub name."""
+    """Resolve a path relative to the sweep file; a missing path may be a hub name."""
     return str((folder / path).absolute()) if path and (folder / path).exists() else path
 
 
 def _real_path(path: str) -> str:
-    """Resolve links and `..`; hub names stay."""
     return os.path.realpath(path) if path and os.path.exists(path) else path
 
 
@@ -205,13 +203,13 @@ def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
             number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
             if not number or not least <= value <= _MOST or 0 < value < _LEAST_ABOVE_0:
                 what = "a whole number" if kind is int else "a number"
-                more = f" (from {_LEAST_ABOVE_0:g} on, if it is not 0)" if kind is float else ""
+                more = f" (0, or {_LEAST_ABOVE_0:g} or more)" if kind is float else ""
                 raise ConfigError(
                     f"{file}: parameters: {name} is {value!r:.40}; it must be {what}, {least} or more{more}",
                     file=str(file), key=name,
                 )  # fmt: skip
         if not values or len(set(values)) < len(values):
-            problem = "twice the same value" if values else "no value"
+            problem = "the same value twice" if values else "no value"
             raise ConfigError(f"{file}: parameters: {name} has {problem}", file=str(file), key=name)
         axes.append([kind(value) for value in values])
     return [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*axes)]

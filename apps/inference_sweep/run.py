@@ -1,12 +1,11 @@
-"""One sweep, from its file to its results.
+"""Run one sweep, from its file to its results.
 
-Every model is a context. The calls of all models are submitted at once: contexts that fit a device together are hot
-side by side, and the manager decides when the others are loaded.
+The calls of all models are submitted at once: contexts that fit a device together are hot side by side, and the manager
+decides when to load the others.
 
-The data file is read once to send calls, and once per combination to write the final file, so it may be larger than
-memory: logs hold records on disk, and memory holds the key and place of each. A row that a model cannot take (an empty
-prompt, too many tokens) has the reason in its column `error` and no output. It is in the log of the attempt only, so a
-resumed run tries it again.
+The data file is read once to send calls, and once per combination to write the final file. The file may be larger than
+memory: only keys and positions of records are in memory. If a model refuses a row, its column `error` has the reason.
+Such a row is only in the log of the attempt, so a resumed run tries it again.
 """
 
 from __future__ import annotations
@@ -56,25 +55,23 @@ COLUMNS: dict[str, type] = {
 
 
 class SweepCall(msgspec.Struct, frozen=True):
-    """One call to be made."""
-
     combination: Combination
     items: tuple[DataItem, ...]
 
 
 class OpenSweepCall(msgspec.Struct, frozen=True):
-    """The combination and row ids of a call in flight."""
-
     combination: Combination
     ids: tuple[str, ...]
 
 
 def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
-    """Return the log records of one call, also of rows that the model rejected. Raises StokerError if the call
-    returned another number of texts.
+    """Return the records of a call's rows with texts, and of its failed rows. Raises StokerError for a wrong number of
+    texts.
     """
     if not len(written.texts) == len(written.errors) == len(call.ids):
-        raise StokerError(f"{call.combination.name}: {len(call.ids)} rows went out and {len(written.texts)} came back")
+        raise StokerError(
+            f"{call.combination.name}: a call of {len(call.ids)} rows returned {len(written.texts)} texts"
+        )
     records: list[Record] = []
     failed: list[Record] = []
     for id, text, error in zip(call.ids, written.texts, written.errors, strict=True):
@@ -94,7 +91,7 @@ def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Recor
 
 
 def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
-    """Yield the final rows, by combination and row. Each is in the log or among the failed."""
+    """Yield the final rows, sorted by combination, then by input row. Each row has a record in `log` or `failed`."""
     for combination in combined:
         digest = combination.digest
         for item in sweep.rows:
@@ -116,7 +113,6 @@ def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, faile
 
 
 def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) -> str:
-    """Return the first failed row, with file, place, model, prompt and reason; empty if none failed."""
     for combination in combined:
         digest = combination.digest
         for item in sweep.rows:
@@ -127,17 +123,17 @@ def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) 
 
 
 MOST_ROWS_AHEAD = 16_000
-"""The most rows of a model in flight, and the most with results that wait to be stored."""
+"""Limit of a model's rows in flight, and of its rows with results that wait to be stored."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
-"""The bounds of the number of calls in flight: with fewer calls devices would be idle."""
+"""Bounds of one model's calls in flight; fewer would leave devices idle."""
 
 
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Run the sweep. Return 0; 1 if some rows have errors; 130 after Ctrl-C.
+    """Run the sweep. Return 0; 1 if rows have errors; 130 after Ctrl-C.
 
-    Raises StokerError for unusable input and for a failed call. The results so far are kept in all cases.
+    Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
     """
     options = resolve(SweepOptions, given, app=APP, resume=resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
@@ -203,7 +199,7 @@ def _infer(
         mine = [one for one in combined if one.model.name == name]
         requests = sent.of(plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size))
         first = next(requests, None)
-        if first is not None:  # a model whose results are all there is not loaded
+        if first is not None:  # do not load a model whose results are complete
             jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
 
     def take(written: WrittenTexts) -> int:
@@ -225,10 +221,10 @@ def _figures(attempt: Attempt) -> dict[str, Any]:
 
 def _report(attempt: Attempt) -> Iterator[str]:
     if not attempt.calls:
-        yield f"  nothing was left to infer: {attempt.kept} were there"
+        yield f"  nothing was left to infer: {attempt.kept} results were kept"
         return
     facts, by_model = attempt.facts, attempt.by_context
-    # Calls of models that are hot on one device overlap: their sum is no time of devices.
+    # Calls of models on one device overlap, so their sum is not device time.
     beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
     yield (
         f"  {count(attempt.made, 'inference')} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
@@ -243,7 +239,7 @@ def _report(attempt: Attempt) -> Iterator[str]:
 def plan_calls(
     combined: Iterable[Combination], rows: Iterable[DataItem], log: Container[tuple[str, str]], *, batch_size: int
 ) -> Iterator[SweepCall]:
-    """Yield the missing calls, combination by combination. Each combination reads the rows again."""
+    """Yield the missing calls by combination. Each combination reads the rows again."""
     for combination in combined:
         for batch in in_batches(_missing(rows, log, digest=combination.digest), batch_size):
             yield SweepCall(combination=combination, items=batch)
@@ -256,7 +252,7 @@ def _missing(rows: Iterable[DataItem], log: Container[tuple[str, str]], *, diges
 class SweepRequests:
     """Makes the request of a call when it is sent, and keeps its row ids until it returns.
 
-    Several threads may iterate over requests; `take` is for one thread.
+    Several threads may iterate over the requests; one thread calls `take`.
     """
 
     def __init__(self, *, tensor_batch: int) -> None:
@@ -268,24 +264,22 @@ class SweepRequests:
         return len(self._sent)
 
     def of(self, calls: Iterable[SweepCall]) -> Iterator[Request]:
-        """Yield the request of each call."""
         for call in calls:
             number = next(self._numbers)
             self._sent[number] = OpenSweepCall(call.combination, tuple(item.id for item in call.items))
             yield _request(number, call, tensor_batch=self._tensor_batch)
 
     def take(self, number: int) -> OpenSweepCall:
-        """Remove and return a call that has returned."""
         return self._sent.pop(number)
 
 
 def calls_ahead(batch_size: int) -> int:
-    """Return the most calls of one model in flight."""
+    """Return the limit of one model's calls in flight."""
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 
 def _recipe(model: SweepModel) -> Recipe:
-    return causal_lm(model.path, dtype=model.dtype, engine=model.engine)
+    return causal_lm(model.path, dtype=model.dtype, engine=model.engine, devices=model.devices)
 
 
 def _request(number: int, call: SweepCall, *, tensor_batch: int) -> Request:

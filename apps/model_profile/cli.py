@@ -1,4 +1,4 @@
-"""`stoker profile`: its options, checked."""
+"""The options of `stoker profile`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from stoker.console import Screen
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-@click.command("profile", short_help="Measure what a model's steps take on a device.", context_settings=WIDE)
+@click.command("profile", short_help="Measure the time of a model's steps on a device.", context_settings=WIDE)
 @click.argument("model", required=False, default="", metavar="[MODEL]")
-@click.option("--dtype", type=click.Choice(DTYPES), default="auto", help="As in causal_lm. [auto]")
-@click.option("--quick", is_flag=True, help="Every second power of two, prompts of 1,024 tokens at most: a minute.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="auto", help="The dtype, as in causal_lm(dtype=...). [auto]"
+)
+@click.option(
+    "--quick", is_flag=True, help="Measure every second power of two, up to 1,024 prompt tokens: about a minute."
+)
 @site_or_session
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(
     context: click.Context, /, *, model: str, dtype: str, quick: bool, site: str, session: str, json_: bool
 ) -> None:
-    """Measure what steps of MODEL (a folder, a .gguf file, a name on the hub; else the small default model) take on a
-    device of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then
-    compare 100 random workloads with the table, and report the error. It takes minutes at most.
+    """Measure step times of MODEL (a folder, a .gguf file, a name on the hub; else the small default model) on a device
+    of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then compare
+    100 random workloads with the table, and report the error. It takes minutes at most.
 
-    The results are kept with the other measurements, for this model and kind of device. Steps of calls are measured
-    as they run, too; a profile knows all sizes at once.
+    The results are kept with the other measurements, for this model and kind of device. Steps of calls are measured as
+    they run, too; a profile knows all sizes at once.
     """
-    from stoker.apps.model_profile.run import run  # it imports Parsl, for which --help does not wait
+    from stoker.apps.model_profile.run import run  # imported here, because Parsl would slow --help
 
     context.exit(
         run(model, dtype=dtype, quick=quick, site=site, session=session, screen=Screen(json_only=json_), json=json_)

@@ -17,7 +17,7 @@ _TAKEN_S = 5.0
 
 
 class MeasuredModel(msgspec.Struct, frozen=True):
-    """The result of a call: the profile as plain values, and True if the manager keeps it."""
+    """The result of a call: the profile as plain values. `kept`: the manager stores it."""
 
     profile: dict[str, Any]
     kept: bool

@@ -1,4 +1,4 @@
-"""One profile, from its options to its tables."""
+"""Measure one profile and print its tables."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ Cell = tuple[float, float, float, int]
 
 
 def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
-    """Return a table of milliseconds per step. `rows` names the first column; of many columns every second is
-    shown.
-    """
+    """Return a table of milliseconds per step. `rows` names the first column. Wide tables show every second column."""
     found = {(_power(tokens), _power(length)): seconds for tokens, length, seconds, _ in cells}
     columns = sorted({length for _, length in found})
     while len(columns) > _MOST_COLUMNS:
@@ -36,7 +34,7 @@ def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
 
 
 def show_error(error: Sequence[float]) -> str:
-    """`4.1 % over 100 other workloads`."""
+    """Return an error such as `4.1 % over 100 other workloads`."""
     mean, count = error
     return (
         f"{100 * mean:.1f} % over {count:.0f} other workloads" if count else "not known: there was no time to compare"
@@ -59,9 +57,7 @@ def _number(power: int) -> str:
 
 
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
-    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or
-    measured.
-    """
+    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError if the model cannot be measured."""
     recipe = stoker.causal_lm(model, dtype=dtype)
     found: MeasuredModel | None = measure(measure_steps, recipe, quick, site=site, session=session, screen=screen)
     if found is None:
@@ -86,9 +82,9 @@ def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:
         *grid(times["decode"], rows="requests"),
         f"  error  {show_error(times['decode_error'])}",
         "",
-        "prefill: milliseconds of a step, by tokens that it reads and how many tokens each attends to in the mean",
+        "prefill: milliseconds of a step, by tokens that it reads and the mean number of tokens that each attends to",
         *grid(times["prefill"], rows="tokens"),
         f"  error  {show_error(times['prefill_error'])}",
         "",
-        f"  kept in  {kept}" if kept else "  not kept: the session did not take it in time",
+        f"  kept in  {kept}" if kept else "  not kept: the session did not store it in time",
     ]

@@ -2,7 +2,7 @@
 
     from stoker.apps.prompt_tuning import tune
 
-The tuner and the bank are in `stoker.tuning`; this is the application around them.
+This application uses the tuner and the bank of `stoker.tuning`.
 
 functions.py  the context and the decorated functions; start here
 submit.py     `tune(job)`, the future of a tuned prompt

@@ -1,13 +1,13 @@
-"""The state of each job: a small file in its run folder, written by its submitter, and its lines for people.
+"""The state of each job: a small file in its run folder, written by its submitter, and its readable lines.
 
     runs/facts-20261122-101502/
         run.json                 the submitted job, and the identity of the run
         state.json               this file
         checkpoint               the state for resuming; removed at the end
         adapter_model.safetensors, adapter_config.json, tuned.json      the result
-        results.jsonl            the evaluations; with it the run is finished
+        results.jsonl            the evaluations; marks a finished run
 
-If the submitter of a job has died, no process holds the lock of the run folder, and the job is not over.
+If the submitter of an open job has died, no process locks the run folder.
 """
 
 from __future__ import annotations
@@ -37,36 +37,34 @@ _STATE, CHECKPOINT = "state.json", "checkpoint"
 
 
 class Phase(enum.Enum):
-    """The phase of a job."""
-
     QUEUED = "queued"
-    """It waits for devices."""
+    """The job waits for devices."""
     LOADING = "loading"
-    """Its model is being loaded."""
+    """The job's model is being loaded."""
     TUNING = "tuning"
-    """It runs: it looks for its initial prompt, or iterates."""
+    """The job runs: it looks up its initial prompt, or iterates."""
     DONE = "done"
-    """Its tuned prompt is stored."""
+    """The tuned prompt is stored."""
     FAILED = "failed"
-    """It ended without a tuned prompt."""
+    """The job ended without a tuned prompt."""
     DROPPED = "dropped"
-    """It could not meet its deadline and was dropped as requested."""
+    """The job could not meet its deadline and was dropped as requested."""
     STOPPED = "stopped"
-    """Its submitter has stopped; its checkpoint is kept."""
+    """The job's submitter has stopped; the checkpoint is kept."""
 
     @property
     def is_over(self) -> bool:
-        """True for the last phases."""
+        """True if the job has ended."""
         return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
 
 
 class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one moment. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
-    `known_late_at`: since when it is known to miss its deadline. `looks_up`: it starts with a lookup of its initial
-    prompt. `metric`: of the last known evaluation; `metric_name`: its name. `devices`: where it runs, since `seen_at`
-    after `seen_iteration` iterations; at its pace there it ends at `measured_ends_at`. Before its first start it
-    waited `loading_s` seconds for its model to load, or waits since `loading_at`. `why`: why it waits or failed.
+    `missed_since`: when its missed deadline became known. `looks_up`: it starts with a lookup of its initial prompt.
+    `metric`: of the last evaluation. `devices`: where it runs, since `seen_at` after `seen_iteration` iterations;
+    `measured_ends_at`: its end at this pace. `loading_s`: seconds before its first start in which it waited for its
+    model to load; `loading_at`: start of the current wait. `why`: why it waits or failed.
     """
 
     name: str
@@ -83,7 +81,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
     metric: float | None = None
     devices: tuple[str, ...] = ()
     ends_at: float | None = None
-    known_late_at: float | None = None
+    missed_since: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     seen_at: float | None = None
@@ -98,11 +96,12 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_at(self) -> float | None:
-        """Its end, or expected end."""
         return self.ended_at if self.phase.is_over else self.ends_at
 
     def in_time(self, now: float) -> bool | None:
-        """True if it meets its deadline; None without a deadline, and while its end is too close to call."""
+        """True if the job meets its deadline; None without a deadline, and while its end is too close to the deadline
+        to decide.
+        """
         if self.deadline_at is None:
             return None
         if self.phase.is_over:
@@ -117,7 +116,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """A job on the board. `abandoned`: it has not ended, and its submitter is gone."""
+    """A job on the board. `abandoned`: the job is open, and its submitter has ended."""
 
     folder: str
     entry: BoardEntry
@@ -125,7 +124,6 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def write_entry(folder: Path, entry: BoardEntry) -> None:
-    """Write a job's state into its run folder. Raises ConfigError."""
     said = msgspec.json.encode(msgspec.structs.replace(entry, at=time.time()))
     write_whole(folder, msgspec.json.format(said, indent=1), name=_STATE)
 
@@ -138,7 +136,7 @@ def read_entry(folder: Path) -> BoardEntry | None:
 
 
 def read_board(root: Path = RUNS) -> list[BoardRow]:
-    """Return every job below a folder, in order of submission. Raises ConfigError for a path that is a file."""
+    """Return every job below a folder, in order of submission. Raises ConfigError if the path is a file."""
     if root.exists() and not root.is_dir():
         raise ConfigError(f"{root}: is no folder of runs", file=str(root))
     folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
@@ -151,7 +149,6 @@ def read_board(root: Path = RUNS) -> list[BoardRow]:
 
 
 def _is_held(folder: Path) -> bool:
-    """True if a process holds the run folder's lock (`run_folder.open_run`)."""
     try:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -166,11 +163,11 @@ def _is_held(folder: Path) -> bool:
 
 
 DEVICES = 8
-"""The most devices of a job that gives no number: beyond it, communication costs more than a device brings."""
+"""Default device limit of a job: with more devices, communication costs more than a device gains."""
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a submission. `bank` empty: each model's own; None: none."""
+    """The options of a submission. `bank`: empty: each model's own; None: no bank."""
 
     site: str = ""
     session: str = ""
@@ -182,7 +179,7 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
-    """Return a line per job, in columns; below a waiting or failed one, why."""
+    """Return a line per job, in columns; below a waiting or failed job, the reason."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -223,7 +220,6 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
 
 
 def due(entry: BoardEntry, *, now: float) -> str:
-    """Return its end in relation to its deadline."""
     deadline, end = entry.deadline_at, entry.end_at
     if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
         return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
@@ -243,13 +239,12 @@ def due(entry: BoardEntry, *, now: float) -> str:
 
 
 def ended_by(margin_s: float) -> str:
-    """Return whether a finished job met its deadline, and by how much."""
     apart = show_seconds(abs(margin_s)) if abs(margin_s) >= 1.0 else "less than a second"
     return f"in time by {apart}" if margin_s >= 0 else f"late by {apart}"
 
 
 def clock(at: float | None, *, now: float) -> str:
-    """Return a time of day, with the date if that is not today."""
+    """Return a time of day, with the date unless it is today."""
     if at is None:
         return ""
     moment, today = datetime.datetime.fromtimestamp(at), datetime.datetime.fromtimestamp(now).date()
@@ -257,7 +252,6 @@ def clock(at: float | None, *, now: float) -> str:
 
 
 def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
-    """Return the message about a job that cannot meet its deadline."""
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
         what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
@@ -269,7 +263,7 @@ def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
     if entry.phase is Phase.TUNING:
         return f"{what}; it runs anyway"
     if drops:
-        return f"{what}; it is dropped, as --late drop wants it"
+        return f"{what}; it is dropped (--late drop)"
     return f"{what}; it runs when no other job needs its devices (--late drop drops such jobs)"
 
 
@@ -342,7 +336,6 @@ class Display:
 
 @contextlib.contextmanager
 def display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
-    """Show jobs for the duration of the block."""
     if json or not console.is_terminal():
         yield Display(screen, drops=drops, place=None)
         return

@@ -1,4 +1,4 @@
-"""`stoker tune`: its options, checked. `stoker run prompt_tuning` is `stoker tune submit`."""
+"""The options of `stoker tune`. `stoker run prompt_tuning` is `stoker tune submit`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RECENT = 20
 
 
 def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
-    """`4`, or `1-4`: the smallest and the largest number of devices."""
+    """Parse the smallest and the largest number of devices, as in `4` or `1-4`."""
     least, dash, most = value.partition("-")
     if not least.isdigit() or (dash and not most.isdigit()):
-        raise click.BadParameter(f"{value} is no number of devices, and no range as in 1-4", context, parameter)
+        raise click.BadParameter(f"{value} is not a number of devices or a range; write 4 or 1-4", context, parameter)
     found = int(least), int(most or least)
     if not 1 <= found[0] <= found[1]:
-        raise click.BadParameter(f"{value}: a range goes from at least 1 upwards, as in 1-4", context, parameter)
+        raise click.BadParameter(f"{value}: a range starts at 1 or more and rises, as in 1-4", context, parameter)
     return found
 
 
@@ -35,16 +35,18 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 @click.argument("jobs", nargs=-1, required=True, type=_FOLDER, metavar="JOB.toml...")
 @site_or_session
 @click.option(
-    "--gang", metavar="N-M", callback=gang_range, default=f"1-{DEVICES}", show_default=True, help="Devices a job."
+    "--gang", metavar="N-M", callback=gang_range, default=f"1-{DEVICES}", show_default=True, help="Replicas per job."
 )
 @click.option(
     "--late", type=click.Choice(["run", "drop"]), default="run", show_default=True,
     help="A job that cannot make its deadline: run it when no other job needs its devices, or drop it.",
 )  # fmt: skip
-@click.option("--wait/--detach", default=True, help="Wait for them, or leave them to a process of their own. [wait]")
+@click.option(
+    "--wait/--detach", default=True, help="Wait for the jobs, or leave them to a process in the background. [wait]"
+)
 @click.option("--bank", metavar="DIR", default="", help="The prompt bank. [the model's own, in the state folder]")
 @click.option("--no-bank", is_flag=True, help="Look up no initial prompts, and keep no tuned ones.")
-@click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="Where the run folders go. [runs]")
+@click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="The folder of the run folders. [runs]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run of the same job exists.")
 @click.option("--json", "json_", is_flag=True, help="The report as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
@@ -70,12 +72,12 @@ def submit_jobs(
     stopped resumes from its last checkpoint when it is submitted again.
     """
     from stoker.apps.prompt_tuning.run import (
-        detached,  # these import Parsl, for which --help does not wait
+        detached,  # imported here, because Parsl would slow --help
         submit,
     )
 
     if bank and no_bank:
-        raise click.UsageError("--bank and --no-bank say different things; give one")
+        raise click.UsageError("--bank and --no-bank exclude each other; give one")
     options = SubmissionOptions(
         site=site, session=session, gang=gang, late=late, bank=None if no_bank else bank, out=out, fresh=fresh
     )
@@ -86,13 +88,13 @@ def submit_jobs(
 
 @click.command(short_help="Show tuning jobs: how far each is, and when it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@click.option("--watch", is_flag=True, help="Keep showing it until Ctrl-C, or until the last job is over.")
+@click.option("--watch", is_flag=True, help="Keep showing them until Ctrl-C, or until the last job is over.")
 @click.option("--all", "all_", is_flag=True, help=f"Also show jobs that ended longer ago than {_RECENT}.")
 @click.argument("runs", type=_FOLDER, default=RUNS)
 def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
     """The tuning jobs of RUNS [runs]: progress, expected end, and why they wait."""
     if watch and as_json:
-        raise click.UsageError("--watch is for people and --json for programs: ask again instead")
+        raise click.UsageError("--watch and --json exclude each other; repeat the command with --json instead")
     most = None if all_ else _RECENT
     if as_json:
         console.json({"jobs": read_board(runs)})
@@ -113,7 +115,7 @@ def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
             time.sleep(_WATCH_EVERY_S)
 
 
-@click.command("report", short_help="Say which deadlines were met, and why not.")
+@click.command("report", short_help="Show which deadlines were met, and why others were missed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.argument("folders", nargs=-1, type=_FOLDER, metavar="[FOLDER]...")
 def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
@@ -130,7 +132,7 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
         console.lines(report.render(outcomes, now=time.time()))
 
 
-@click.command(short_help="Put prompts into the bank of a model.", context_settings=WIDE)
+@click.command(short_help="Add prompts to the bank of a model.", context_settings=WIDE)
 @click.argument("file", type=_FOLDER, metavar="[PROMPTS]", required=False)
 @click.option("--model", metavar="PATH", default="", help="A folder, a .gguf file or a hub name. [the default model]")
 @click.option("--bank", metavar="DIR", default="", help="The bank's folder. [the model's own, in the state folder]")
@@ -143,7 +145,7 @@ def bank(
     """Add prompts to the bank of a model: from the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and
     the shipped ones. The model reads each prompt once, and all prompts are grouped again.
     """
-    from stoker.apps.prompt_tuning.run import fill_bank  # it imports Parsl, for which --help does not wait
+    from stoker.apps.prompt_tuning.run import fill_bank  # imported here, because Parsl would slow --help
 
     options = SubmissionOptions(site=site, session=session, bank=bank)
     context.exit(fill_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))

@@ -3,9 +3,9 @@
     recipe = model_recipe(language_model, "models/small", preload=PRELOAD)      a value: nothing is loaded yet
     tuned = tune_prompt.with_options(context=recipe, gang=(1, 4), deadline="15 min")(order)      a future
 
-The loader under `@context` runs once in a process on a pilot; a function under `@app` gets its result as first
-argument. A gang calls the function on several devices at once, one rank each. A login node imports this module to name
-the functions; `stoker.tuning` imports what they need in the library.
+The loader under `@context` runs once in a library; a function under `@app` gets its result as first argument. A gang
+calls the function on several devices at once, one rank each. A login node imports this module to name the functions;
+`stoker.tuning` imports their dependencies in the library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 PRELOAD = ("peft", "stoker.tuning.call")
-"""Modules that a pilot imports in advance, in addition to the model's: PEFT takes seconds."""
+"""Modules that a pilot imports in advance, in addition to the model's: importing PEFT takes seconds."""
 
 
 @context
@@ -34,7 +34,7 @@ def language_model(
 
 @app
 def tune_prompt(model: CausalLM, order: Order) -> Tuned:
-    """Tune a soft prompt for this job. Every rank of a gang calls it, and rank 0's result counts.
+    """Tune a soft prompt for this job. Every rank of a gang calls this function; rank 0's result counts.
 
     Raises as `stoker.tuning.run_job`.
     """
@@ -43,7 +43,7 @@ def tune_prompt(model: CausalLM, order: Order) -> Tuned:
 
 @app
 def build_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
-    """Add these candidate prompts to the model's bank, created if missing; return the bank's size.
+    """Add candidate prompts to the model's bank, created if missing; return the bank's size.
 
     Raises StokerError for the bank of another model, or a folder that cannot be written.
     """

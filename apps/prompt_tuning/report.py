@@ -1,4 +1,4 @@
-"""Met and missed deadlines with reasons: `stoker tune report`, and the end of a submission."""
+"""Met and missed deadlines with reasons, for `stoker tune report` and the end of a submission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_TEXT = 100
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The part of `tuned.json` for a report."""
+    """The fields of `tuned.json` that a report shows."""
 
     metric: str
     reach: float | None
@@ -35,15 +35,13 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
-    """One job and its result so far."""
-
     folder: str
     entry: BoardEntry
     result: Result | None = None
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
-    """Read a run folder; None for a folder of another kind."""
+    """Read a run folder; None for another kind of folder."""
     entry = read_entry(folder)
     if entry is None:
         return None
@@ -83,7 +81,7 @@ def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
 
 
 def why(outcome: JobOutcome) -> list[str]:
-    """Return where a job's time went in relation to its deadline; why it waits, or why it failed."""
+    """Return where a finished job's time went, or why a job waits or failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
@@ -105,8 +103,10 @@ def why(outcome: JobOutcome) -> list[str]:
 
 
 class _Time(msgspec.Struct, frozen=True):
-    """A job's seconds by use. `waited_s` and `ran_s` add up to the total; `loading_s` is part of `waited_s`, the
-    others of `ran_s`; `rest_s` is uncounted, or lost to an interruption.
+    """A job's seconds by use. `waited_s` and `ran_s` add up to the total; `loading_s` is part of `waited_s`, the others
+    of `ran_s`.
+
+    `rest_s`: not measured, or lost to an interruption.
     """
 
     waited_s: float
@@ -133,7 +133,7 @@ def _time(entry: BoardEntry, result: Result | None) -> _Time:
 
 
 def _parts(time: _Time, iterations: int) -> list[str]:
-    """Return the uses of a job's run time, without negligible ones."""
+    """Return the uses of a job's run time that are not negligible."""
     said = []
     if time.bank_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
@@ -154,8 +154,8 @@ def _why_late(entry: BoardEntry, time: _Time) -> str:
         said += ", and would have been in time if it had not been interrupted"
     elif time.waited_s >= late_s:
         said += f", and would have been in time without the wait of {show_seconds(time.waited_s)}"
-    if entry.known_late_at is not None:
-        said += f"; that was known after {show_seconds(max(0.0, entry.known_late_at - entry.submitted_at))}"
+    if entry.missed_since is not None:
+        said += f"; that was known after {show_seconds(max(0.0, entry.missed_since - entry.submitted_at))}"
     return said
 
 
@@ -184,7 +184,7 @@ def _verdict(entry: BoardEntry, *, now: float) -> str:
 def _result_lines(result: Result) -> list[str]:
     reached = result.iterations_to_accuracy
     if result.end == "diverged":
-        how = "its loss became no number; a smaller learning_rate helps"
+        how = "its loss is NaN or infinite; set a smaller learning_rate"
     elif result.reach is None:
         how = f"{result.iterations} iterations, no target was set"
     elif reached is not None:

@@ -1,8 +1,8 @@
-"""Jobs from files to results, here or in a detached process; and `stoker tune bank`.
+"""Run jobs from files to results, here or in a detached process; and `stoker tune bank`.
 
-All faults of a job's file, data or model path are reported before anything is submitted. After that a failed job ends
-no other. `--detach` forks a process after the check and before any thread starts; it holds the run folders and the
-session's client, and logs its display.
+All errors in a job's file, data or model path are reported before anything is submitted. After that a failed job does
+not end the others. `--detach` forks a process after the check and before any thread starts. This process locks the run
+folders, keeps the session's client, and logs what an attached one would display.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, display
 from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
 from stoker.apps.prompt_tuning.watch import Asker, SubmittedJob
-from stoker.config import Site, decided_by, load_site
+from stoker.config import Site, load_site, with_default_policy
 from stoker.console import Screen
 from stoker.errors import ConfigError
 from stoker.run_folder import open_run
@@ -46,7 +46,7 @@ from stoker.sessions import facts_of
 from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 POLICY = "prompt-tuner"
-"""The policy of a session that is started for tuning jobs, unless its site file names one."""
+"""The policy of a session started for tuning jobs, unless its site file names one."""
 _LOOK_EVERY_S = 0.5
 
 Submitted = Callable[[str, Sequence[str]], None]
@@ -56,14 +56,14 @@ Submitted = Callable[[str, Sequence[str]], None]
 def submit(
     files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
-    """Submit these jobs and wait for them. Return 0; 1 if one has no result; 130 after Ctrl-C (checkpoints are kept).
+    """Submit these jobs and wait for them. Return 0; 1 if a job has no result; 130 after Ctrl-C (checkpoints are kept).
 
     Args:
-        submitted: called when all are submitted.
+        submitted: called when all jobs are submitted.
 
     Raises:
-        ConfigError: for a wrong job, data or option, before anything is submitted.
-        RecipeError: for a model that does not exist.
+        ConfigError: for an invalid job, data or option, before anything is submitted.
+        RecipeError: for a missing model.
         SessionError: for a session that cannot be started or joined.
     """
     readies = checked(files, options)
@@ -98,7 +98,6 @@ def submit(
 
 
 def again(files: Sequence[Path], options: SubmissionOptions) -> str:
-    """Return the command that resumes the jobs of these files, with every option but `--fresh`."""
     plain = SubmissionOptions()
     least, most = options.gang
     named = {
@@ -128,8 +127,8 @@ def checked(files: Sequence[Path], options: SubmissionOptions) -> dict[str, Chec
         readies[name] = check(job)
     if options.late == "drop" and not any(map(_is_due, readies.values())):
         raise ConfigError(
-            f"{', '.join(map(str, files))}: --late drop is of no use for jobs without a deadline; give one of them"
-            " [until] slo or deadline, or leave --late out",
+            f"{', '.join(map(str, files))}: --late drop has no effect on jobs without a deadline; give one of them"
+            " [until] slo or deadline, or leave out --late",
             file=str(files[0]), key="deadline",
         )  # fmt: skip
     return readies
@@ -148,7 +147,7 @@ def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> No
             for job in jobs:
                 job.refresh(picture)
                 if job.unwritten:
-                    shown.tell(f"{job.entry.name}: {job.unwritten}; this is tried until it works")
+                    shown.tell(f"{job.entry.name}: {job.unwritten}; Stoker retries until it works")
             shown.show([job.entry for job in jobs])
             left = [job.future for job in jobs if job.future is not None and not job.entry.phase.is_over]
             if not left:
@@ -163,15 +162,15 @@ def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> No
 
 
 def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
-    """Yield the first lines: the session, the number of jobs, and whether its policy honours deadlines."""
+    """Yield the first lines: the session, the number of jobs, and whether its policy supports deadlines."""
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
     policy = policy_of(session) or "the default policy"
     if any(_is_due(job.ready) for job in jobs) and POLICY not in policy:
         yield (
-            f"  {policy} decides here, and knows no deadlines: jobs run in the order in which they came."
-            f' [policy] name = "{POLICY}" in its site file would'
+            f"  {policy} knows no deadlines: jobs run in the order of submission."
+            f' Write [policy] name = "{POLICY}" in the site file'
         )
     for job in jobs:
         if job.folder.resumed:
@@ -196,13 +195,11 @@ def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: Su
 
 
 def site_of(given: str) -> Site | str | None:
-    """Return the site to load, with tuning's policy unless the file names one; None: the session in the
-    environment.
-    """
+    """Return the site to load, with tuning's policy unless the file names one; None: the session in the environment."""
     if not given and joined_session():
         return None
     site = load_site(given or None)
-    decided = decided_by(site, POLICY)
+    decided = with_default_policy(site, POLICY)
     return (given or None) if decided is site else decided
 
 
@@ -219,7 +216,7 @@ def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
 
 
 class DetachedReport(msgspec.Struct, frozen=True):
-    """The message of the detached process to its parent: all is submitted, or the error."""
+    """The message of the detached process to its parent: the submitted jobs, or the error."""
 
     session: str = ""
     folders: tuple[str, ...] = ()
@@ -254,7 +251,7 @@ def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -
     said = (
         msgspec.json.decode(heard, type=DetachedReport)
         if heard
-        else DetachedReport(error=f"it ended without a word; its log is {log}")
+        else DetachedReport(error=f"it exited without a message; its log is {log}")
     )
     if said.error:
         raise StokerError(said.error, log=str(log))
@@ -265,7 +262,7 @@ def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -
     console.line(f"{jobs} submitted to session {said.session}; a process here (pid {child}) waits for them")
     console.lines(f"  {folder}" for folder in said.folders)
     where = "" if options.out == SubmissionOptions().out else f" {options.out}"
-    console.line(f"see how they stand: stoker tune status{where}; stop them, and keep their checkpoints: kill {child}")
+    console.line(f"show them: stoker tune status{where}; stop them and keep their checkpoints: kill {child}")
     return 0
 
 
@@ -295,10 +292,10 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add the prompts of this file, and the shipped ones, to the bank of a model; return 0.
+    """Add the prompts of this file, and the shipped prompts, to the bank of a model; return 0.
 
-    Raises ConfigError with the line for an unreadable file; RecipeError for a model that does not exist; SessionError;
-    and StokerError for the bank of another model.
+    Raises ConfigError for an unreadable file, RecipeError for a missing model, SessionError, and StokerError for the
+    bank of another model.
     """
     every: dict[str, Candidate] = {one.key: one for one in read_candidates(SHIPPED_PROMPTS)}
     if file is not None:

@@ -1,4 +1,4 @@
-"""`tune(job)`: a job as a call on its hot model, on as many devices as its deadline needs."""
+"""`tune(job)`: run a job as one call on its loaded model, on as many devices as its deadline needs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckedJob(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The digest of all that decides the result: jobs with the same digest are one job."""
+        """The digest of all parts that decide the result; it identifies a job."""
         return digest_job(self.job, digest_samples(self.samples), self.model)
 
 
@@ -65,18 +65,18 @@ def tune(
 
     Args:
         job: a `Job`, or the path of a `job.toml`.
-        samples: its data, if not in the file that it names.
-        gang: the number of devices, or `(smallest, largest)`, within which the scheduler decides.
-        late: for a job that cannot meet its deadline: `"run"` it on idle devices, or `"drop"` it, for which the future
+        samples: its data, if not in the file that the job names.
+        gang: the number of replicas, or the range `(smallest, largest)` for the scheduler.
+        late: for a job that cannot meet its deadline: `"run"` it on idle devices, or `"drop"` it, so that the future
             raises CallDroppedError.
-        bank: the folder of the prompt bank; empty: this model's own, in the state folder; None: no bank.
+        bank: the folder of the prompt bank; empty: the model's own, in the state folder; None: no bank.
 
     Returns:
         The future of its `Tuned`.
 
     Raises:
         ConfigError: for an invalid job or invalid data.
-        RecipeError: for a model that does not exist.
+        RecipeError: for a missing model.
         SessionError: without a loaded site.
     """
     ready = check(job if isinstance(job, Job) else read_job(job), samples=samples)
@@ -90,7 +90,7 @@ def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
     refuse_unreachable(job, [sample.target for sample in parts.evaluation])
-    recipe, identity = recipe_of(job.model)
+    recipe, identity = recipe_of(job.model, devices=job.devices)
     return CheckedJob(job, given, recipe, identity)
 
 
@@ -116,15 +116,16 @@ def call_of(
     return app, order
 
 
-def recipe_of(model: str) -> tuple[Recipe, str]:
-    """Return the recipe of a model for tuning, and the model's identity. Raises RecipeError."""
-    recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD)  # vLLM has nothing to tune
+def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
+    # vLLM models cannot be tuned
+    recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD, devices=devices)
     return recipe, identity_of(recipe, model)
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest and the largest gang, without ranks that would get no sample of a batch. Raises ConfigError
-    if even the smallest is too large.
+    """Return the smallest and the largest gang in which each rank gets a sample of a batch.
+
+    Raises ConfigError if even the smallest is too large.
     """
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
@@ -134,7 +135,7 @@ def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _features(order: Order) -> Features:
-    """Return the facts for the scheduler: the work grows with the iterations, and with the tokens of one."""
+    """Return a job's facts for the scheduler: its work grows with its iterations and their tokens."""
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
@@ -144,9 +145,7 @@ def _features(order: Order) -> Features:
 
 
 def _kind(order: Order) -> str:
-    """Return a name for jobs with similar ends: jobs without a target run all iterations; jobs with a looked-up prompt
-    run fewer than others.
-    """
+    """Return the kind of a job, by what ends it: no target, a looked-up prompt (fewer iterations), or neither."""
     if order.job.until.reach is None:
         return "all iterations"
     return "bank" if _bank_of(order) is not None else "prompt"
@@ -157,9 +156,7 @@ def _bank_of(order: Order) -> BankPlace | None:
 
 
 def _lookup_s(order: Order) -> float:
-    """Return the seconds of one device for the bank lookup, by earlier lookups; a gang shares them. 0 without a
-    lookup, or without a measurement.
-    """
+    """Return the device seconds of the bank lookup, from earlier lookups; 0 if unknown or without a lookup."""
     bank = _bank_of(order)
     if bank is None:
         return 0.0

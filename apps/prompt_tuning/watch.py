@@ -1,7 +1,7 @@
 """One submitted job: its state in the session, and its results in its run folder.
 
-Reports of a call and forecasts of the manager arrive as events; the place of a call, and the cause of its wait, are
-queried. If the policy knows no deadlines, the end is extrapolated from the iterations so far.
+Reports of a call and forecasts of the manager arrive as events. Queries give a call's devices, and why it waits. If the
+policy does not forecast ends, the end is extrapolated from the iterations so far.
 """
 
 from __future__ import annotations
@@ -47,32 +47,29 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 1000
 _MEASURED = 10
-"""After this many iterations on its devices a job's own pace predicts its end."""
+"""Iterations on its present devices after which a job's own pace predicts its end."""
 
 
 class SessionPicture(msgspec.Struct, frozen=True):
-    """A session's calls and contexts at one moment."""
-
     calls: tuple[ListedCall, ...] = ()
     contexts: tuple[ContextStatus, ...] = ()
     loading_on: dict[str, tuple[str, ...]] = {}
-    """Devices on which a context loads, by its name."""
+    """Devices on which a context loads, by the context's name."""
 
     def ahead(self, call: ListedCall) -> int:
-        """Return the number of calls of its context that wait before this one."""
+        """Return the number of waiting calls of its context before this call."""
         same = [one.call for one in self.calls if one.state is ListedState.WAITING and one.context == call.context]
         return same.index(call.call) if call.call in same else 0
 
 
 class Asker:
-    """Queries a session for its state. If it does not answer, the next query opens a new connection."""
+    """Queries a session for its state. After a failed query, the next query opens a new connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._observer: Observer | None = None
 
     def ask(self) -> SessionPicture | None:
-        """Return the session's state; None if it does not answer."""
         try:
             if self._observer is None:
                 self._observer = observe(self._session).__enter__()
@@ -88,7 +85,6 @@ class Asker:
         return SessionPicture(calls, status.contexts, loading)
 
     def close(self) -> None:
-        """Close the connection."""
         if self._observer is not None:
             with contextlib.suppress(SessionError):
                 self._observer.close()
@@ -96,7 +92,7 @@ class Asker:
 
 
 def saved_in(progress: CallProgress | None) -> Saved | None:
-    """Return the last state in a call's reports, from which it can resume."""
+    """Return the last state in a call's reports, from which the call can resume."""
     return unpack(checkpoint_of(progress) or b"")
 
 
@@ -108,7 +104,9 @@ def updated_entry(
     now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:
-    """Update a job's state. `now`: seconds since the epoch, by a clock that is `ahead_s` ahead of the wall clock."""
+    """Return a job's updated state. `now`: seconds since the epoch, on a clock `ahead_s` seconds ahead of the wall
+    clock.
+    """
     now = time.time() if now is None else now
     if call is None:
         return entry
@@ -122,17 +120,17 @@ def updated_entry(
     if call.progress is not None:
         entry = _told(entry, call.progress, now)
     match entry.in_time(now):
-        case False if entry.known_late_at is None:
-            return msgspec.structs.replace(entry, known_late_at=now)
+        case False if entry.missed_since is None:
+            return msgspec.structs.replace(entry, missed_since=now)
         case True:
-            return msgspec.structs.replace(entry, known_late_at=None)
+            return msgspec.structs.replace(entry, missed_since=None)
     return entry
 
 
 def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
     if listed.state is ListedState.FAILED:
         return entry
-    if entry.devices and entry.devices != listed.where:  # it has lost one of them, or was asked to make room
+    if entry.devices and entry.devices != listed.where:  # the call has lost a device, or was preempted
         entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
@@ -166,7 +164,11 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
         if context.running >= context.hot:
             return "its hot device is busy" if context.hot == 1 else f"its {context.hot} hot devices are busy"
         others = context.queued > 1
-        return "the devices are kept for a job that is due first" if others else "waiting for devices to be assigned"
+        return (
+            "the devices are kept for a job with an earlier deadline"
+            if others
+            else "waiting for devices to be assigned"
+        )
     return context.waits_for if context is not None else ""
 
 
@@ -174,7 +176,7 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
         entry, iterations=int(progress.total) or entry.iterations,
-        loss=progress.metric or entry.loss,  # who begins, or begins again, has none to tell
+        loss=progress.metric or entry.loss,  # a call that has just started reports no loss
         metric=saved.metric if saved is not None else entry.metric,
     )  # fmt: skip
     if entry.seen_at is None or done < entry.seen_iteration:
@@ -182,7 +184,7 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     made = done - entry.seen_iteration
     if made < _MEASURED or entry.phase is not Phase.TUNING:
         return msgspec.structs.replace(entry, iteration=done)
-    # Times measured since it runs here are more accurate than a scheduler's promise, which is a bound.
+    # Times measured on these devices are more accurate than the scheduler's forecast, which is a bound.
     if done == entry.iteration and entry.measured_ends_at is not None:
         return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
     ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
@@ -196,12 +198,10 @@ def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) 
 
 
 class SubmittedJob:
-    """One submitted job, with its run folder and state."""
-
     def __init__(self, ready: CheckedJob, *, name: str, folder: RunFolder, start: bytes) -> None:
         until = ready.job.until
         self._clock = Clock()
-        """Setting the wall clock while the job runs must not change whether it is late."""
+        """A clock that does not follow changes of the wall clock, which must not make a job late."""
         self.ready = ready
         self.folder = folder
         self.future: AppCallFuture | None = None
@@ -210,13 +210,13 @@ class SubmittedJob:
         self._kept = b""
         self._ended_at: float | None = None
         self.unwritten = ""
-        """Why the run folder could not be written the last time."""
+        """Why the last write to the run folder failed."""
         self.entry = BoardEntry(
             name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
         )  # fmt: skip
 
     def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
-        """Submit it to the loaded session; the time to its deadline starts now."""
+        """Submit the job to the loaded session; the time to its deadline starts now."""
         app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
         now = self._clock.now()
         self.future = app(order)
@@ -247,7 +247,7 @@ class SubmittedJob:
             self.unwritten = str(error)
 
     def stop(self, why: str) -> None:
-        """Note that the submitter stops waiting, unless the run folder cannot be written."""
+        """Record that the submitter stops waiting, unless the run folder cannot be written."""
         if not self.entry.phase.is_over:
             with contextlib.suppress(StokerError):
                 self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())

@@ -2,18 +2,16 @@
 
 `elastic_flow_plan` decides how many devices each job gets; this module carries the plan out.
 
-1. A job with a deadline is admitted or not when it comes. Other jobs and late ones get what is left. ElasticFlow
-refuses to run them; PromptTuner counts them as late. `drop_late` drops them.
+1. Each job with a deadline is admitted or not on arrival. Other jobs get the remaining devices. ElasticFlow refuses
+   late jobs; PromptTuner counts them as late. `drop_late` drops them.
 
-2. Sizes are planned again when jobs come or end or the plan changes sizes, at most once in `slot_s`. A running job of
-another size is evicted and resumes from its checkpoint. With `rescale=False` it keeps its size.
+2. A new plan is made when jobs arrive or end and when planned sizes change, at most once in `slot_s`. A running job
+   whose size changes is evicted and resumes from its checkpoint; with `rescale=False` it keeps its size.
 
-3. Nothing is reused (§6.1): each start loads the context on each device.
+3. Each start loads the context on each device (§6.1).
 
-4. Its cost counts all devices, all the time.
-
-A job is planned with all of its items, or with `learn` with the most that the last jobs of its kind did. A job that
-never reports progress and a call for one library are never evicted.
+A plan counts all items of a job; with `learn`, the most items that recent jobs of its kind ran. A job that reports no
+progress or needs only one library is never evicted.
 """
 
 from __future__ import annotations
@@ -55,12 +53,11 @@ class ElasticFlow(InRounds):
         self.learn = learn
         self._admitted: dict[int, bool] = {}
         self._sizes: dict[int, int] = {}
-        """Replicas by the last plan."""
         self._places: dict[int, list[Place]] = {}
-        """The devices of each call's libraries, loaded or loading."""
+        """The devices of each call's libraries."""
         self._sent: set[int] = set()
         self._evicted: set[int] = set()
-        """Calls that were told to stop and have not yet."""
+        """Evicted calls that still run."""
         self._stale = True
         self._planned_at = -math.inf
         self._again = 0.0
@@ -133,7 +130,7 @@ class ElasticFlow(InRounds):
         runs = call.holder is not None and call.id not in self._evicted
         has = _size(call) if runs else 0
         fixed = runs and not self._can_change(call)
-        run_s = [  # a continuing job has the rest of its start in `lag_s`
+        run_s = [  # A continuing job counts the rest of its start in `lag_s`.
             (size, left * seconds + (0.0 if runs and size == has else starts_in_s(call, size=size, fresh=fresh)))
             for size, seconds in known.items()
         ]
@@ -209,5 +206,5 @@ def _turn(call: Call) -> tuple[float, ...]:
 
 
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """ElasticFlow: decide on arrival whether a deadline is guaranteed, and resize running calls as load changes."""
+    """Return the policies of ElasticFlow on a fixed cluster."""
     return policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)

@@ -1,32 +1,25 @@
-"""ElasticFlow's plan (Gu et al., ASPLOS 2023): how many devices each job of a fixed cluster gets, from times alone.
+"""ElasticFlow's plan (Gu et al., ASPLOS 2023): how many devices each job of a fixed cluster gets.
 
-More devices end a job sooner but cost more device time. So a job gets as few as its deadline allows (its *minimum
-satisfactory share*), and free devices go where they cost the least device time.
+More devices end a job sooner but cost more device time. So a job gets as few devices as its deadline allows (its
+*minimum satisfactory share*). Free devices go where they add the least device time.
 
-- `minimum_shares` (progressive filling): in the order of deadlines, each job gets the smallest size with which it is in
-time on the devices that earlier jobs leave.
+- `minimum_shares` (progressive filling): in order of deadlines, each job gets the smallest size that meets its deadline
+  on the devices that earlier jobs leave.
+- `admits`: a new job is admitted if it meets its deadline and makes no other job late.
+- `elastic`: free devices go first to jobs without devices, then to the job whose device time grows least per added
+  device.
 
-- `admits`: a new job is admitted if it is in time and makes no other job late.
-
-- `elastic`: free devices go step by step, first to jobs that have none, then to the job whose device time grows least
-for each device more.
-
-Sizes are powers of two, times the devices of a replica, so jobs fit whenever their sum does (buddy allocation).
+Sizes are powers of two, times the devices of a replica, so jobs fit whenever their sum fits (buddy allocation).
 
 Sources: the paper's abstract, its published simulator (github.com/gudiandian/ElasticFlow-artifact), and public
-summaries. Differences:
+summaries. Differences from the simulator:
 
-- Time is cut where something changes, not into slots.
-
-- The plan counts a start of `start_s`; the simulator adds it after planning.
-
+- Time is divided where something changes, not into slots.
+- The plan includes `start_s`, which the simulator adds later.
 - A step may skip sizes, so a running job can return to its size.
-
-- A step counts the device time until the job ends, not of one slot, and the least goes first, as the paper says.
-
-- Filling goes forward with one size; the simulator fills back from the deadline with two.
-
-- The simulator refuses new jobs while any job is late. Here only a job that does harm is refused.
+- A step counts the device time until the job ends, not of one slot. The smallest increase goes first, as in the paper.
+- Filling goes forward with one size, not back from the deadline with two sizes.
+- Only a job that makes others late is refused; the simulator refuses all new jobs while any job is late.
 
 Times are in seconds on the manager's clock; sizes are in devices.
 """
@@ -42,10 +35,10 @@ import msgspec
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job in a plan. `run_s`: its sizes, ascending, each with the seconds that its rest takes.
+    """A job in a plan. `run_s`: its sizes, ascending, each with the seconds of its remaining items.
 
-    `deadline_at`: 0 = none. `size`: its present size (0 = it waits); `lag_s`: until it resumes with that size.
-    `start_s`: of a start or a change of size.
+    `deadline_at`: 0 = none. `size`: its present size (0 = it waits). `lag_s`: seconds until it runs at that size.
+    `start_s`: seconds of a start or a change of size.
     """
 
     id: int
@@ -61,7 +54,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int = 1) -> tuple[tuple[int, float], ...]:
-    """Return the sizes in devices, powers of two, that make a job faster, from the times of its replicas."""
+    """Return the sizes in devices that make a job faster, all powers of two. `run_s`: seconds by replicas."""
     kept: list[tuple[int, float]] = []
     for count, seconds in sorted(run_s):
         if count < smallest or (count & (count - 1) and count != smallest):
@@ -73,8 +66,6 @@ def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int =
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A job's numbers of devices over time."""
-
     pieces: tuple[tuple[float, float, int], ...]
 
     @property
@@ -86,8 +77,6 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Free:
-    """Devices without an allocation, over time."""
-
     __slots__ = ("_at", "_count")
 
     def __init__(self, devices: int, *, now: float) -> None:
@@ -113,7 +102,7 @@ class Free:
 
 
 def fill(job: Job, size: int, free: Free) -> Share | None:
-    """Return the share of a job with this size, or fewer devices where fewer are free; None if it never ends."""
+    """Return a job's share of at most `size` devices, fewer while fewer are free; None if it never ends."""
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
@@ -135,7 +124,6 @@ def fill(job: Job, size: int, free: Free) -> Share | None:
 
 
 def minimum_share(job: Job, free: Free) -> Share | None:
-    """Return the smallest share that is in time; None if there is none."""
     for size, seconds in job.run_s:
         share = fill(job, size, free) if seconds < math.inf else None
         if share is not None and share.ends_at <= job.deadline_at:
@@ -144,7 +132,7 @@ def minimum_share(job: Job, free: Free) -> Share | None:
 
 
 def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int, Share]:
-    """Return shares of all jobs that are in time with one, by id."""
+    """Return the shares of the jobs that can meet their deadlines, by id."""
     free = Free(devices, now=now)
     line = sorted(jobs, key=lambda job: (not job.fixed, job.deadline_at, job.id))
     shares: dict[int, Share] = {}
@@ -164,7 +152,7 @@ def admits(job: Job, others: Sequence[Job], devices: int, *, now: float) -> bool
 
 
 def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now: float) -> dict[int, int]:
-    """Return the size of each job from now on: its share, and its part of the free devices."""
+    """Return each job's size from now on: its share plus its part of the free devices."""
     sizes = {job.id: job.size if job.fixed else shares[job.id].size_at(now) if job.id in shares else 0 for job in jobs}
     spare = devices - sum(sizes.values())
     by_id = {job.id: job for job in jobs if not job.fixed}
@@ -182,7 +170,7 @@ def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now:
 
 
 _Step = tuple[float, float, int, int, int]
-"""Device seconds more a device, the deadline, the job, its size before and after."""
+"""Added device seconds per added device, the deadline, the job, its size before and after."""
 
 
 def _steps(job: Job, has: int) -> Iterator[_Step]:

@@ -1,7 +1,7 @@
-"""Nothing is kept: each call has its own library, which is unloaded after the call.
+"""Each call gets its own library, which is unloaded after the call.
 
-Parsl's HTEX works like this (Pervasive Context Management §4.2). Whether files stay on the node's disk is the recipe's
-awareness; `disk_only` and `no_awareness` set it in a simulated run.
+Parsl's HTEX works like this (Pervasive Context Management §4.2). The recipe's awareness decides whether files stay on
+the node's disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHY = "its call has ended, and nothing is kept"
 
 
 class OneCallEach(HottestFirst):
-    """Dispatch: a library gets one call and is unloaded after it, unless its recipe makes it retire."""
+    """Dispatch one call to each library, then unload it, unless its recipe makes it retire."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         return 0 if library.served else 1

@@ -1,28 +1,27 @@
-"""INFless (Yang et al., ASPLOS 2022) for jobs of several devices, as PromptTuner (§3.2, §6.1) takes it as a baseline.
+"""INFless (Yang et al., ASPLOS 2022) for jobs on several devices: a baseline of PromptTuner (§3.2, §6.1).
 
-INFless serves inference: each model scales its own *instances* with its traffic. PromptTuner lets a job run on several.
-INFless' source is not public; the rules are from PromptTuner and public summaries, and where both are silent, the best
-for INFless. An instance is one library with its own devices.
+INFless serves inference: each model scales its own *instances* with its traffic. An instance is one library with its
+own devices. PromptTuner lets a job run on several instances. INFless' source is not public, so the rules come from
+PromptTuner and public summaries. Where neither gives a rule, we take the best one for INFless.
 
-1. *How many*: a job gets the fewest instances with which it is predicted to be in time; predictions are `margin`
-longer. Idle instances come first; missing ones are launched at once, and the job waits for the slowest while the idle
-ones are held.
+1. *How many*: a job gets the fewest instances that are predicted to meet its deadline, with predictions `margin`
+   longer. Missing instances are launched at once; meanwhile the job holds its idle ones.
 
-2. A job never waits for instances that others give back, and nothing is taken from another model.
+2. A job never waits for busy instances, and takes nothing from another model.
 
-3. Without enough instances and free devices the job waits, in order of arrival or deadline (`order`); jobs that fit
-pass it. With `hold` it keeps what it gets (§3.2), and begins on it when it can no longer be in time: else two such jobs
-could wait for ever.
+3. Without enough instances and free devices the job waits, by `order`; jobs that fit pass it. With `hold` it keeps what
+   it gets (§3.2), and starts with fewer instances once it cannot meet its deadline. Otherwise two such jobs could
+   deadlock.
 
-4. A job that cannot be in time runs on the fewest instances that it can run on.
+4. A job that cannot meet its deadline runs on its fewest possible instances.
 
 5. *Traffic*: R arrivals a second (over `window_s`) of T instance-seconds each want R x T instances.
 
-6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short time, mixed
-by `gamma` (0.5 in the paper); `most_s` until there are enough. `keep_alive_s` replaces it. The paper's second window, a
-start before the next request, is shorter than a launch here, so it is left out.
+6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short period,
+   mixed by `gamma` (0.5 in the paper). With too few arrivals it is `most_s`. `keep_alive_s` replaces it. The paper's
+   start before the next request is left out, because a launch takes longer here.
 
-A comparison must first search the settings: `order`, `hold`, `window_s`, `keep_alive_s`, `gamma`, `margin`, `learn`.
+Search the settings before a comparison.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies,
 
 _ENOUGH = 8
 _RECENT = 20
-"""A predicted time is a mean over about this many jobs."""
+"""Predicted times average about the last 20 jobs."""
 
 
 class Traffic:
-    """Arrivals of a model's jobs in the last `long_s`, and their mean instance-seconds."""
+    """A model's arrivals in the last `long_s`, and their mean instance-seconds."""
 
     __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
 
@@ -84,7 +83,7 @@ class Traffic:
         return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
 
     def keep_s(self, now: float, *, gamma: float, tail: float) -> float | None:
-        """Return the mixed quantile of the times between arrivals; None while there are too few."""
+        """Return the mixed quantile of the times between arrivals; None without enough arrivals."""
         long_s = self._gap_s(now, over_s=self.long_s, tail=tail)
         if long_s is None:
             return None
@@ -98,12 +97,10 @@ class Traffic:
 
 
 _LOOK_AGAIN_S = 1.0
-"""Jobs lose hope, and traffic falls, as time goes by."""
+"""Seconds between rounds while calls wait: deadlines become impossible and traffic falls with time."""
 
 
 class Order(enum.Enum):
-    """Of the jobs of a model."""
-
     ARRIVAL = "arrival"
     DEADLINE = "deadline"
 
@@ -120,8 +117,7 @@ class _Stock:
 
 
 class Infless(InRounds):
-    """Times are in seconds. Without `keep_alive_s`, idle instances stay between `least_s` and `most_s`, by the
-    histogram."""
+    """Times are in seconds. `least_s` and `most_s` limit the keep-alive time."""
 
     def __init__(
         self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
@@ -142,7 +138,7 @@ class Infless(InRounds):
         self._crews: dict[int, list[Place]] = {}
         """The places of jobs that wait for launches."""
         self._wanted: dict[int, int] = {}
-        """With `hold`: how many instances such jobs wait for in all."""
+        """With `hold`: the total instances that each job waits for."""
         self._traffic: dict[str, Traffic] = {}
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
@@ -151,12 +147,12 @@ class Infless(InRounds):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         if not (changes.calls or changes.libraries or changes.pilots or view.now >= self._again):
             return ()
-        self._again = view.now + _LOOK_AGAIN_S if view.hungry else math.inf
+        self._again = view.now + _LOOK_AGAIN_S if view.waiting_contexts else math.inf
         self._taken.clear()
         self._arrivals(view, changes)
         self._check_crews(view)
         plan: list[Action] = []
-        for context in view.hungry.values():
+        for context in view.waiting_contexts.values():
             plan += self._serve(view, context)
         for context in view.contexts.values():
             if context.libraries or context.recipe.key in self._traffic:
@@ -246,7 +242,7 @@ class Infless(InRounds):
         if not in_time:
             hopeful = bool(objective.deadline_at) and view.now + min(lasts.values()) <= objective.deadline_at
             if hopeful and max(lasts) > stock.count and not self.hold:
-                return []  # more instances might help, and none is running now
+                return []  # Wait, because with more instances the job could meet its deadline.
             if objective.deadline_at and objective.drop_late:
                 return [Drop(call.id, "it would be late on as many devices as it may have")]
             count = min(lasts)
@@ -319,5 +315,5 @@ class Infless(InRounds):
 
 
 def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """Each context scales its own libraries with its calls, at once, and keeps idle ones for a while (INFless)."""
+    """Return the policies: each context scales its libraries with its calls and keeps idle ones for a while."""
     return policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

@@ -1,4 +1,4 @@
-"""Policies by the names that papers' evaluations use; baselines are loaded as a user's own policies are."""
+"""Policies by the papers' names."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ ROOT = Path(__file__).parents[2]
 
 
 def policy(name: str) -> Named:
-    """A baseline, loaded by the path of its file; any other name is one that ships. Raises ConfigError."""
+    """Return a baseline or a shipped policy. Raises ConfigError."""
     return find(BASELINES.get(name, name), folder=ROOT)

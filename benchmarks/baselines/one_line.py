@@ -1,6 +1,6 @@
-"""Shared by policies that keep the calls of a context in one line, with that context loaded on every device.
+"""Shared parts of policies with one queue per context, and that context loaded on every device.
 
-Rounds plan calls, at most ten a second and only after a change. A call for n libraries runs on any n free ones.
+Rounds plan calls, at most ten a second and only after a change. A call for n libraries runs on any n free libraries.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ PERIOD_S = 0.1
 
 
 class EveryDevice(WholeDevice):
-    """Residency: the context of waiting calls is loaded on every free device, and stays there."""
-
     honours = frozenset()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """A load for each empty device, or an end for gangs larger than the site."""
+        """Load the context on each empty device. Without one, fail gangs larger than the site."""
         key = RecipeKey(context.recipe.key)
         loads = [
             Load(key, device.pilot.id, (device.id,), device.facts.memory_bytes)
@@ -34,8 +32,6 @@ class EveryDevice(WholeDevice):
 
 
 class OneLine(InRounds):
-    """Dispatch in rounds."""
-
     honours = frozenset({"priority"})
 
     def __init__(self, *, period_s: float = PERIOD_S) -> None:
@@ -54,7 +50,7 @@ def waiting_among(view: View, changes: Changes) -> list[Call]:
 
 
 def start(call: Call) -> Action | None:
-    """Begin a call on its smallest number of libraries; None if too few are free."""
+    """Start a call on its smallest number of libraries; None if too few are free."""
     count = max(1, call.group.options.gang[0])
     if len(call.group.context.idle) < count:
         return None

@@ -1,6 +1,6 @@
-"""Shared by policies of gangs that plan in rounds: replicas on whole devices, and how long a call takes on them.
+"""Shared parts of policies for gangs: replicas on whole devices, and call durations.
 
-Dispatch plans and orders loads; residency (`ByOrder`) says where a replica could be. A replica is one library.
+Dispatch plans in rounds and requests loads; residency (`ByOrder`) finds their places. A replica is one library.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from stoker.manager.policies.residency import UNKNOWN_LOAD_S, WholeDevice
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
 
 UNKNOWN_RUN_S = 30.0
-"""A call's assumed time before one has run."""
+"""Assumed seconds of a call before any call has run."""
 _ANY_MOMENT = 0.01
-"""Assumed remaining time of an overdue call."""
+"""Assumed remaining seconds of an overdue call."""
 
 Place = tuple[PilotId, tuple[DeviceId, ...]]
 
@@ -55,7 +55,7 @@ class InRounds(Quiet):
 
 
 class ByOrder(WholeDevice):
-    """Residency that loads nothing, but says why a context can be loaded nowhere."""
+    """Residency that loads nothing, but fails calls whose context fits nowhere."""
 
     honours = frozenset()
 
@@ -68,7 +68,7 @@ class ByOrder(WholeDevice):
         return [action for action in super().wanted(view, context) if isinstance(action, Timer | FailWaiting)]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
-        """Return the places for a replica now; the most crowded nodes first, so that whole nodes stay free."""
+        """Return the places where a replica can load, on the fullest nodes first, to keep whole nodes free."""
         alive = any(library.usable for library in context.libraries.values())
         return list(self.open_places(view, context, desperate=not alive))
 
@@ -111,7 +111,7 @@ def send(call: Call, libraries: Sequence[Library]) -> Action:
 
 
 def waiting(view: View) -> Iterator[Call]:
-    for context in view.hungry.values():
+    for context in view.waiting_contexts.values():
         yield from context.queue
 
 
@@ -120,14 +120,14 @@ def load_s(context: Context) -> float:
 
 
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
-    """Seconds before the first item on hot replicas: the ranks meet, and a `fresh` call does its first work."""
+    """Return the seconds before the first item on hot replicas: to connect a gang, and for a `fresh` call's start."""
     features = call.spec.features
     before_s = features.before_items_s(size) if features is not None and fresh else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
 
 
 def item_times_s(call: Call) -> dict[int, float] | None:
-    """Return the seconds of all items by the number of replicas, above 0; None while nothing was measured."""
+    """Return the seconds of all items by number of replicas; None before the first measurement."""
     smallest, largest = call.group.options.gang
     paces, work = call.group.context.paces, work_of(call.spec.features)
     times: dict[int, float] = {}
@@ -140,8 +140,7 @@ def item_times_s(call: Call) -> dict[int, float] | None:
 
 
 def left_of(view: View, call: Call, *, learn: bool) -> float:
-    """Return the share of its items that a call has left at most, by its last report, and with `learn` by earlier
-    calls."""
+    """Return the largest share of its items that a call may still run; with `learn`, earlier calls may lower it."""
     said = view.reports.get(call.id)
     features = call.spec.features
     items = float(features.items) if features is not None else 1.0

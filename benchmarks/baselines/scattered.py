@@ -1,7 +1,7 @@
-"""Placement by chance: any free library, any device with room. It shows what a policy's placement is worth.
+"""Random placement, to show what a policy's placement is worth.
 
-Chance is a function of the seed and of the decision, so the same events lead to the same decisions. A choice among n
-free libraries takes time proportional to n, which the default policy avoids.
+The choice is a function of the seed and the decision, so equal events lead to equal decisions. A choice among n free
+libraries takes O(n) time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from stoker.protocol.ids import LibraryId
 
 
 class AnyFree(HottestFirst):
-    """Dispatch: a call that comes goes to a free library that chance chooses."""
-
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
         self._chance = Stream(seed, "dispatch")
@@ -40,8 +38,6 @@ class AnyFree(HottestFirst):
 
 
 class AnyDevice(LoadWhereWanted):
-    """Residency: a context is loaded on a device with room that chance chooses."""
-
     def __init__(self, *, provisioning: Provisioning | None = None, seed: int = 0) -> None:
         super().__init__(provisioning=provisioning)
         self.seed = seed

@@ -1,10 +1,10 @@
-"""First come first served, and the shortest expected run first: SchedMate's first two baselines (§4.3), no preemption.
+"""SchedMate's first two baselines (§4.3): first come first served, and shortest expected run first. Neither preempts.
 
-The head of the line waits until enough libraries are free, and no call passes it, as in Lucid's published simulator
+The first call in the queue waits for enough free libraries, and no call passes it, as in Lucid's published simulator
 (`simulation/policy/fifo.py`, `sjf.py`). With `skip` later calls may begin where they fit.
 
-Priority comes first, then the length by `expected_s`: by default the mean of the function's calls so far, else advice
-on the context. A call of unknown length counts as short, so it runs early. Equal calls keep their order.
+Priority comes first, then `expected_s`: by default the mean of the function's earlier calls, else advice on the
+context. A call of unknown length counts as short.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from stoker.manager.core.seams import Action, Changes, Policies, Provisioning, V
 from stoker.manager.policies.provisioning import KeepBlocks
 
 _Entry = tuple[int, float, float, int, Call]
-"""Its priority, negative; its expected run in seconds; when it came; its number; the call."""
+"""Negative priority, expected run in seconds, arrival time, call number, call."""
 
 
 def known_run_s(call: Call) -> float:
-    """Return the seconds that calls of its function took, else what advice says, else 0."""
+    """Return the mean seconds of the function's calls, else the advised seconds, else 0."""
     advised = (each.run_s for each in call.group.context.advice.values())
     return call.group.cost.run_s or min((seconds for seconds in advised if seconds), default=0.0)
 
 
 class InOrder(OneLine):
-    """Dispatch: a line for each context, sorted by priority, by `expected_s`, then by arrival."""
+    """Dispatch by priority, `expected_s`, then arrival."""
 
     def __init__(self, *, expected_s: Callable[[Call], float], skip: bool = False, period_s: float = PERIOD_S) -> None:
         super().__init__(period_s=period_s)

@@ -1,14 +1,14 @@
 """Tiresias (Gu et al., NSDI '19): least attained service first, in discrete queues, with preemption.
 
 A call's *attained service* is the number of its libraries times the seconds that it had them. A call begins in the
-first queue and moves to the next when its service passes a threshold. Within a queue calls go in order of arrival.
-Calls get libraries from the first queue on; a call that wants more than are left is passed over. A running call that
-gets none is preempted: it is checkpointed, waits, and resumes later.
+first queue and moves to the next one when its service passes a threshold. Within a queue calls run in order of arrival;
+a call that wants more libraries than are left is passed over. A running call without libraries in the new plan is
+checkpointed and waits.
 
-Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues,
-a threshold of 18,000 GPU-seconds, no promotion of starving calls, and 40 s more for a preempted call (60 s on more than
-eight GPUs), which pass on its libraries when it resumes. Differences, both in its favour: plans are made when something
-changes, not every 60 s, and a call moves exactly at the threshold. All calls run on any GPUs.
+Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues, a
+threshold of 18,000 GPU-seconds, no promotion of starving calls. A preempted call takes 40 s longer (60 s on more than
+eight GPUs). We differ twice, both in Tiresias' favour: plans are made at each change, not every 60 s, and a call moves
+exactly at the threshold.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from stoker.manager.policies.provisioning import KeepBlocks
 
 THRESHOLDS_GPU_S = (18_000.0,)
 RESTART_S, WIDE_RESTART_S, WIDE_FROM = 40.0, 60.0, 9
-"""Seconds to resume; the same for calls on at least this many GPUs."""
+"""Seconds to resume a call; the same for wide calls; the GPUs from which a call is wide."""
 _DUE = "due"
 _ROUNDING_S = 1e-3
 
 
 class Job:
-    """`since`: when it got its libraries; None while it waits. `holds_until`: until then its checkpoint is read
-    back."""
+    """A call. `since`: when it got its libraries; None = it waits. `holds_until`: when its checkpoint is restored."""
 
     __slots__ = ("call", "gpus", "had_gpu_s", "holds_until", "leaving", "level", "place", "preempted", "since")
 
@@ -59,7 +58,7 @@ class Job:
 
 
 class Tiresias(OneLine):
-    """`restart_s`: the seconds that a preempted call takes longer, on few GPUs and on many."""
+    """`restart_s`: extra seconds of a preempted call, on few GPUs and on many."""
 
     def __init__(
         self, *, thresholds_gpu_s: Sequence[float] = THRESHOLDS_GPU_S,
@@ -95,7 +94,7 @@ class Tiresias(OneLine):
                 queues = self._queues.setdefault(context, [[] for _ in range(len(self.thresholds_gpu_s) + 1)])
                 insort(queues[0], job)
                 self._active.setdefault(context, {})
-            elif job.since is not None and job.holds_until is None:  # preempted, or its libraries were lost
+            elif job.since is not None and job.holds_until is None:  # The call was preempted, or lost its libraries.
                 self._stops(view, job)
 
     def _stops(self, view: View, job: Job) -> None:
@@ -133,7 +132,7 @@ class Tiresias(OneLine):
 
     def _preempt(self, view: View, job: Job) -> Iterator[Action]:
         self.preemptions += 1
-        if job.holds_until is not None:  # it has not gone on yet
+        if job.holds_until is not None:  # The call has not resumed yet.
             self._stops(view, job)
         else:
             job.leaving = True
@@ -143,7 +142,7 @@ class Tiresias(OneLine):
         context = job.call.group.context
         kept = sum(other.gpus for other in active.values() if other.holds_until is not None)
         if len(context.idle) - kept < job.gpus:
-            return  # calls that must make room have not ended yet
+            return  # The preempted calls have not ended yet.
         restart_s = self.restart_s[job.gpus >= WIDE_FROM] if job.preempted else 0.0
         if restart_s:
             job.holds_until = view.now + restart_s

@@ -1,4 +1,4 @@
-"""Recorded texts and figures for experiments, each in a compressed file of this folder."""
+"""Recorded texts and figures for experiments."""
 
 from __future__ import annotations
 

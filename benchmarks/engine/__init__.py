@@ -1,1 +1,1 @@
-"""The costs of the engine: calls, contexts, streams, transfers."""
+"""Costs of the engine: calls, contexts, streams, transfers."""

@@ -1,13 +1,12 @@
-"""The value of awareness: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
+"""The value of awareness: fact verification with SmolLM2-135M at the paper's three levels, 16 claims per call.
 
-Numbers are clock times of whole `stoker run fact_verification` processes; sides run in turn.
+Numbers are wall-clock times of whole `stoker run fact_verification` processes.
 
-1. Full against a load a slot and the inferences alone. *Inferences alone*: the same calls over hot slots, by `python -m
-benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line takes the run's own time in the model, divided
-by the slots.
+1. Full awareness against one load per slot plus the inferences alone. *Inferences alone* are the same calls on hot
+   slots, by `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line uses the run's own time
+   in the model, divided by the slots.
 
-2. None against full, with the GGUF as shipped (`--no-snapshot`) and with a snapshot. Below full each call imports and
-loads for itself.
+2. None against full, with the GGUF as shipped (`--no-snapshot`) and with a snapshot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The cost of a stopped call for others: the longest gap in another client's stream, and the time to a free slot.
+"""The cost of a cancelled call for others: the longest gap in another client's stream, and the time to a free slot.
 
     python -m benchmarks.engine.cancelling --repeats 5
 
-Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens and leaves after 3 s. The gap is the longest
-time between two events of A. Then a program cancels calls in libraries of one slot: the time until the next call there.
+Client A reads a stream of `stoker serve`; client B requests 2,000 tokens and disconnects after 3 s. Then a program
+cancels calls in libraries of one slot, and measures the time until the next call starts there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _QUESTION = [{"role": "user", "content": "Tell a long story about the sea."}]
 def main() -> None:
     asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asking.add_argument("--repeats", type=int, default=5)
-    asking.add_argument("--json", type=Path, help="every number, into this file")
+    asking.add_argument("--json", type=Path, help="file for all numbers")
     asked = asking.parse_args()
     sys.stdout.write(f"{machine()}; load {os.getloadavg()[0]:.1f}; median (min-max) of {asked.repeats}\n")
     with tempfile.TemporaryDirectory(prefix="cancelling-") as folder:
@@ -65,7 +65,7 @@ def _say(what: str, numbers: list[float], bar: float = 0.0) -> None:
 
 
 def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], int]:
-    """Return the longest gap of each repeat in seconds, without and with a client that leaves, and the libraries."""
+    """Return each repeat's longest gap in seconds without and with a disconnect, and the number of libraries."""
     (folder / "models.toml").write_text(f'[models.smollm2]\npath = "{default_model()}"\n')
     (folder / "site.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\ninit_blocks = 1\nmax_blocks = 1\n')
     command = [*STOKER, "serve", "site.toml", "models.toml", "--port", str(_PORT)]
@@ -78,7 +78,7 @@ def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], 
             threading.Thread(target=gateway.stdout.read, daemon=True).start()
             url = f"http://127.0.0.1:{_PORT}/v1/chat/completions"
             body = {"model": "smollm2", "messages": _QUESTION, "max_tokens": 8}
-            httpx.post(url, json=body, timeout=600).raise_for_status()  # the model is loaded from now on
+            httpx.post(url, json=body, timeout=600).raise_for_status()  # This request loads the model.
             pairs = [(_gap(url, leaves=False), _gap(url, leaves=True)) for _ in range(repeats)]
             libraries = len({path.name for path in folder.rglob("lib-*.log")})
             return [alone for alone, _ in pairs], [gap for _, gap in pairs], libraries

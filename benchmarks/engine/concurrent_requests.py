@@ -1,7 +1,6 @@
-"""Requests at once into one library with 32 slots: time in Stoker a request, besides the function's own.
+"""Concurrent requests to one library with 32 slots: Stoker's time per request, without the function's own time.
 
-A request waits for 50 ms or does nothing. The time in Stoker is the excess of the whole over the requests, 32 at a
-time.
+A request waits 50 ms or does nothing. Requests run 32 at a time.
 
     python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """

@@ -1,8 +1,8 @@
 """The manager's core alone: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
 
-An event is a call's arrival or end. Arrivals come in Submit messages of 256 calls, ends in frames of 16 to 32, from
-1,000 pilots with one hot library each. Only the processor time of `Core.handle` counts. Libraries have 32 slots; with
-`--slots 1` calls of 0.2 ms go through the prefetch window.
+An event is a call's arrival or end. Calls arrive in Submit messages of 256, and end in frames of 16 to 32, from 1,000
+pilots with one hot library each. Only the processor time of `Core.handle` counts. With `--slots 1` calls use the
+prefetch window.
 
     python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5]
 """
@@ -73,8 +73,6 @@ SUBMIT, PAYLOAD = 256, b"x" * 64
 
 
 class Load(DrivenCore):
-    """A core with pilots, hot libraries and a queue, and its pilots' calls."""
-
     def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
         super().__init__(Core(SESSION, default_policies()))
         self.run_s = 0.0002 if slots == 1 else 1.0
@@ -86,7 +84,7 @@ class Load(DrivenCore):
         self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
         while len(self.held) < pilots or not all(self.held.values()):
             self.submit(SUBMIT)
-        for library in list(self.held):  # run times become known, and prefetch windows open
+        for library in list(self.held):  # The core learns the run times and opens the prefetch windows.
             self.end_some(library, 1)
         self.refill()
 
@@ -145,7 +143,7 @@ def fill(core: Core, *, calls: int) -> None:
 
 
 def bytes_per_call(calls: int) -> dict[str, float]:
-    """Return the bytes that a queued call adds to the process, and to Python's allocator."""
+    """Return the bytes per queued call, in the process and in Python's allocator."""
     process = psutil.Process()
     fill(Core("bench", default_policies()), calls=SUBMIT)
     gc.collect()
@@ -176,7 +174,7 @@ def main() -> None:
     collect_as_the_live_loop()
     loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
     rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
-    for _ in range(asked.repeats):  # in turns, so that whatever else the machine does meets all of them
+    for _ in range(asked.repeats):  # Run in turns, so that other load on the machine affects all of them.
         for queued, load in loads.items():
             rates[queued].append(measure(load, events=asked.events))
     for queued, load in loads.items():

@@ -1,4 +1,4 @@
-"""A manager's core without sockets: its peers' frames with their numbers, and pilots whose libraries load at once."""
+"""A manager's core without sockets, and pilots whose libraries load at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SESSION, CLIENT = "bench", ClientId("client-ab")
 
 
 class DrivenCore:
-    """`spent_s`: processor time of `Core.handle`. `held`: the calls in each library; `home`: its pilot."""
+    """`spent_s`: processor time of `Core.handle`. `held`: the calls of each library; `home`: its pilot."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -38,7 +38,6 @@ class DrivenCore:
         self._frames: Counter[str] = Counter()
 
     def join(self, *pilots: tuple[PilotId, Sequence[DeviceFacts]]) -> None:
-        """Connect the client and these pilots."""
         self.client(ClientHello(wire.VERSION, SESSION), numbered=False)
         for pilot, devices in pilots:
             self.pilot(pilot, PilotHello(wire.VERSION, SESSION, pilot, 1, tuple(devices)), numbered=False)
@@ -70,7 +69,7 @@ class DrivenCore:
                     self.start_library(command.pilot, command.message.library)
 
     def set_timer(self, timer: SetTimer) -> None:
-        """Nothing: a core without timers."""
+        """Do nothing: this core has no timers."""
 
     def run_calls(self, pilot: PilotId, order: RunCalls) -> None:  # noqa: ARG002
         self.held[order.library] += (spec.call for spec in order.calls)
@@ -80,7 +79,7 @@ class DrivenCore:
         self.pilot(pilot, LibraryReady(library, 0.1, 0.1))
 
     def end(self, library: int, count: int, *, run_s: float) -> int:
-        """End up to this many calls of a library in one frame. Return how many."""
+        """End up to `count` calls of a library in one frame. Return their number."""
         calls = self.held[library][:count]
         del self.held[library][:count]
         if calls:

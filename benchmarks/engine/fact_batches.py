@@ -1,6 +1,6 @@
-"""Calls of 1, 16 and 256 claims over one hot context: the size should not matter (13.6 % in §4.3).
+"""Calls of 1, 16 and 256 claims on one hot context: the size should not matter (the paper's §4.3: 13.6 %).
 
-Sizes take turns in one session, with a tensor batch of 1. `python -m benchmarks.engine.fact_batches` is the side.
+Sizes run in turn in one session. `python -m benchmarks.engine.fact_batches` runs it alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long the first call of a context waits, in a session of one pilot, and a whole demo: sides of `before`.
+"""The waiting time of a context's first call in a session of one pilot; `benchmarks.before` runs it.
 
-    python -m benchmarks.engine.loads cold      there is room for every context on the device
-    python -m benchmarks.engine.loads evict     there is room for one: the last one has to go first
+    python -m benchmarks.engine.loads cold      every context fits on the device
+    python -m benchmarks.engine.loads evict     one context fits: each load evicts the context before it
 
-Each context has a file of 1 MB. Prints the median as JSON, in seconds from submission to result.
+Prints the median seconds from submission to result as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def size_of(data: bytes, number: int) -> int:
 
 def first_call(folder: Path, number: int, *, evict: bool) -> float:
     whole = psutil.virtual_memory().total
-    memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # a limit: nothing takes as much
+    memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # Only a limit; no context uses this memory.
     file = folder / f"weights-{number}"
     file.write_bytes(os.urandom(FILE_BYTES))
 

@@ -1,4 +1,4 @@
-"""Hosts in separate network namespaces on one switch, each behind a link of a given speed. Needs root."""
+"""Hosts in network namespaces on one switch, each with a link of a given speed. Needs root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def why_not() -> str:
 
 
 class Network:
-    """`count` hosts, 0 the first, each with its own address and a link of `rate` (as `tc` writes it) either way."""
+    """`count` hosts from 0, each with a link of `rate` (in `tc` syntax) in both directions."""
 
     def __init__(self, count: int, *, rate: str) -> None:
         self._rate = rate

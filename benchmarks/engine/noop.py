@@ -1,9 +1,8 @@
-"""No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
+"""No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn.
 
-Stoker runs the garbage collector less often in a session, so lines show both ways for both. One line has HTEX fetch a
-thousand tasks ahead. Parsl's own log is off but for one line.
+Stoker runs the garbage collector less often in a session; lines show both with and without this change.
 
-`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
+`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` runs one side alone.
 """
 
 from __future__ import annotations
@@ -76,10 +75,13 @@ def main() -> None:
     ask.add_argument("--executor", choices=["stoker", "htex"], required=True)
     ask.add_argument("--how", choices=["app", "sequential", "map"], required=True)
     ask.add_argument("--calls", type=int, default=10_000)
-    ask.add_argument("--log", action="store_true", help="Parsl's default logging")
+    ask.add_argument("--log", action="store_true", help="use Parsl's default logging")
     ask.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
     ask.add_argument(
-        "--collector", choices=["own", "calm", "usual"], default="own", help="the executor's, Stoker's, Python's"
+        "--collector",
+        choices=["own", "calm", "usual"],
+        default="own",
+        help="garbage collector: the executor's, Stoker's, Python's",
     )
     options = ask.parse_args()
     with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
@@ -87,7 +89,7 @@ def main() -> None:
 
 
 def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
-    from stoker.manager.executor.executor import THRESHOLDS  # here, because earlier checkouts have it elsewhere
+    from stoker.manager.executor.executor import THRESHOLDS  # Earlier checkouts have THRESHOLDS elsewhere.
 
     if options.executor == "stoker":
         from stoker import StokerExecutor

@@ -1,6 +1,6 @@
-"""From `yield` in a library until the program has the piece, in milliseconds.
+"""Milliseconds from `yield` in a library until the program has the piece.
 
-`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side.
+`python -m benchmarks.engine.streams --streams N --calls N --pieces N` runs it alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
 EVERY_S = 0.02
-"""50 tokens a second."""
+"""Seconds between pieces: 50 tokens a second."""
 WARM_UP = 10
 
 

@@ -1,9 +1,9 @@
-"""No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
+"""No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn.
 
-TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default), each in the
-shape in which it was faster. It needs `ndcctools`, which conda-forge has, and its `vine_worker`.
+TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default). It needs
+`ndcctools` from conda-forge, and its `vine_worker`.
 
-`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` is the side.
+`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` runs it alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def nothing(x):  # type: ignore[no-untyped-def]  # its source travels: no names 
 def why_not() -> str:
     try:
         importlib.import_module("ndcctools.taskvine")
-        importlib.import_module("ndcctools.poncho.package_serverize")  # the parts of a library, with all its needs
+        importlib.import_module("ndcctools.poncho.package_serverize")  # Import what a library needs.
     except ImportError as error:
         return f"ndcctools does not import: {error}"
     if not worker_command():
@@ -57,11 +57,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--sequential", type=int, default=0, help="calls one after another, measured first")
+    parser.add_argument("--sequential", type=int, default=0, help="calls that are measured first, one after another")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
         found = side(options, Path(folder))
-        gc.collect()  # a manager writes its last log when it ends
+        gc.collect()  # The manager object writes its last log when it is collected.
     print(json.dumps(found))
 
 
@@ -94,7 +94,7 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     with workers(manager.port, count=options.workers, cores=options.slots, folder=folder):
         until = time.monotonic() + WARM_S
-        while len(used) < options.workers:  # a library on each worker has answered
+        while len(used) < options.workers:  # Wait until a library on each worker has answered.
             for x in range(200):
                 call(x)
             check(results(200, within_s=WARM_S), 200)
@@ -130,7 +130,7 @@ def check(got: list[Any], count: int) -> None:
 
 @contextlib.contextmanager
 def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
-    # Libraries are started as `python`: it must be this one.
+    # Libraries start as `python`, so this interpreter must come first in PATH.
     environment = {**os.environ, "PATH": path()}
     started = []
     try:

@@ -1,8 +1,7 @@
-"""The cost of turns of libraries on one device: iterations of 20 ms, computed by one, two and eight libraries.
+"""The cost of turns of libraries on one device: iterations of 20 ms by one, two and eight libraries.
 
-The cost is the excess of the whole over the iterations, in %. One library takes no lock. `--bare` is two processes that
-hand on by a datagram. `idle us` is the median wait of the device between two iterations. Each library writes what an
-engine with eight requests writes.
+The cost is the time in addition to the iterations, in %. One library takes no lock. `--bare`: two processes pass the
+turn by a datagram. `idle us`: the device's median wait between two iterations.
 
     python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
 """
@@ -55,7 +54,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def beside(side: dict[str, float]) -> float:
-    """Return the time besides the iterations, in % of them."""
     return 100 * (side["seconds"] / side["computed_s"] - 1)
 
 
@@ -109,7 +107,7 @@ def _library(number: int, folder: str, libraries: int, iterations: int, step_s: 
 
     def begin() -> None:
         now = time.monotonic()
-        turns.publish(work_of(requests, now=now, taken_up=8, mean_output=50.0))
+        turns.publish(work_of(requests, now=now, accepted_requests=8, mean_output=50.0))
         turns.begin(due_at=now + 1.0, step_s=step_s)
 
     _compute(folder, number, iterations, step_s, begin)
@@ -126,7 +124,7 @@ def _bare(number: int, folder: str, libraries: int, iterations: int, step_s: flo
         waker.sendto(b"", str(Path(folder, "waker-0")))
 
     def wake() -> None:
-        with contextlib.suppress(OSError):  # the last one: the other has ended
+        with contextlib.suppress(OSError):  # The other process has ended.
             waker.sendto(b"", following)
 
     _compute(folder, number, iterations, step_s, begin=lambda: waker.recv(1), end=wake)

@@ -1,7 +1,7 @@
-"""How soon a library can run a loader that uses torch and transformers: forked, or in a fresh interpreter.
+"""The start time of a library whose loader uses torch and transformers: forked, or in a fresh interpreter.
 
-The clock runs from the request until the loader has run a tensor operation. Both ways go through the pilot's own
-zygote, socket and library code, in turn, on one core.
+The time is from the request until the loader's first tensor operation. Both starts use the pilot's own code, in turn,
+on one core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bars of `make gpu`, computed from the numbers of a record."""
+"""The bars of `make gpu`, computed from a record."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 Numbers = dict[str, Any]
 ENGINES = ("graphs", "eager")
-"""Of Stoker's engine. A bar takes the fastest."""
+"""Stoker's engines. A bar uses the fastest engine."""
 OF_LIMIT = "of the bandwidth limit"
 OF_PINNED = "of pinned bandwidth"
 WEIGHTS_ALONE = "weights alone"
-"""Without the tokenizer, the model's structure and the start of CUDA."""
+"""Loads without the tokenizer, the model's structure and the start of CUDA."""
 FULL_OF_NONE = "full / none, inferences/s"
 MET = "objectives met, share"
 

@@ -1,8 +1,8 @@
-"""The parts of `make gpu`, in order, and how they share its 470 seconds; its two suites of tests.
+"""The parts of `make gpu` in order, how they share its 470 seconds, and its two test suites.
 
-A part may use the time until the deadline less the *typical* times of later parts, between its own typical time and its
-*limit*. A part is not reached with less than half of its typical time left, 20 s at most. Times are for one H100 or
-H200 with 16 cores.
+A part may use the time until the deadline minus the *typical* times of later parts, but at least its own typical time
+and at most its *limit*. It is skipped if less than half of its typical time is left (at most 20 s). Times are for one
+H100 or H200 with 16 cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IN_ALL_S = 470.0
 
 @dataclass(frozen=True)
 class Part:
-    """`needs`: parts that have to run before."""
+    """`needs`: parts that must run before."""
 
     title: str
     typical_s: float
@@ -66,7 +66,7 @@ _NOT = ("fails", "failed", "error")
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite: pytest's arguments. `missing`: why it cannot run. `results`: the file that it writes."""
+    """Pytest's arguments. `missing`: why the suite cannot run; `results`: its output file."""
 
     words: list[str] = field(default_factory=list)
     missing: str = ""

@@ -1,4 +1,4 @@
-"""The part of `make gpu` on texts: decode and prefill by batch, against Transformers' `generate` and vLLM.
+"""Decode and prefill by batch size, against Transformers' `generate` and vLLM.
 
 The first token takes the prefill; the mean of the other steps is the decode step. The *bandwidth limit* of a step is
 the time to read the weights, keys and values once.
@@ -21,7 +21,7 @@ from stoker import causal_lm
 BATCHES = (1, 64, 8, 256)
 PROMPT, TOKENS = (16, 4) if REHEARSAL else (128, 64)
 WAYS: dict[str, dict[str, Any]] = {"eager": {}, "graphs": {"graphs": True}}
-"""Options of `causal_lm` by way of the engine."""
+"""Options of `causal_lm` by engine mode."""
 
 
 def _prompts(batch: int, length: int, run: int) -> list[str]:
@@ -37,7 +37,7 @@ def _by_engine(llm: Any, batch: int, length: int, tokens: int, first_run: int) -
     from benchmarks.gpu.decode_parts import _prompts
 
     took = []
-    for run, wanted in enumerate((tokens, 1, tokens), start=first_run):  # the first one captures all graphs
+    for run, wanted in enumerate((tokens, 1, tokens), start=first_run):  # The first run captures all graphs.
         prompts = _prompts(batch, length, run)
         began = time.perf_counter()
         llm.generate(prompts, max_new_tokens=wanted, batch_size=batch)
@@ -94,7 +94,7 @@ def decode(answer: Answer, place: Place) -> None:
                 for batch in BATCHES:
                     call = stoker.app(context=recipe)(_by_engine)(batch, PROMPT, TOKENS, 100 * at)
                     figures.add(way, batch, *call.result(60))
-            except Exception as error:  # a way that fails costs no other its figures
+            except Exception as error:  # If one engine fails, the others still get their figures.
                 answer[f"{way}: failed"] = f"{type(error).__name__}: {error}"[:300]
             if way == "eager":
                 claims = 32 if REHEARSAL else 512
@@ -119,7 +119,7 @@ class _Figures:
         what = f"{way}, batch {batch}"
         self._answer[f"{what}: prefill, tokens/s"] = batch * PROMPT / first_s
         self._answer[f"{what}: first token, ms"] = first_s * 1e3
-        if step_s <= 0:  # other work of the machine made the shorter run the longer one
+        if step_s <= 0:  # Other work on the machine made the shorter run take longer.
             self._answer[f"{what}: decode, tokens/s"] = "not measured: longer texts took no longer than one token"
             return
         self._step_s[way, batch] = step_s

@@ -1,4 +1,4 @@
-"""Parts of `make gpu` on devices, the model's files, turns, encoders, gangs and prompt tuning."""
+"""Parts of `make gpu`: devices, model files, turns, encoders, gangs and prompt tuning."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def turns(answer: Answer, _: Place) -> None:
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
-"""Tokens of the longest text; texts of a batch and of a call."""
+"""Tokens of the longest text, texts of a batch, texts of a call."""
 _FAMILY = (32, LONGEST)
 
 
@@ -91,7 +91,7 @@ def _how(model: Any, some: list[str]) -> str:
 def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) -> float:
     app = stoker.app(context=context)(_embed)
     began = time.perf_counter()
-    hot = [calls[0], calls[-1]] * 2  # of a family, both runtimes
+    hot = [calls[0], calls[-1]] * 2  # a short and a long call, so that both runtimes of a family load
     list(stoker.map(app, hot, ordered=False))
     answer[f"{what}: until it is hot, s"] = time.perf_counter() - began
     began = time.perf_counter()
@@ -175,7 +175,7 @@ def gang(answer: Answer, place: Place) -> None:
     answer["ranks"] = {0: "on two CPU devices, Gloo", 1: "on one GPU, Gloo through host memory"}.get(
         gpus, "on two GPUs, NCCL"
     )
-    one_gpu = gpus == 1 or REHEARSAL  # a rehearsal takes the way of one GPU: two pilots
+    one_gpu = gpus == 1 or REHEARSAL  # A rehearsal runs two pilots, as on one GPU.
     count = 1 << (16 if REHEARSAL else 24 if one_gpu else 26)
     with place.session(pilots=2 if one_gpu else 1, own_scratch=one_gpu):
         for what in ("first call", "second call"):

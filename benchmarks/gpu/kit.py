@@ -1,6 +1,6 @@
 """`python benchmarks/gpu/kit.py`: wheels for a machine with GPUs and no network, into `.gpu-kit`.
 
-PyTorch and Transformers must be there already, and large packages that such machines have (pyarrow, numpy).
+The machine must have PyTorch, Transformers, pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def pins() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default="3.12", help="the Python there [%(default)s]")
-    parser.add_argument("--machine", default="x86_64", help="its processor [%(default)s]")
+    parser.add_argument("--python", default="3.12", help="Python version of the GPU machine [%(default)s]")
+    parser.add_argument("--machine", default="x86_64", help="processor of the GPU machine [%(default)s]")
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-kit")
     asked = parser.parse_args()
     known = pins()
@@ -47,7 +47,7 @@ def main() -> int:
     size = sum(file.stat().st_size for file in asked.out.glob("*.whl"))
     print(f"{asked.out}: {len(list(asked.out.glob('*.whl')))} wheels for Python {asked.python}, {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
-        print(f"more than {MOST_BYTES >> 20} MiB: leave something out", file=sys.stderr)
+        print(f"the wheels have more than {MOST_BYTES >> 20} MiB: remove packages", file=sys.stderr)
     return code or int(size > MOST_BYTES)
 
 

@@ -1,7 +1,7 @@
 """Parts of `make gpu` on awareness and loads.
 
-Loads of `load`, but those from a peer, run in one session with a warm zygote. Recipes differ in `threads`, so each load
-gets its own library.
+Loads, except those from a peer, run in one session with a warm zygote. Recipes differ in `threads`, so each load gets
+its own library.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Loads:
     def _page_cache(self, what: str, look: Callable[[], float]) -> None:
         try:
             self._answer[what] = 100 * look()
-        except OSError as error:  # some kernels do not tell
+        except OSError as error:  # Some kernels do not report this.
             self._answer[what] = f"not known: {error}"
 
     def host_memory(self, source: Path) -> None:

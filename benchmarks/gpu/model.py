@@ -1,4 +1,4 @@
-"""Language models with random weights in usual shapes, and a tokenizer of bytes."""
+"""Language models with random weights in usual shapes, and a byte tokenizer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a Llama."""
-
     layers: int
     hidden: int
     inner: int
@@ -28,16 +26,14 @@ class Shape:
 
 
 SMOLLM2 = Shape(layers=24, hidden=2048, inner=8192, heads=32, kv_heads=32)
-"""SmolLM2-1.7B's."""
 TINYLLAMA = Shape(layers=22, hidden=2048, inner=5632, heads=32, kv_heads=4, vocabulary=32000)
-"""TinyLlama-1.1B's, with tied embeddings."""
+"""The shape of TinyLlama-1.1B, with tied embeddings."""
 LLAMA_3B = Shape(layers=28, hidden=3072, inner=8192, heads=24, kv_heads=8)
-"""Llama-3.2-3B's with a smaller vocabulary."""
+"""The shape of Llama-3.2-3B, with a smaller vocabulary."""
 TINY = Shape(layers=2, hidden=256, inner=1024, heads=4, kv_heads=4, vocabulary=512)
 
 
 def tokenizer(vocabulary: int) -> Any:
-    """Return a tokenizer with a token for each byte; no token ends a text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*letters, *(f"Ġ{number}" for number in range(vocabulary - len(letters)))]
     found = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))

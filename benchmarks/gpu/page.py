@@ -1,4 +1,4 @@
-"""The record of `make gpu` as a page."""
+"""Write the record of `make gpu` as a page."""
 
 from __future__ import annotations
 

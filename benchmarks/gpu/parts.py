@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.parts PART ANSWER`: one part of `make gpu`. It writes each number into ANSWER at once."""
+"""`python -m benchmarks.gpu.parts PART ANSWER`: run one part; write each number to ANSWER at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {
     "decode": "decode_parts", "slinfer": "slinfer_parts", "encoder": "device_parts",
     "tune": "device_parts", "gang": "device_parts",
 }  # fmt: skip
-"""The module of each part; its function has the part's name."""
+"""The module of each part. Its function has the part's name."""
 
 
 def function_of(part: str) -> Callable[[Answer, Place], None]:
@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument("answer", type=Path)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="how long the part may take")
+    parser.add_argument("--seconds", type=float, required=True, help="time limit of the part, in seconds")
     asked = parser.parse_args()
     if not REHEARSAL and asked.part != "gang":
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # figures are of one device
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # Figures are for one device.
     signal.signal(signal.SIGTERM, _stop)
     function_of(asked.part)(Answer(asked.answer), Place(asked.work, asked.seconds))
 

@@ -1,4 +1,4 @@
-"""The place of a part of `make gpu`: its folder, site file, numbers and clock, and the page cache."""
+"""The folder, site file, numbers and clock of a part of `make gpu`, and the page cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ name = "{policy}"
 def write_site(
     file: Path, *, devices: str, pilots: int = 1, policy: str = "default", own_scratch: Path | None = None
 ) -> Path:
-    """Write a site file. `own_scratch`: each pilot gets its own folder below this one."""
+    """Write a site file. `own_scratch`: the parent of each pilot's scratch folder."""
     provider = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
     file.write_text(
         _SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider if own_scratch else "")
@@ -56,7 +56,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def drop(files: Iterable[Path]) -> float:
-    """Ask the kernel to drop these files. Return the share that it still holds."""
+    """Ask the kernel to drop files from its page cache. Return the share that it keeps."""
     files = list(files)
     for file in files:
         with file.open("rb") as opened:
@@ -117,7 +117,7 @@ class Answer:
 
 
 class Place:
-    """The folder of a run, and the seconds of a part."""
+    """A run's folder, and a part's time limit."""
 
     def __init__(self, work: Path, seconds: float) -> None:
         self.work = work

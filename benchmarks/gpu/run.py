@@ -1,6 +1,6 @@
-"""`python benchmarks/gpu/run.py`: runs the parts of `make gpu`, and writes a record (JSON) and a page (Markdown).
+"""`python benchmarks/gpu/run.py`: run the parts of `make gpu`; write a record (JSON) and a page (Markdown).
 
-Needs the standard library only, and installs missing packages from `.gpu-kit`. The record is replaced every second.
+It needs only the standard library, and installs missing packages from `.gpu-kit`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)} [all]")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu")
     parser.add_argument("--kit", type=Path, default=ROOT / ".gpu-kit", help="wheels to install from")
-    parser.add_argument("--commit", default="", help="of the sources, if they have no repository here")
-    parser.add_argument("--rehearse", action="store_true", help="on CPUs, with tiny models")
+    parser.add_argument("--commit", default="", help="commit of the sources, if this is not a repository")
+    parser.add_argument("--rehearse", action="store_true", help="run on CPUs, with tiny models")
     asked = parser.parse_args()
     unknown = [name for name in asked.parts if name not in PARTS]
     if unknown:
@@ -67,7 +67,7 @@ class Run:
         self.ends_at = self.began + IN_ALL_S
         for folder in (self.out / "logs", self.work):
             folder.mkdir(parents=True, exist_ok=True)
-        for name in PARTS:  # parts read each other's numbers, of this run only
+        for name in PARTS:  # Parts may read each other's numbers, but only from this run.
             (self.work / f"{name}.json").unlink(missing_ok=True)
         self.record: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -94,7 +94,7 @@ class Run:
         self._write()
         try:
             status, why, numbers = work()
-        except Exception as error:  # the next part may well work
+        except Exception as error:  # The next part may work.
             status, why, numbers = "failed", f"{type(error).__name__}: {error}", part["numbers"]
         part |= {"status": status, "why": why, "numbers": numbers, "seconds": time.monotonic() - began}
         self._write()
@@ -170,7 +170,7 @@ class Run:
         if suite.missing:
             return "failed", suite.missing, {}
         log = self.out / "logs" / f"{name}.log"
-        # Over the stand-in for a driver tests would prove nothing: rehearsed, they find no GPU.
+        # With the stand-in driver GPU tests would prove nothing. In a rehearsal they find no GPU.
         plain = {key: value for key, value in self.environ.items() if key != "STANDIN_NVML"}
         places = plain["PYTHONPATH"].split(os.pathsep)
         plain["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.endswith("tests/driver"))

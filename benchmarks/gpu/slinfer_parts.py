@@ -1,8 +1,8 @@
-"""The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
+"""The policy part of `make gpu`: 8 models of 1 to 3 B, under `slinfer` and alone on the device (`exclusive`).
 
-Requests and clients are those of benchmarks/live_models. A token is due 0.5 s after the request or 0.25 s after the
-last one (SLINFER §IX-A, rounded); a load gives no grace. Slinfer starts with all models loaded, exclusive with the
-first. Eight contexts share the files of three models.
+Requests and clients are those of benchmarks/live_models. A token is due 0.5 s after the request, or 0.25 s after the
+last token (SLINFER §IX-A, rounded); a load gives no grace. Slinfer starts with all models loaded, exclusive with one
+model.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
 RATE = 2.0 if REHEARSAL else 4.0
 LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
-"""Before the trace of the second side, and for open texts at a trace's end."""
+"""Seconds before the second side's trace, and for open texts after a trace."""
 CACHE_BYTES = 4 * 10**9
 POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
-"""`patient` is slinfer whose instances stay, as under exclusive."""
+"""`patient` is slinfer that keeps its instances, as exclusive does."""
 
 
 class _Models(Live):
@@ -128,7 +128,6 @@ class _Watch:
         self._thread.join(10.0)
 
     def means(self) -> list[float]:
-        """Return the mean numbers of used devices and of libraries."""
         return [sum(each[place] for each in self._seen) / max(1, len(self._seen)) for place in (0, 1)]
 
     def _look(self) -> None:

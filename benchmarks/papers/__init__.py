@@ -1,1 +1,1 @@
-"""Evaluations of five papers in the simulator, one folder each; `docs/reproduction` has the pages."""
+"""Evaluations of five papers in the simulator. The pages are in `docs/reproduction`."""

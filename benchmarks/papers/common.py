@@ -1,6 +1,6 @@
-"""Shared by the papers' evaluations: options, exit status, processes, kept results and pages.
+"""Shared parts of the papers' evaluations: options, exit status, processes, stored results and pages.
 
-A result is kept by its case, with the release that computed it: a release runs each case once.
+A case runs once per release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ U = TypeVar("U")
 def number(*, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is wanted")
+            raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is needed")
         return int(text)
 
     return read
@@ -42,9 +42,9 @@ def number(*, most: int) -> Callable[[str], int]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "out": {"type": Path, "help": "folder for page and records [docs/reproduction]"},
     "jobs": {"type": number(most=1000), "default": os.cpu_count() or 1, "help": "processes [all cores]"},
-    "skip": {"action": "store_true", "help": "exit with 0 where the data is not there"},
+    "skip": {"action": "store_true", "help": "exit with 0 if the data is missing"},
     "page-only": {"action": "store_true", "help": "write the page again from the record"},
-    "quick": {"action": "store_true", "help": "a short look; wants --out"},
+    "quick": {"action": "store_true", "help": "a short run; needs --out"},
 }
 
 
@@ -59,7 +59,7 @@ def options(paper: str, about: str | None, **own: dict[str, Any] | None) -> argp
 def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     asked = ask.parse_args(arguments)
     if getattr(asked, "quick", False) and asked.out is None and getattr(asked, "table", True):
-        ask.error("--quick wants --out: what it writes must not replace the whole page")
+        ask.error("--quick needs --out: its page must not replace the whole page")
     asked.out = asked.out or Path("docs/reproduction")
     if asked.out.exists() and not asked.out.is_dir():
         ask.error(f"--out {asked.out}: not a folder")
@@ -67,7 +67,7 @@ def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argpars
 
 
 def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
-    """Run an evaluation. Return its status, 1 if it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
+    """Run an evaluation. Return its status: 1 if it fails, 130 after Ctrl-C, 2 without data (0 with `skip`)."""
     if missing:
         say(f"{missing}: the evaluation is skipped")
         return 0 if skip else 2
@@ -100,7 +100,7 @@ def progress(what: str) -> Callable[[int, int], None]:
 
 
 def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
-    """Call `do` for each task in up to `jobs` processes. Yield place and result as they are done."""
+    """Call `do` for each task in up to `jobs` processes. Yield index and result of each."""
     if jobs <= 1 or len(todo) <= 1:
         yield from ((place, do(task)) for place, task in enumerate(todo))
         return
@@ -113,7 +113,7 @@ def _placed(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int,
 
 
 def read_results(path: Path, kind: type[T]) -> T | None:
-    """Return the content of a file, None without a file. Raises ValueError for another file."""
+    """Return the content of a file, or None. Raises ValueError for another format."""
     if not path.is_file():
         return None
     try:
@@ -137,7 +137,7 @@ def _name(case: Any) -> str:
 
 
 def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
-    """Write a JSON object with a line for each part, and for each of its `runs`."""
+    """Write a JSON object with one line for each part, and for each of its `runs`."""
     lines = [
         b'"%s": %s' % (name.encode(), b"[\n%s]" % rows(part) if name == "runs" else msgspec.json.encode(part))
         for name, part in parts.items()
@@ -146,7 +146,7 @@ def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
 
 
 class Store(Generic[T, U]):
-    """Results by case, which has a name; a result has a case and a release. `write` is called after each new one."""
+    """Results by name of case. `write` is called after each new result."""
 
     def __init__(self, found: Iterable[U], *, write: Callable[[], None]) -> None:
         self.found: dict[str, Any] = {result.case.name: result for result in list[Any](found)}
@@ -180,7 +180,7 @@ class Store(Generic[T, U]):
 
 WIDTH = 120
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"
-"""Code between backquotes is not broken: `_KEPT` stands for its spaces meanwhile."""
+"""Code between backquotes is not wrapped: `_KEPT` replaces its spaces."""
 
 
 def write_page(path: Path, text: str) -> None:
@@ -189,7 +189,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def page(template: Path, **values: Any) -> str:
-    """Return a template with its values; paragraphs that start with a pilcrow are filled."""
+    """Return a template with its values; wrap paragraphs that start with a pilcrow."""
     blocks = template.read_text().format(**values).split("\n\n")
     return "\n\n".join(paragraph(block[2:]) if block.startswith("¶ ") else block for block in blocks)
 

@@ -1,1 +1,1 @@
-"""Losses, kills, damage and outages, and how soon work continues."""
+"""Losses, kills, damage and outages, and the time to recover."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.reliability.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
 
-A library is ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones
-are held until SIGUSR1. It prints, as JSON, the calls it was given, and those given again after they had ended.
+With `--hold-after N` only the first N calls end; later calls wait for SIGUSR1. Prints as JSON the number of received
+calls, and of calls received again after their end.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FakePilot:
             )
         )
         self.libraries: dict[LibraryId, dict[CallId, None]] = {}
-        """The calls in each; the first one runs."""
+        """The calls of each library; the first one runs."""
         self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
         self.outbox = Outbox()
         self.frame: list[FromPilot] = []
@@ -212,7 +212,7 @@ def main() -> None:
     context: zmq.Context[Any] = zmq.Context()
     context.max_sockets = 3 * asked.pilots + 100
     folder = SessionFolder(asked.session)
-    if not folder.key_file("pilot").exists():  # these pilots are of no block
+    if not folder.key_file("pilot").exists():  # These pilots have no block.
         folder.write_key("pilot", KeyPair(*(key.decode() for key in zmq.curve_keypair())))
     pilots = [
         FakePilot(context, folder, f"fake-{number}", devices=asked.devices, ledger=ledger)
@@ -236,10 +236,10 @@ def main() -> None:
 
 
 def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -> None:
-    """Serve until every pilot was told to go, or the manager is away for a minute.
+    """Serve until every pilot must exit, or the manager is away for a minute.
 
-    One edge-triggered epoll has all sockets, since ZeroMQ's poller looks at every socket each time. So a socket is
-    emptied whenever it was used.
+    ZeroMQ's poller checks every socket each time, so we use one edge-triggered epoll. Each use must therefore empty the
+    socket.
     """
     waits = select.epoll()
     by_number: dict[int, FakePilot] = {}

@@ -1,7 +1,7 @@
 """`python -m benchmarks.reliability.fuzz`: damaged inputs for every reader of bytes, and random events for the cores.
 
-A reader may raise only the errors that it declares; no input may take long; memory has a limit. Finds go to a file with
-their seeds; `--again FILE` reads it again. Exit status: 0 if there was none.
+A reader may raise only its declared errors, within time and memory limits. A file records failures with their seeds;
+`--again FILE` repeats them. Exit status: 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
-"""Inputs for each new core."""
+"""One new core gets random events per this number of damaged inputs."""
 
 
 def fuzz(
     readers: Sequence[Target], *, count: int, seed: int, found: Callable[[dict[str, Any]], None],
     told: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[int]]:  # fmt: skip
-    """Give `count` damaged inputs to the readers. Return for each: inputs, refusals, and the longest time in
-    microseconds.
+    """Give `count` damaged inputs to the readers. Return for each reader: inputs, refusals, and maximum microseconds.
 
-    `found` gets each input that raised an undeclared error or took too long.
+    `found` gets each failed input.
     """
     chance = random.Random(seed)
     deck = [reader for reader in readers for _ in range(reader.share)]
@@ -101,15 +100,13 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000_000, help="inputs in all (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="where chance begins (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=10_000_000, help="inputs in all [%(default)s]")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random inputs [%(default)s]")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default="", metavar="TEXT", help="readers whose name has this in it")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="a real session's journal, to be damaged as well")
-    parser.add_argument("--found", type=Path, default=Path("fuzz-found.jsonl"), help="where finds are written")
-    parser.add_argument(
-        "--again", type=Path, metavar="FILE", help="read the finds of this file once more, and no others"
-    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="only readers whose name contains TEXT")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="journal of a real session, to damage as well")
+    parser.add_argument("--found", type=Path, default=Path("fuzz-found.jsonl"), help="file for finds [%(default)s]")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="read only the finds of this file again")
     asked = parser.parse_args(arguments)
     if asked.again is not None:
         return _again(asked)
@@ -142,7 +139,7 @@ def _listen(
     while left and (any(worker.is_alive() for worker in workers) or not say.empty()):
         try:
             said = say.get(timeout=1.0)
-        except Exception:  # nothing came
+        except Exception:  # No message arrived.
             continue
         if isinstance(said, dict):
             finds += 1

@@ -1,7 +1,7 @@
 """Random events for a pilot's core, and for pure parts of the manager and the pilot.
 
-The core raises nothing, its memory adds up, and each call leaves once. The parts raise what they declare, have then
-changed nothing, and their books add up.
+The core must raise nothing, its memory counts must add up, and each call must leave it once. The parts raise only
+declared errors, and an error leaves their state unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Life:
         self.now = 0.0
         self.fresh = 0
         self.sent: Counter[int] = Counter()
-        """How often each call was given to the pilot, less how often it left."""
+        """Times that each call was given to the pilot, minus times that it left."""
 
     def live(self, count: int) -> None:
         self.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
@@ -156,7 +156,7 @@ class _Life:
         if chance.random() < 0.05:
             return chance.choice((
                 events.ManagerAway(1e9), events.WalltimeKnown(0.0), events.Signalled("it got SIGTERM"),
-                events.Unfit("its scratch folder is gone", LossReason.SCRATCH_GONE),
+                events.ResourceLost("its scratch folder is gone", LossReason.SCRATCH_GONE),
             ))  # fmt: skip
         return chance.choice((
             events.HelloDue(events.UnacknowledgedFacts(), 0, ()), events.ManagerAway(1.0), events.WalltimeKnown(1e6),

@@ -1,4 +1,4 @@
-"""Every reader of bytes for the fuzzers: messages between processes, and files of a session."""
+"""Every reader of bytes: messages between processes, and files of a session."""
 
 from __future__ import annotations
 

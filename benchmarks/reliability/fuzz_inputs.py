@@ -1,7 +1,7 @@
-"""Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones.
+"""Valid inputs for the fuzzers, made from message types, and damaged ones.
 
-Noise is refused by its first byte, so a damaged input is a right one with bytes flipped, cut, repeated, taken from
-another, or replaced by inputs that decoders find hard.
+A reader refuses noise by its first byte. So a damaged input is a valid input with bytes flipped, cut, repeated, or
+replaced.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def value_of(kind: Any, chance: random.Random) -> Any:
 
 
 class Values:
-    """Random values of types. Values deep inside are small. A subclass may look at the `name` of a field."""
+    """Random values of types, smaller in deeper fields."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -151,7 +151,7 @@ class Values:
         for _ in range(20):
             try:
                 return cls(**{field.name: self.value(field.type, field.name, depth + 1) for field in wanted})
-            except (ValueError, TypeError):  # a check of several fields
+            except (ValueError, TypeError):  # A check of several fields failed.
                 wanted = [field for field in fields if field.required]
         raise ValueError(f"no value of {cls.__name__} passes its own checks")
 
@@ -170,8 +170,9 @@ Errors = tuple[type[BaseException], ...]
 
 
 class Target:
-    """One reader: `read` may raise `declared` errors only. `complete`: right inputs are read without an error. `share`:
-    inputs for each one of the others."""
+    """A reader; `read` may raise only `declared` errors. `complete`: it reads valid inputs. `share`: its relative
+    number of inputs.
+    """
 
     def __init__(
         self, name: str, *, read: Callable[[bytes], object], declared: Errors, right: list[bytes], share: int = 1,

@@ -1,6 +1,6 @@
-"""Random events with values of any kind: the manager's core takes each of them without raising.
+"""Random events with any values for the manager's core, which must raise nothing.
 
-Most peers and numbers are known to the core, so that events reach deep.
+Most events name peers and numbers that the core knows, so they pass its first checks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TEXTS = (
 
 
 class Fuzzer(Values):
-    """In one message of three a number is any number."""
+    """In a third of messages, integers are arbitrary."""
 
     def __init__(self, chance: random.Random, core: Core) -> None:
         super().__init__(chance)
@@ -192,7 +192,7 @@ class Session:
 
 
 def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Give a core `events` random events. Errors get a note of the event."""
+    """Give a core `events` random events."""
     session = Session(chance)
     for number in range(events):
         event = session.step()

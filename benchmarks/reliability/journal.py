@@ -1,10 +1,10 @@
-"""The cost of the journal: coming back after a long past, its size, and syncing it in groups.
+"""The cost of the journal: recovery from long journals, their size, and group sync.
 
-A past is written as a live manager writes it (core, journal, compaction), and a real manager comes back from it.
+A real manager recovers from a journal written as by a live manager.
 
     python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
-    python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
-    python -m benchmarks.reliability.journal map --sync true  calls/s of a program, synced in groups or not
+    python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 open calls
+    python -m benchmarks.reliability.journal map --sync true  calls/s of a program, with or without group sync
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One pilot of two is killed, or frozen, while it runs a call; prints seconds until the call runs on the other.
+"""One pilot of two is killed or frozen during a call; prints seconds until the call runs on the other pilot.
 
 python -m benchmarks.reliability.lost_pilot killed
 """

@@ -1,7 +1,7 @@
-"""Calls over pilots in the preemptible partition of a real Slurm, while every five seconds one of them is pushed aside.
+"""Calls on preemptible pilots of a real Slurm, which preempts one pilot every five seconds.
 
-*Goodput* is the time that the calls take by themselves divided by the pilot-seconds from each pilot's arrival to its
-end, up to the last result. The side fails unless each call has one right result.
+*Goodput* is the calls' own time divided by the pilot-seconds up to the last result. The side fails unless each call has
+one right result.
 
 `python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints one run as JSON; `tests` must be on
 PYTHONPATH.

@@ -1,4 +1,4 @@
-"""A live manager under load: thousands of connected pilots that run nothing, and its own violent death.
+"""A live manager with thousands of connected pilots that run nothing, under load and after kill -9.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
 python -m benchmarks.reliability.recovery restart                 seconds from kill -9 until it works again
@@ -161,7 +161,7 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
     world = World(folder, pilots=pilots, devices=2)
     joined = psutil.Process(world.manager.pid).memory_info().rss
     warm = Counter()
-    world.submit(20 * pilots + 2000, warm)  # every library has been sent the function and has run it
+    world.submit(20 * pilots + 2000, warm)  # Every library has received and run the function.
     warm.wait(20 * pilots + 2000)
     counter = Counter()
     before, began = psutil.Process(world.manager.pid).cpu_times(), time.perf_counter()
@@ -195,7 +195,7 @@ def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict
     _until(lambda: len([p for p in world.status().pilots if p.state == "here"]) == running // 2, "pilots are back")
     back = time.perf_counter() - began
     world.pilots.send_signal(signal.SIGUSR1)
-    counter.wait(done + 2 * running)  # more than were running: queued ones have been given out and have ended
+    counter.wait(done + 2 * running)  # more calls than ran before, so queued calls ran too
     at_work = time.perf_counter() - began
     counter.wait(total)
     found = world.end()

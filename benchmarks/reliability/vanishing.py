@@ -1,9 +1,9 @@
-"""Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
+"""Pilots are killed one by one until none is left (Pervasive Context Management §4.4).
 
 The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
-partial ones (Figure 8). Here 20 pilots sleep: a call takes 5 s, a load 0.8 of that (as Figure 6 implies), and one pilot
-is killed every 8 s from the 40th second on. The ratio follows from these lengths, so it has no bar. The bar is that no
-call ends with an error.
+partial ones (Figure 8). Here a call takes 5 s, a load 0.8 of a call (as Figure 6 implies), and one of 20 pilots is
+killed every 8 s from the 40th second on. These lengths decide the ratio, so it has no bar. The bar is that no call
+fails.
 
     python -m benchmarks.reliability.vanishing full|disk
 """
@@ -60,7 +60,8 @@ def main() -> None:
             pilots = _wait_for_pilots(session, asked.pilots, folder)
             device = session.status().pilots[0].devices[0]
 
-            # One at a time on a device, as on the paper's GPUs: else the next load hides behind the call that runs.
+            # Only one context fits on a device, as on the paper's GPUs. Otherwise the next load overlaps with a running
+            # call.
             @stoker.context(memory=f"{int(0.6 * device.memory_bytes)} B", awareness=Awareness(asked.awareness))
             def model() -> float:
                 time.sleep(load_s)
@@ -78,7 +79,7 @@ def main() -> None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     pilot.kill()
             time.sleep(asked.every_s)
-            ended = [future for future in futures if future.done()]  # the others wait for a pilot still
+            ended = [future for future in futures if future.done()]  # The other calls still wait for a pilot.
             failed = sum(future.exception() is not None for future in ended)
             done = len(ended) - failed
         finally:

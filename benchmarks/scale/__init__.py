@@ -1,1 +1,1 @@
-"""The simulator, and decisions at the size of a large cluster."""
+"""The simulator, and decisions for a large cluster."""

@@ -1,8 +1,8 @@
-"""How well the simulator knows this machine: fact verification, live and simulated.
+"""The simulator's error: fact verification on this machine, live and simulated.
 
-Each run is a fresh session of `stoker run fact_verification`. Its journal gives what loads and calls took; the same
-policies are simulated in that world under several seeds. The error is of the median simulated makespan. A second line
-forecasts each run from the run before; last, with peft, tuning jobs (`tuning_times`).
+Each run is a fresh session of `stoker run fact_verification`. A world is calibrated from its journal, and simulated
+with several seeds. The error is that of the median simulated makespan against the live one. Another line forecasts each
+run from the previous run. With peft, more lines forecast tuning jobs (`tuning_times`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How fast the simulator is: the deployed cores in virtual time, each case in a fresh process, processor time.
+"""The simulator's speed: the deployed cores in virtual time, each case in a fresh process, by processor time.
 
-An event of the manager's core is a call that arrives or ends; of a pilot's, one that comes to a library or ends there.
+An event is a call's arrival or end, at the manager's core or in a pilot's library.
 
 `python -m benchmarks.scale.simulator CASE [--quick]` prints a case's figures as JSON.
 """
@@ -108,7 +108,7 @@ def main() -> None:
     found = {
         "spent_s": spent_s,
         "calls": outcome.calls,
-        "events": outcome.core_events + outcome.calls - 1,  # the ends of a sweep arrive in one
+        "events": outcome.core_events + outcome.calls - 1,  # All calls of a sweep arrive in one event.
         "pilot_events": 2 * (outcome.calls + outcome.rerun_calls),
         "virtual_s": outcome.ended_at,
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
@@ -124,7 +124,7 @@ def steady(part: int) -> Simulation:
 
 
 def opportunistic(part: int) -> Simulation:
-    """150,000 inferences on a pool that grows to 186 GPUs and loses and gets some all the time."""
+    """Simulate 150,000 inferences on a pool of up to 186 GPUs that keeps losing and gaining GPUs."""
     steps = [(0.0, 20), *((10.0 + 5.0 * n, min(186, 20 + 10 * n)) for n in range(1, 18))]
     steps += [(120.0 + 20.0 * n, 186 - 12 * (n % 2)) for n in range(100)]
     pool = _pool(186, capacity=tuple(steps))
@@ -136,7 +136,7 @@ def million(part: int) -> Simulation:
 
 
 def short(part: int) -> Simulation:
-    delays = Delays(frame_s=Duration(0.0125))  # the dispatch policy's estimate of a frame at this rate
+    delays = Delays(frame_s=Duration(0.0125))  # The dispatch policy's estimate of a frame at this rate.
     world = _world(200, item_s=0.005, delays=delays)
     return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 

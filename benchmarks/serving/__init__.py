@@ -1,1 +1,1 @@
-"""Serving models: gateways, engines, batches, switches between models."""
+"""Serving: gateways, engines, batches, switches between models."""

@@ -1,9 +1,8 @@
-"""Embedding many short texts: Stoker's `encoder` in a session, against padding to the maximum and a script that sorts.
+"""Embedding many short texts: Stoker's `encoder` in a session, against a sorting script and padding to the maximum.
 
 Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal. The model has
-all-MiniLM-L6-v2's shape and random weights. Sides are timed from the first text to the last vector. *Sorted*: by
-length, in batches of 32 padded to the longest; with two threads or as two processes, whichever is faster. *Padded*:
-each text to 512 tokens.
+all-MiniLM-L6-v2's shape and random weights. *Sorted*: by length, in batches of 32 padded to the longest, with two
+threads or two processes (the faster one counts). *Padded*: each text to 512 tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def lengths(count: int) -> list[int]:
             known = [int(row[0]) for row in list(csv.reader(file))[1:]]
         drawn = chance.sample(known, count)
     else:
-        width = math.log(P98 / MEDIAN) / 2.0537  # the 98th percentile of the normal distribution
+        width = math.log(P98 / MEDIAN) / 2.0537  # The 98th percentile of the normal distribution.
         drawn = [round(chance.lognormvariate(math.log(MEDIAN), width)) for _ in range(count)]
     return [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
 

@@ -1,9 +1,9 @@
-"""Engines compared: a sweep of mixed output lengths (8 to 128 new tokens, SmolLM2, bfloat16), tokens a second.
+"""Engines compared: a sweep of mixed output lengths (8 to 128 new tokens, SmolLM2, bfloat16), in tokens a second.
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 
-Each round runs every side once, in a fresh process. `--vllm` is an interpreter with vLLM; `--before` a checkout of the
-last commit without engines. A side that cannot run says why.
+Each round runs every side once. `--vllm`: an interpreter with vLLM. `--before`: a checkout of the last commit without
+engines.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _CONVERT = (
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--vllm", default="", help="the interpreter of an environment with vLLM")
-    ask.add_argument(
-        "--before", type=Path, help="a checkout of commit b84f3cd with its .venv, the last without engines"
-    )
+    ask.add_argument("--vllm", default="", help="interpreter of an environment with vLLM")
+    ask.add_argument("--before", type=Path, help="checkout of commit b84f3cd (the last without engines) with its .venv")
     ask.add_argument("--rounds", type=int, default=3)
     ask.add_argument("--requests", type=int, default=96)
-    ask.add_argument("--rows", type=int, nargs="+", default=[16, 32, 64], help="of the static batch; the best counts")
-    ask.add_argument("--model", default="", help="a folder of safetensors [SmolLM2-135M, which the demo ships]")
+    ask.add_argument(
+        "--rows", type=int, nargs="+", default=[16, 32, 64], help="rows of the static batch; the best result counts"
+    )
+    ask.add_argument("--model", default="", help="folder of safetensors [the shipped SmolLM2-135M]")
     ask.add_argument("--skip", nargs="*", default=[], choices=TITLES, help="sides to leave out")
-    ask.add_argument("--json", type=Path, help="every number, into this file")
+    ask.add_argument("--json", type=Path, help="file for all numbers")
     asked = ask.parse_args()
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
         found, reasons, loads = _measure(asked, asked.model or _converted(folder))

@@ -1,8 +1,8 @@
-"""One engine writes a sweep of mixed output lengths with SmolLM2 in bfloat16; prints JSON: new tokens and seconds.
+"""One engine writes a sweep of mixed output lengths; prints new tokens and seconds as JSON.
 
     python -m benchmarks.serving.engines_side continuous --model FOLDER --requests 96
 
-Requests are claims of the fact verification demo, each with a number of new tokens that is always reached.
+Requests are claims of the fact verification demo, each with a fixed number of new tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 Requests = list[tuple[str, int]]
 Write = Callable[[Requests], int]
-"""Writes requests and returns the number of tokens."""
+"""Write the texts of requests; return the number of tokens."""
 _WARM_UP = 4
 
 
@@ -33,10 +33,10 @@ def requests_of(count: int) -> Requests:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("engine", choices=SIDES)
-    ask.add_argument("--model", default="", help="a folder of safetensors")
+    ask.add_argument("--model", default="", help="folder of safetensors")
     ask.add_argument("--requests", type=int, default=96)
-    ask.add_argument("--rows", type=int, default=32, help="of a static batch")
-    ask.add_argument("--eager", action="store_true", help="of vLLM in a script: without torch.compile")
+    ask.add_argument("--rows", type=int, default=32, help="rows of a static batch")
+    ask.add_argument("--eager", action="store_true", help="run vLLM in a script without torch.compile")
     asked = ask.parse_args()
     write = SIDES[asked.engine](asked)
     requests = requests_of(asked.requests)
@@ -111,7 +111,7 @@ def _before(asked: argparse.Namespace) -> Write:
             group = requests[begin : begin + asked.rows]
             longest = max(most for _, most in group)
             model.generate([prompt for prompt, _ in group], max_new_tokens=longest, batch_size=asked.rows)
-        return sum(most for _, most in requests)  # the requested number: the rest of a group's tokens is not used
+        return sum(most for _, most in requests)  # Count the requested tokens: a group's further tokens are not used.
 
     return write
 

@@ -1,9 +1,8 @@
-"""The time that a gateway adds to the first token, at many streams at once (bars: 5 ms at p50, 20 ms at p99).
+"""A gateway's extra time to the first token, with many concurrent streams (bars: 5 ms at p50, 20 ms at p99).
 
     python -m benchmarks.serving.gateway --pairs 3 --streams 200
-    python -m benchmarks.serving.gateway --pairs 1 --streams 100 200 400 800
 
-Each pair runs both sides of `gateway_side.py`; a model that costs nothing writes 20 tokens a second.
+Each pair runs both sides of `gateway_side.py`. A model without computation writes 20 tokens a second.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Load on a gateway by Locust, which is no dependency of this project.
+"""Load on a gateway by Locust, which this project does not depend on.
 
     python -m venv locust && locust/bin/pip install locust
     locust/bin/locust -f benchmarks/serving/gateway_locust.py --headless -u 50 -r 10 -t 60s -H http://127.0.0.1:8000
 
-The models are the first two of /v1/models: one that writes, and one that embeds. A stream fails if it does not end.
+/v1/models must list a language model first, then an encoder.
 """
 
 from __future__ import annotations

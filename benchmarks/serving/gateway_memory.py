@@ -1,9 +1,8 @@
-"""Whether a gateway's memory stays flat over many requests (100,000 of them).
+"""A gateway's memory over many requests.
 
     python -m benchmarks.serving.gateway_memory --requests 100000
 
-Of ten requests eight are whole streams, one is a stream whose client goes, one is refused. Prints the resident memory
-of each process.
+Of ten requests eight are whole streams, one client disconnects, and one request is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from benchmarks.serving.gateway_side import REQUEST, memory_bytes
 
 TOKENS = 4
 SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the requests after which memory is shown."""
+"""Shares of the requests after which to print memory."""
 
 
 def request_of(number: int) -> bytes:
@@ -47,7 +46,7 @@ async def client(port: int, numbers: Callable[[], int | None], over: Callable[[]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         else:
             text = await reader.readuntil(b"data: [DONE]\n\n")
-            assert text.count(b'"content":"') == TOKENS + 1, text  # the first chunk bears the role
+            assert text.count(b'"content":"') == TOKENS + 1, text  # The first chunk has the role.
             await reader.readuntil(b"0\r\n\r\n")
         over()
     writer.close()

@@ -1,9 +1,9 @@
-"""A side of `benchmarks.serving.gateway`: many streams of a model that costs nothing and writes at a fixed pace.
+"""A side of `benchmarks.serving.gateway`: many streams of a model that writes at a fixed pace without computation.
 
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 
-`direct`: in the session itself. `gateway`: over HTTP from another process. Prints, of all but the first round, times to
-the first token (ms), how much longer than their pace streams took, processor time a token, and the gateway's memory.
+`direct`: in the session itself. `gateway`: over HTTP from another process. Prints, for all but the first round: times
+to the first token (ms), delay beyond the pace, processor time per token, and the gateway's memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cpu_seconds() -> dict[str, float]:
     for part, process in _processes():
         try:
             times = process.cpu_times()
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # The process has just ended.
             continue
         found[part] += times.user + times.system
     return dict(found)
@@ -73,7 +73,7 @@ def _processes() -> Iterator[tuple[str, psutil.Process]]:
                 or any(here in " ".join(each.cmdline()) for each in process.parents())
             ):
                 yield part, process
-        except psutil.Error:  # it has ended, or is another user's
+        except psutil.Error:  # The process has ended, or belongs to another user.
             continue
 
 
@@ -125,7 +125,7 @@ def serve(every_s: float) -> None:
 
 
 async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
-    """Yield the chunks with text of one stream over HTTP, without a client library's processor time."""
+    """Yield one stream's chunks with text over HTTP, without a client library, which needs more processor time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -155,7 +155,7 @@ async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
 class Found(msgspec.Struct):
     ttft_ms: list[float]
     late: list[float]
-    """How much longer than its pace each stream took, as a share."""
+    """Each stream's delay beyond its pace, as a share of its pace."""
     cpu_us: dict[str, float]
     memory_bytes: int = 0
 

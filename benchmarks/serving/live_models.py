@@ -1,9 +1,9 @@
 """Eight small models on two CPU devices under `slinfer`: the share of requests in time, live and simulated.
 
-Each run is a session. The models are loaded and rehearse twice: two clients of each ask without a pause, then requests
-come as in the trace. From the second rehearsal follow the objectives, and the rate at which the simulator predicts
-three quarters of the requests in time. Then the trace is run, and simulated with the measured steps. Pilots judge
-offers by time and memory (decision 061); in a second line simulated pilots judge by memory alone.
+The models load and rehearse twice: first two clients per model request without a pause, then requests arrive as in the
+trace. The second rehearsal gives the objectives, and the rate at which the simulator predicts three quarters of the
+requests in time. Then the trace runs live, and in the simulator with the measured steps. Pilots judge offers by time
+and memory (decision 061); a second line simulates pilots that use memory alone.
 
     python -m benchmarks.serving.live_models --seed 1 --for 40 [--by-memory]
 """
@@ -119,11 +119,11 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
 
 
 TOKEN_BYTES = 2 * 6 * 64 * 4
-"""Keys and values of 6 layers, 64 wide, of 4 bytes."""
+"""Keys and values of 6 layers, 64 wide, 4 bytes each."""
 FIXED_BYTES = 510_000_000
-"""Memory of a library besides its cache (`contexts.inference.choosing`)."""
+"""A library's memory without its cache (`contexts.inference.static`)."""
 WATERMARK = 0.25
-"""Extra cache that the policy reserves at a load."""
+"""Share of extra cache that the policy reserves at a load."""
 REHEARSAL_S, TOLD_EVERY_S = 25.0, 13.0
 SITE = """
 name = "here"
@@ -156,7 +156,7 @@ class Live:
         for number in range(MODELS):
             write_tiny_model(folder / f"model-{number}", seed=number, ends=False)
             made = stoker.causal_lm(folder / f"model-{number}", memory=f"{self.library_bytes} B")
-            cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES  # of many short texts, not of one long one
+            cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES  # for many short texts, not one long text
             needs = replace(made.needs, token_bytes=TOKEN_BYTES, cache_tokens=cache_tokens)
             self.recipes.append(replace(made, needs=needs))
 
@@ -209,7 +209,7 @@ class Live:
     async def run(
         self, requests: list[Request], objective: Objective, *, seed: int, limit_s: float | None = None
     ) -> list[TokenTimes]:
-        """Send the requests when they are due; return when their tokens came. Cancel open ones after `limit_s`."""
+        """Send requests at their times. Return when their tokens arrived. Cancel open requests after `limit_s`."""
         chance = random.Random(f"prompts/{seed}")
         prompts = [text_of(each, chance) for each in requests]
         self.failed: Counter[str] = Counter()
@@ -227,7 +227,7 @@ class Live:
                     async for _piece in stream:
                         here = [time.monotonic() - begun] * (1 + len(stream.take_arrived()))
                         times.add(here, made=times.seen)
-                times.output = times.seen or times.output  # an engine may end a text before
+                times.output = times.seen or times.output  # An engine may end a text early.
             except (StokerError, asyncio.CancelledError) as error:
                 self.failed[type(error).__name__] += 1
                 times.late_s = math.inf

@@ -1,4 +1,4 @@
-"""The policy of `benchmarks.serving.live_models`: `slinfer`, whose instances stay."""
+"""The policy of `live_models`: `slinfer` that keeps its instances."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The requests of `benchmarks.serving.live_models`, and the same session in the simulator.
 
-Eight models, with requests by weights 1/1 to 1/8. A request has met its objectives if each token was in time (SLINFER
+The eight models get requests by weights 1/1 to 1/8. A request meets its objectives if each token is in time (SLINFER
 eq. 1).
 """
 
@@ -31,22 +31,22 @@ KIND = "cpu"
 PROMPT_MEAN, PROMPT_MOST = 100, 400
 OUTPUT_MEAN, OUTPUT_MOST = 40, 160
 SPREAD = 0.8
-"""The standard deviation of the logarithm of both lengths."""
+"""Standard deviation of the logarithm of both lengths."""
 TTFT_STEPS, TPOT_STEPS = 40.0, 8.0
 """Objectives in decode steps of four requests of 128 tokens."""
 AIM = 0.75
-"""The share of requests in time that is to be predicted; it chooses the load."""
+"""The predicted share of requests in time, which decides the load."""
 WITHIN = (0.6, 0.9)
 LEAST_RATE, MOST_RATE, HALVINGS = 0.5, 64.0, 7
 WARM_S = 120.0
-"""Each simulated model loads this long before the first request that counts."""
+"""Seconds before the first counted request, for each simulated model to load."""
 
 
 _TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`output`: the most."""
+    """One request. `output`: maximum of new tokens."""
 
     at_s: float
     model: int
@@ -55,7 +55,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def requests_at(rate: float, *, seed: int, for_s: float, most: int = 1_000_000) -> list[Request]:
-    """Return requests at this rate per second. With one seed lengths and models are the same at any rate."""
+    """Return requests at `rate` per second. The seed alone decides lengths and models."""
     chance = random.Random(f"live-models/{seed}")
     weights = [1 / (1 + number) for number in range(MODELS)]
     found, at_s = [], 0.0
@@ -80,7 +80,7 @@ def objective_of(times: StepTimes) -> Objective:
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Bytes of a device, of a library's reserve, of a cached token, of fixed memory; the models' step times."""
+    """Bytes of a device, of a library, of a cached token, of fixed memory; the models' step times."""
 
     times: StepTimes
     device_bytes: int

@@ -1,12 +1,13 @@
-"""A switch between two models of which only one fits: from the request for the other one until its first token.
+"""A switch between two models of which only one fits: the time from a request for the other model to its first token.
 
-B comes from its original file ("nothing"), from a snapshot, or was asleep. Both are SmolLM2-135M in float32; files are
-in the page cache. Sessions do not let libraries sleep (docs/decisions/063), so "asleep" is two processes that a third
-one tells to sleep and wake. "asleep, copied" copies the weights once, as a GPU does; that column is judged.
+The other model wakes up, or loads from a snapshot or its original file ("nothing"), under a policy that lets no
+library sleep. Both models are SmolLM2-135M in float32; files are in the page cache. "copied" copies the weights once,
+as a GPU does.
 
-    python -m benchmarks.serving.model_switch snapshot --switches 4     a session; the other model comes from a snapshot
-    python -m benchmarks.serving.model_switch nothing --switches 1      the same; it comes from its original file
-    python -m benchmarks.serving.model_switch asleep --switches 4       two library-like processes, without a session
+    python -m benchmarks.serving.model_switch asleep --switches 4       a session; the other model sleeps
+    python -m benchmarks.serving.model_switch snapshot --switches 4     a session; it has a snapshot
+    python -m benchmarks.serving.model_switch nothing --switches 1      a session; it has its original file
+    python -m benchmarks.serving.model_switch copied --switches 4       two library-like processes, without a session
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import stoker
+from benchmarks.baselines import sleepless
 from benchmarks.harness import MODEL, missing, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import SNAPSHOTS
 from stoker.pilot.devices import cpu
-from stoker.site import Pilot, Site
+from stoker.site import Pilot, Policy, Site
 
 NAME, TITLE = "model_switch", "from the request for a model until its first token, while another is hot in its place"
 SIDE = "benchmarks.serving.model_switch"
@@ -41,32 +43,34 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     weights = 0
     with tempfile.TemporaryDirectory(prefix="model-switch-") as folder:
         for repeat in range(repeats):
+            copied = run_side(SIDE, "copied", "--switches", str(switches), "--snapshots", folder)
             asleep = run_side(SIDE, "asleep", "--switches", str(switches), "--snapshots", folder)
             snapshot = run_side(SIDE, "snapshot", "--switches", str(switches), "--snapshots", folder)
             nothing = run_side(SIDE, "nothing", "--switches", "1", "--snapshots", folder)
             sides = {
-                "nothing": nothing["seconds"], "snapshot": snapshot["seconds"], "copied": asleep["copied"],
-                "asleep": asleep["asleep"], "hot": snapshot["hot"],
+                "nothing": nothing["seconds"], "snapshot": snapshot["seconds"], "copied": copied["copied"],
+                "asleep": asleep["seconds"], "hot": snapshot["hot"],
             }  # fmt: skip
             for name, numbers in sides.items():
                 found[name].append(statistics.median(numbers))
-            weights = asleep["weights_bytes"]
+            weights = copied["weights_bytes"]
             say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in found.items()))
 
-    def line(what: str, name: str, bar: Bar | None = None, last: int = 0) -> Line:
-        ratio = ratios(found["nothing"], found[name])
-        cells = {"s": found[name], "from nothing, s": found["nothing"], "ratio": ratio}
+    def line(what: str, name: str, bar: Bar | None = None, last: int = 0, *, to: str = "nothing") -> Line:
+        ratio = ratios(found[to], found[name])
+        cells = {"s": found[name], f"from {to}, s": found[to], "ratio": ratio}
         return Line(what=what, cells=cells, bar=bar, digits=3, last_digits=last)
 
     lines = [
-        line("asleep, weights copied", "copied", Bar(at_least=10.0)),
-        line("asleep", "asleep"),
+        line("asleep, in a session", "asleep", Bar(at_least=30.0)),
+        line("asleep, weights copied, without a session", "copied", Bar(at_least=10.0)),
         line("from a snapshot, in a session", "snapshot", last=1),
+        line("asleep, in a session", "asleep", Bar(at_least=5.0), last=1, to="snapshot"),
         Line(what="the same model once more, in a session", cells={"s": found["hot"]}, last_digits=3),
     ]
     note = (
-        "Asleep is without a session, which has no such state; on a CPU a model that sleeps keeps its weights"
-        f" ({weights / 1e6:.0f} MB), and 'copied' has those of both models copied once in memory."
+        f"On a CPU a model that sleeps keeps its weights ({weights / 1e6:.0f} MB) in place; 'copied' has those of both"
+        " models copied once in memory, as for a GPU."
     )
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
 
@@ -74,9 +78,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 PROMPT = "The capital of France is"
 TOKENS = 8
 THREADS = 1
-"""Of each model."""
+"""Threads of each model."""
 SHARE = 0.55
-"""Of the device's memory (nine tenths of the host's): one of two models fits."""
+"""Share of the device's memory (nine tenths of the host's) per model, so one of two models fits."""
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
@@ -90,8 +94,9 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
     return found
 
 
-def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
-    """Ask for the other model while one is hot, then again. Without `snapshot` only the second model counts."""
+def switch_in_session(*, switches: int, snapshot: bool, sleeps: bool) -> dict[str, Any]:
+    """Request the other model while one is hot, repeatedly. Without `snapshot` only the second model counts."""
+    policy = Policy() if sleeps else Policy(residency=f"{sleepless.__file__}:Sleepless")
     megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
     recipes = [
         stoker.causal_lm(threads=THREADS, memory=f"{megabytes} MB"),
@@ -102,20 +107,21 @@ def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="switch-") as folder,
         stoker.load(
-            Site(pilot=Pilot(devices="cpu:1", scratch=folder)), run_dir=folder, strategy="none",
+            Site(pilot=Pilot(devices="cpu:1", scratch=folder), policy=policy), run_dir=folder, strategy="none",
             initialize_logging=False,
         ) as session,
     ):  # fmt: skip
-        first_piece(stoker.stream(models[0], PROMPT), since=time.monotonic())  # the file comes into the pilot's cache
+        for model in models[: 2 if sleeps else 1]:  # the pilot caches the file; the first model sleeps
+            first_piece(stoker.stream(model, PROMPT), since=time.monotonic())
         for number in range(1, switches + 1):
-            model = models[number % 2]
+            model = models[(number + sleeps) % 2]
             took_s = first_piece(stoker.stream(model, PROMPT), since=time.monotonic())
             if snapshot or number % 2:
                 seconds.append(took_s)
             hot.append(first_piece(stoker.stream(model, PROMPT), since=time.monotonic()))
         contexts = session.status().contexts
         loads, ready = sum(each.loads for each in contexts), sum(each.hot for each in contexts)
-    if loads != switches + 1 or ready != 1:
+    if loads != (2 if sleeps else switches + 1) or ready != 1:
         raise RuntimeError(f"{loads} loads for {switches} switches, {ready} models hot: not each was a switch")
     return {"seconds": seconds, "hot": hot}
 
@@ -124,14 +130,13 @@ def serve(pipe: Connection) -> None:
     model = load_causal_lm(default_model(), threads=THREADS)
     weights = [each.data for each in model.model.parameters()]
     pipe.send(sum(each.nbytes for each in weights))
-    for order, copied in iter(pipe.recv, None):
+    for order in iter(pipe.recv, None):
         if order == "sleep":
             model.sleep()
         else:
             model.wake()
-        if copied:  # copies each weight once through this memory, as a GPU's memory is emptied or filled
-            for each in weights:
-                each.clone()
+        for each in weights:  # copies each weight once, as a GPU does when its memory is emptied or filled
+            each.clone()
         if order == "sleep":
             pipe.send(True)
             continue
@@ -141,7 +146,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(True)
 
 
-def switch_asleep(*, switches: int) -> dict[str, Any]:
+def switch_copied(*, switches: int) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for _ in range(2):
@@ -152,37 +157,37 @@ def switch_asleep(*, switches: int) -> dict[str, Any]:
         pipes.append(mine)
         processes.append(process)
         weights = mine.recv()
-    found: dict[str, list[float]] = {"asleep": [], "copied": []}
+    found: list[float] = []
     for pipe in pipes:
-        pipe.send(("wake", False))
+        pipe.send("wake")
         pipe.recv(), pipe.recv()
     hot, cold = pipes
-    cold.send(("sleep", False))
+    cold.send("sleep")
     cold.recv()
-    for number in range(2 * switches):
-        name = ("asleep", "copied")[number % 2]
+    for _ in range(switches):
         began = time.monotonic()
-        hot.send(("sleep", name == "copied"))
+        hot.send("sleep")
         hot.recv()
-        cold.send(("wake", name == "copied"))
+        cold.send("wake")
         cold.recv()
-        found[name].append(time.monotonic() - began)
+        found.append(time.monotonic() - began)
         cold.recv()
         hot, cold = cold, hot
     for pipe, process in zip(pipes, processes, strict=True):
         pipe.send(None)
         process.join()
-    return {**found, "weights_bytes": weights}
+    return {"copied": found, "weights_bytes": weights}
 
 
 def main() -> None:
-    asked = side_options(__doc__, way=("asleep", "snapshot", "nothing"), switches=4, snapshots="")
+    asked = side_options(__doc__, way=("asleep", "snapshot", "nothing", "copied"), switches=4, snapshots="")
     with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
         os.environ[SNAPSHOTS] = asked.snapshots or folder
-        if asked.way == "asleep":
-            found = switch_asleep(switches=asked.switches)
+        if asked.way == "copied":
+            found = switch_copied(switches=asked.switches)
         else:
-            found = switch_in_session(switches=asked.switches, snapshot=asked.way == "snapshot")
+            way = asked.way
+            found = switch_in_session(switches=asked.switches, snapshot=way != "nothing", sleeps=way == "asleep")
     print(json.dumps(found))
 
 

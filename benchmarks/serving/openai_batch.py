@@ -1,8 +1,7 @@
-"""`stoker batch` over two pilots of this machine, while the manager and every pilot are killed once.
+"""`stoker batch` on two pilots of this machine, while the manager and each pilot are killed once.
 
-*Useful* is the device time that the requests take undisturbed (by the middle of an undisturbed run) over the
-pilot-seconds of the disturbed run, from the start of each pilot's process to its end or the last answer. The side fails
-unless each `custom_id` is answered once, and alike in both runs but for rounding.
+*Useful* is the requests' device time without kills divided by the pilot-seconds of the run with kills, until the last
+answer. The side fails unless each `custom_id` has one answer, equal in both runs except for rounding.
 
 `python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs; `tests` must be on PYTHONPATH.
 """
@@ -70,7 +69,7 @@ def main() -> None:
         calm = run(folder, "calm", total=asked.requests, kills=False)
         disturbed = run(folder, "disturbed", total=asked.requests, kills=True)
         one, other = answers(folder / "calm"), answers(folder / "disturbed")
-        # Which requests share a batch is chance, and rounding decides between tokens that are as likely.
+        # Batches are random, and rounding decides between equally likely tokens.
         if sum(a != b for a, b in zip(one, other, strict=True)) > asked.requests * MOST_OTHER:
             raise SystemExit("the two runs have other answers")
         each = Counter(line.partition(" ")[0] for line in other)
@@ -112,16 +111,16 @@ def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]
 
 
 def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
-    """Sum up the lives of pilots until the last answer; kill a pilot, the manager and the other pilot on the way.
+    """Sum up the pilots' seconds until the last answer; kill a pilot, the manager and the other pilot.
 
-    `per_s`: answers a second between a tenth and nine tenths of the requests.
+    `per_s`: answers a second between 10 and 90 % of the requests.
     """
     began = last = time.monotonic()
     pilot_s, done, killed = 0.0, 0, 0
     pilots: dict[int, psutil.Process] = {}
     marks: list[tuple[float, int]] = []
     plan = [(0.25, PILOT), (0.5, MANAGER), (0.75, PILOT)] if kills else []
-    first: list[psutil.Process] = []  # the first pilots, each of which will be killed
+    first: list[psutil.Process] = []  # The first pilots; each will be killed.
     while batch.poll() is None and done < total:
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")

@@ -1,7 +1,7 @@
-"""How well a table of a model's steps foretells others: SLINFER's bars (§VI-B: 5.9 % for prefill, 3.9 % for decode).
+"""The prediction error of a model's step-time table: SLINFER's bars (§VI-B: 5.9 % for prefill, 3.9 % for decode).
 
-The profiler takes samples at powers of two, then 100 random workloads. `python -m benchmarks.serving.step_times` is the
-side.
+The profiler samples powers of two; 100 random workloads test them. `python -m benchmarks.serving.step_times` measures
+once.
 """
 
 from __future__ import annotations

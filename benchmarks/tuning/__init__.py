@@ -1,1 +1,1 @@
-"""Prompt tuning on real models: banks, the quality of prompts, times of jobs."""
+"""Prompt tuning on real models."""

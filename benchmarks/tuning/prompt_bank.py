@@ -1,16 +1,13 @@
-"""Finding an initial prompt among 3,067: scores that a lookup computes, and the value of the prompt found.
+"""The lookup of an initial prompt among 3,067: the scores that a lookup computes, and the found prompt's regret.
 
 A bank of the candidates is built over SmolLM2-135M (K = 50). For every task *all* candidates are scored once (equation
-1 of PromptTuner §4.3.2), and each kind of lookup is made over these scores, so counts and regret are exact. Regret is
-the score of the found prompt less the lowest score, in nats a target token; also as a part of the best's lead over a
-middling one.
+1 of PromptTuner §4.3.2), so counts and regret are exact. Regret is the found prompt's score minus the lowest score, in
+nats per target token; also as a share of the median's distance from the best.
 
-Kinds: the paper's two layers; best bin first (`lookup.py`) within limits; and as many random candidates. The paper's
-lookup is also counted over all clusters: on average, by size, and at worst.
+Kinds of lookup: the paper's two layers; best bin first (`lookup.py`) within limits; as many random candidates.
 
-Data are in `../shared/data`. A task takes half an hour on one core with four samples, minutes with sixteen on a GPU.
-Scores and features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run continues. `python -m
-benchmarks.tuning.prompt_bank --help` has the options of the side.
+Data are in `../shared/data`. A task takes half an hour on one core with four samples, minutes with sixteen on a GPU. A
+stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
 """
 
 from __future__ import annotations
@@ -97,12 +94,11 @@ def table_of(found: dict[str, Any]) -> Table:
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
 LONGEST = 600
-"""Characters of a sample, at most."""
+"""Maximum characters of a sample."""
 
 
 class Scores:
-    """Losses by task and prompt in a file: nothing is scored twice. `of`: model, samples and end token. `spent_s`: also
-    of earlier runs."""
+    """Losses by task and prompt, cached in a file. `of`: model, samples, end token."""
 
     def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
         digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
@@ -136,7 +132,7 @@ class Scores:
 
 
 def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
-    """Make each kind of lookup over one task; of the random one, return the best loss of each draw."""
+    """Return the result of each kind of lookup; for the random kind, each draw's best loss."""
     size = len(layers)
     found: dict[str, LookupResult | list[float]] = {
         "two layers (the paper's)": two_layers(layers, score),
@@ -236,12 +232,14 @@ def tell(line: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--candidates", type=int, default=0, help="spread evenly over the file [all]")
+    parser.add_argument("--candidates", type=int, default=0, help="candidates, spread evenly over the file [all]")
     parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
-    parser.add_argument("--samples", type=int, default=0, help="of each task [16 on a GPU, 4 on a CPU]")
-    told = f"which [{' '.join(FIRST)}; without a GPU the first 4]"
+    parser.add_argument("--samples", type=int, default=0, help="samples of each task [16 on a GPU, 4 on a CPU]")
+    told = f"tasks to run [{' '.join(FIRST)}; without a GPU the first 4]"
     parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=told)
-    parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="what is kept")
+    parser.add_argument(
+        "--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="folder for records"
+    )
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     print(json.dumps(run(asked)))

@@ -1,7 +1,7 @@
-"""The similarity of a bank's prompts, and the cost of the number of clusters: Figure 10 of PromptTuner.
+"""The similarity of a bank's prompts, and the cost by number of clusters: Figure 10 of PromptTuner.
 
-10a: the cosine similarity of each prompt's feature with its nearest, with its five nearest, and of any two. 10b: the
-lookup in two layers with several numbers of clusters. It reads what `prompt_bank` keeps.
+10a: the cosine similarity of each prompt's feature with its nearest, with its five nearest, and of any two prompts.
+10b: the lookup in two layers by number of clusters.
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
-"""The value of the prompt that the bank finds: iterations to accuracy (ITA), on real tasks with a real model.
+"""The quality of the prompt that the bank finds: iterations to accuracy (ITA), on real tasks with a real model.
 
-PromptTuner §6.3 (Figure 9) compares the *score candidate*, the prompt of lowest score, with the *ideal* one, the best
-by ITA of the 20 of lowest score, and with an *induced* one, which the model writes itself; Figure 2c shows random
-prompts. The rules were fixed before any two prompts were compared, but for the most iterations (15 at first, 60 after
-seven tasks). `prompt_quality_side.Settings` has the numbers.
+PromptTuner §6.3 (Figure 9) compares three prompts. The *score candidate* has the lowest score. The *ideal* prompt has
+the best ITA of the 20 with lowest scores. The model writes the *induced* prompt. We fixed the rules before the first
+comparison, except the maximum iterations (15 at first, 60 after seven tasks). `prompt_quality_side.Settings` has the
+numbers.
 
-- *Tasks*: ten, from five data sets, cut by the application's own `split`.
+- *Tasks*: ten, from five data sets.
 
 - *Prompts*: 3,067 in two layers, cut to 16 tokens. A lookup scores a 24th of the bank, best bin first; the short list
-is the 8 best that it has seen.
+  is its 8 best prompts.
 
 - *Target* (§6.1): the mean over 3 random prompts (20 in the paper) of the least loss in 15 iterations. The short list
-is tuned in the order of scores; one that is slower than an earlier one is stopped.
+  is tuned in order of scores; a prompt slower than an earlier one is stopped.
 
-- *ITA*: the first evaluation that reaches the target; one that never does counts as 60. A second line interpolates.
+- *ITA*: the first evaluation that reaches the target, or 60. A second line interpolates between evaluations.
 
-- *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each against the one chosen by
-score. A bar is of the median over tasks, with a 95 % interval by bootstrap.
+- *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each against the prompt chosen
+  by score. A bar is for the median over tasks, with a 95 % bootstrap interval.
 
 - *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations.
 
-Curves are kept in `$STOKER_HOME/prompt-quality-benchmark`; a stopped run resumes. `python -m
-benchmarks.tuning.prompt_quality_side --help` has the options.
+A stopped run resumes from the curves in `$STOKER_HOME/prompt-quality-benchmark`.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from stoker.chance import Stream
 NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accuracy against others"
 DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
-"""For Figure 2c."""
+"""The task and number of prompts for Figure 2c."""
 SPREAD_SAID = (1.7, 4.5)
-"""Median and most over the least iterations in the paper (§2.2)."""
+"""The paper's median and maximum iterations, each divided by the fewest (§2.2)."""
 SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"
 KINDS = (
     ("the best of the short list / the one chosen by score", "best", 0.9),

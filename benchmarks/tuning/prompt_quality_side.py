@@ -1,6 +1,6 @@
-"""The side of `prompt_quality` that has the model: looks prompts up, tunes from them, and keeps every curve.
+"""The side of `prompt_quality` with the model: look up prompts, tune from them, and keep every curve.
 
-A record is appended after each lookup and tuning, so a stopped run continues, and two runs may share the tasks.
+Each lookup and tuning appends a record, so a stopped run resumes, and two runs may share the tasks.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ I gave a friend an instruction. Based on the instruction they produced the follo
 
 {pairs}
 The instruction was to"""
-"""Honovich et al., "Instruction induction" (2022)."""
+"""From Honovich et al., "Instruction induction" (2022)."""
 Record = dict[str, Any]
 Points = Sequence[Sequence[float]]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Chosen before the first result was seen. `scored`: training samples of a score; `evaluation`: samples that decide
-    when the target is reached; `tokens`: of a prompt, for its score and as the soft prompt."""
+    """Settings, chosen before the first result. `scored`: training samples of a score; `evaluation`: samples that
+    decide when the target is reached; `tokens`: length of a prompt.
+    """
 
     samples: int = 240
     longest: int = 120
@@ -82,8 +83,6 @@ QUICK = Settings(
 
 
 class Bench:
-    """One task: a model, a bank, and the records; missing ones are made."""
-
     def __init__(
         self, model: CausalLM, layers: Layers, settings: Settings, log: RecordLog, *, task: str, pairs: Pairs
     ) -> None:
@@ -100,7 +99,7 @@ class Bench:
         known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
         least = min((iterations_to(points, reach, most=most) for points in known), default=most)
         for place, key in enumerate(listed):
-            # A prompt that has not reached the target when another one has is not the best, wherever it ended.
+            # A prompt that needs more iterations than another one is not the best, so it may stop early.
             enough = most if place == 0 else least
             points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
             least = min(least, iterations_to(points, reach, most=most))
@@ -120,7 +119,7 @@ class Bench:
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
-        """Return the curve to the target or `most` iterations. One that was stopped before both is made again."""
+        """Return the curve up to the target or `most` iterations. Repeat a tuning that stopped before."""
         points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
         if _ended_early(points, reach, most=most):
             points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
@@ -225,8 +224,7 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Return the iterations of the whole curves to their own target, the mean of their least losses; None
-    without any."""
+    """Return the iterations in which each curve of the spread reaches the mean of all curves' least losses."""
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None
@@ -329,11 +327,13 @@ def tell(said: object) -> None:
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="*", default=[], metavar="TASK", help=f"which [{' '.join(CHOSEN)}]")
-    parser.add_argument("--report", action="store_true", help="say what the records come to; run nothing")
+    parser.add_argument("--tasks", nargs="*", default=[], metavar="TASK", help=f"tasks to run [{' '.join(CHOSEN)}]")
+    parser.add_argument("--report", action="store_true", help="report the results of the records; run nothing")
     parser.add_argument("--quick", action="store_true", help="a tiny random model and a task of letters")
-    parser.add_argument("--bank", type=Path, help="the folder of a bank over the same prompts [one beside the records]")
-    parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-quality-benchmark", help="what is kept")
+    parser.add_argument("--bank", type=Path, help="folder of a bank of the same prompts [next to the records]")
+    parser.add_argument(
+        "--folder", type=Path, default=state_folder() / "prompt-quality-benchmark", help="folder for records"
+    )
     return parser.parse_args(arguments)
 
 

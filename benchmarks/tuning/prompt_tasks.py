@@ -1,4 +1,4 @@
-"""Small real tasks as pairs of input and target, from the data in `../shared/data`. Labels are words."""
+"""Small real tasks as (input, target) pairs from `../shared/data`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""How soon a prompt-tuning job makes its first optimizer step, with a hot model and with nothing loaded.
+"""The time until a prompt-tuning job makes its first optimizer step, with a hot model and with nothing loaded.
 
-The clock runs from before `tune(job)` until the library has made the first step: client, manager, pilot, the first
-evaluation and the step (four samples each). A *cold* job also has the pilot's start, the imports and the load, from the
-model's file or from an earlier pilot's snapshot. The *warm* job is the next one of the session. One device,
-SmolLM2-135M, fresh processes.
+The time starts before `tune(job)` and includes the first evaluation (four samples). A *cold* job adds the pilot's
+start, the imports and the load, from the model's file or an earlier pilot's snapshot. The *warm* job comes next in the
+session. One device, SmolLM2-135M.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Where a tuning job's time goes, and how well the simulator knows a gang of two from a job on one device.
+"""The parts of a tuning job's time, and the simulator's forecast of a gang of two from a job on one device.
 
-- *Shares*: communication of the iterations (the paper has 0.4 to 0.5 %, §2.2), and what is fixed: the lookup, the
-start, checkpoints.
+- *Shares*: communication of the iterations (0.4 to 0.5 % in the paper, §2.2), and fixed parts: the lookup, the start,
+  checkpoints.
 
-- *Forecast*: a world has what one device took, and the simulator runs the same job on two. The bar is for the lookup
-alone, which a gang shares live (`stoker.tuning.call`).
+- *Forecast*: the simulator knows one device's times and runs the same job on two. The bar is for the lookup alone,
+  which a live gang shares (`stoker.tuning.call`).
 
-The side runs two jobs on one device, of which the second counts, and the same on two. A job's own clock tells its parts
-(`stoker.tuning.pace`).
+The side runs two jobs on one device and two on two devices; the second of each counts.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def fixed_s(spent: dict[str, float]) -> float:
 
 
 def simulated_s(side: dict[str, Any]) -> float:
-    """Return the job's seconds on two devices in a world with one device's measured times."""
+    """Return the job's simulated seconds on two devices, from one device's times."""
     spent, items = side["one"]["spent_s"], side["iterations"]
     head_s = fixed_s(spent) - spent["bank"]
     context = ContextModel(

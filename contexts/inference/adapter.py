@@ -1,6 +1,6 @@
-"""The interface of an inference engine, the text that a request has written, and an engine's turns on shared devices.
+"""The interface of an inference engine, the text of its requests, and its turns on shared devices.
 
-An engine writes tokens for many requests at once with one model. One thread drives it (`engine_thread`):
+An engine writes tokens for many requests at once with one model. One thread calls it (`engine_thread`):
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -8,11 +8,11 @@ An engine writes tokens for many requests at once with one model. One thread dri
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request gets the tokens of the model's own `generate`, whatever else is in the batch; with a seed
-  they depend on the seed alone. Both up to rounding.
-- `abort` frees the request's memory before the next step, in which the request has no part.
-- `memory().held_bytes` never exceeds the budget that `resize` has set.
-- A request gets the same tokens after `sleep` and `wake` as before.
+- A request's tokens do not depend on the batch, up to rounding. At temperature 0 they are the tokens of the model's own
+  `generate`; else they depend only on the seed.
+- `abort` removes the request and frees its memory before the next step.
+- `memory().held_bytes` never exceeds the budget of `resize`.
+- `sleep` and `wake` do not change a request's tokens.
 """
 
 from __future__ import annotations
@@ -20,38 +20,22 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-OWN_OPTIONS = frozenset({"ignore_eos", "stop_token_ids"})
-"""Options beyond the common ones that every engine honours."""
-VLLM_OPTIONS = OWN_OPTIONS | {
-    "json_schema", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
-    "min_tokens",
-}  # fmt: skip
-
-
-class OptionNotHonoured(ValueError):
-    """An engine cannot do what an option of a request asks for."""
-
-    def __init__(self, option: str) -> None:
-        what = "hold a text to a JSON schema" if option == "json_schema" else f"honour {option}"
-        super().__init__(f'this engine cannot {what}; causal_lm(engine="vllm") can')
-        self.option = option
+from stoker.contexts.inference.options import STRUCTURES, OptionRefused, check_options
 
 
 class Finish(enum.Enum):
-    """Why a request has ended."""
-
     STOP = "stop"
     LENGTH = "length"
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen, as in `CausalLM.generate` and `CausalLM.complete`."""
+    """How tokens are chosen; fields as in `CausalLM.generate` and `CausalLM.complete`."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -61,11 +45,14 @@ class Sampling(msgspec.Struct, frozen=True):
     logprobs: int = 0
     json_schema: str = ""
     engine_options: tuple[tuple[str, Any], ...] = ()
+    adapter: str = ""
 
-    def check_honoured(self, honoured: frozenset[str]) -> None:
-        for option in (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options)):
-            if option not in honoured:
-                raise OptionNotHonoured(option)
+    @property
+    def structure(self) -> tuple[str, Any] | None:
+        """The option that holds the text to a form, and its value."""
+        if self.json_schema:
+            return "json_schema", self.json_schema
+        return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
         options = dict(self.engine_options)
@@ -73,8 +60,11 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids, and how to continue it. Its first token is due at `due_at` (time.monotonic), each further
-    one `tpot_s` later. Without `pieces` only the last `NewToken` has text."""
+    """A prompt as token ids, and how to continue the prompt.
+
+    The first token is due at `due_at` (time.monotonic), each further token `tpot_s` seconds later. Without `pieces`
+    only the last `NewToken` has text.
+    """
 
     id: int
     prompt: tuple[int, ...]
@@ -92,8 +82,7 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step, and the text that it adds. With `finish` the request has ended; with an `error` it has
-    failed."""
+    """A token of a step, and the text that it adds. `finish`: why the request ended; `error`: why it failed."""
 
     request: int
     token: int
@@ -102,19 +91,42 @@ class NewToken(msgspec.Struct, frozen=True):
     logprob: float | None = None
     likeliest: tuple[TokenChance, ...] = ()
     error: str = ""
+    option: str = ""
+    """The option that the request failed at."""
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of weights, current cache, and the cache's budget (0 = none)."""
+    """Bytes of weights, current cache, cache budget (0 = no budget), and one cached token (0 = unknown).
+
+    `fixed_tokens`: tokens of a cache that `resize` cannot change; 0 if it can.
+    """
 
     weights_bytes: int
     held_bytes: int
     budget_bytes: int
+    token_bytes: int = 0
+    fixed_tokens: int = 0
+
+
+class TokenCache(msgspec.Struct, frozen=True, array_like=True):
+    """A loaded model's memory on each of its devices: `weights_bytes` with its process, and `token_bytes` for each
+    cached token.
+
+    `tokens`: tokens of the smallest useful cache; if `is_fixed`, of its whole cache, which cannot be resized.
+    """
+
+    weights_bytes: int = 0
+    token_bytes: int = 0
+    tokens: int = 0
+    is_fixed: bool = False
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How full the batch is: requests that run and wait now, and totals so far. `row_steps` sums requests over decode
-    steps."""
+    """Running and waiting requests, and totals so far. `row_steps`: sum of the batch sizes of all decode steps.
+
+    `cache_tokens`: size of the cache (0: unlimited or unknown). `peak_tokens`: the part that the requests will use at
+    their expected lengths (SLINFER eq. 2), more than the cache if requests outgrow their estimates.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -127,7 +139,14 @@ class EngineLoad(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     evictions: int = 0
     rows: int = 0
-    """Requests that may run at once; 0 if unknown."""
+    """Limit of concurrent requests; 0 if unknown."""
+    cache_tokens: int = 0
+    peak_tokens: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """True if the cache will be too small."""
+        return 0 < self.cache_tokens < self.peak_tokens
 
     def after(
         self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
@@ -145,47 +164,45 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens written per second of work."""
         return self.new_tokens / self.busy_s if self.busy_s else 0.0
 
 
 class InferenceEngine(Protocol):
-    """One model, many requests. All methods are called by one thread."""
+    """One model that serves many requests. One thread calls all methods."""
 
     name: str
-    options: frozenset[str]
     chosen: str
-    """Why this engine was chosen, for people."""
+    """A readable reason for the choice of this engine."""
 
     def add(self, request: GenerationRequest) -> None:
-        """Add a request. Raises ValueError if it never can run."""
+        """Add a request. Raises ValueError if it can never run."""
 
     def step(self) -> list[NewToken]:
-        """Compute one step; return its tokens. Without requests it does nothing."""
+        """Compute one step and return its tokens. Without requests, do nothing."""
 
     def abort(self, request: int) -> None:
-        """Remove the request. No-op if it has ended."""
+        """Remove the request, if it has not ended."""
 
     def slots(self) -> int:
-        """Return how many requests it serves at once within its budget."""
+        """Return the number of concurrent requests within the budget."""
 
     def load(self) -> EngineLoad:
-        """Return how full the batch is."""
+        """Return the load of the batch."""
 
     def memory(self) -> EngineMemory:
-        """Return the held memory of the device."""
+        """Return the used device memory."""
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the budget of the cache. Raises ValueError if no request could run."""
+        """Change the cache budget. Raises ValueError if a request would no longer fit."""
 
     def sleep(self) -> None:
         """Free the device's memory until `wake`. Raises RuntimeError while requests run."""
 
     def wake(self) -> None:
-        """Be as before `sleep`."""
+        """Undo `sleep`."""
 
     def stop(self) -> None:
-        """End; no other method is called afterwards."""
+        """Stop the engine; this is the last call."""
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -193,7 +210,6 @@ Decode = Callable[[list[int]], str]
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise ValueError for an option that no engine can follow."""
     if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
@@ -205,27 +221,80 @@ def check_sampling(sampling: Sampling) -> None:
     for stop in sampling.stop:
         if not isinstance(stop, str) or not stop:
             raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
+    check_options(sampling.engine_options, json_schema=sampling.json_schema)
+
+
+class Matcher(Protocol):
+    """A position in a compiled grammar (`llguidance.LLMatcher`)."""
+
+    def consume_token(self, sampled_token: int) -> bool:
+        """Advance by a token; False if the grammar does not allow it."""
+
+    def compute_bitmask(self) -> bytes:
+        """Return a bit for each token, lowest bits first: True if the token may follow."""
+
+    def is_error(self) -> bool:
+        """True if a limit was exceeded, or a token was not allowed."""
+
+    def get_error(self) -> str:
+        """Return the error."""
+
+    def is_stopped(self) -> bool:
+        """True if the text is whole and cannot go on."""
+
+
+class GrammarSource(Protocol):
+    """Compiles the forms of texts for one tokenizer."""
+
+    def matcher(self, sampling: Sampling) -> Matcher | None:
+        """Return a matcher at the start of the text; None if any text will do. Raises OptionRefused."""
 
 
 class ModelTexts:
-    """How tokens become text, which ones end it, and how many the model reads (0 = any number)."""
+    """How tokens become text, the tokens that end a text, and how many tokens the model reads and knows (0 = all)."""
 
-    def __init__(self, *, decode: Decode, ends: frozenset[int], longest: int) -> None:
+    def __init__(
+        self, *, decode: Decode, ends: frozenset[int], longest: int, vocabulary: int = 0,
+        grammars: GrammarSource | None = None,
+    ) -> None:  # fmt: skip
         self.decode = decode
         self.ends = ends
         self.longest = longest
+        self.vocabulary = vocabulary
+        self.grammars = grammars
 
-    def check(self, request: GenerationRequest, *, options: frozenset[str]) -> None:
-        """Raise ValueError for a request that such an engine cannot take."""
-        sampling = request.sampling
+    def prepare(self, sampling: Sampling) -> None:
+        """Check the options and compile the form of the text: in the caller's thread, so that the engine need not wait.
+
+        Raises ValueError.
+        """
         check_sampling(sampling)
-        sampling.check_honoured(options)
-        length = len(request.prompt) + sampling.max_new_tokens
+        self._check_tokens(dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias")
+        if self.grammars is not None:
+            self.grammars.matcher(sampling)
+
+    def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
+        """Raise ValueError for a request that the engine cannot serve. `virtual_tokens`: of its soft prompt; None: the
+        engine serves no adapters.
+        """
+        sampling = request.sampling
+        if sampling.adapter and virtual_tokens is None:
+            raise OptionRefused("adapter", "this model's engine serves no adapters; the engine continuous does")
+        self.prepare(sampling)
+        self._check_tokens(request.prompt, "the prompt")
+        length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
-                f"the prompt comes to {length} tokens with its continuation; the model reads {self.longest}."
+                f"the prompt has {length} tokens with its continuation; the model reads {self.longest}."
                 " Shorten it, or split it"
             )
+
+    def _check_tokens(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
+        if not self.vocabulary or not tokens or 0 <= min(tokens) <= max(tokens) < self.vocabulary:
+            return
+        wrong = next(token for token in tokens if not 0 <= token < self.vocabulary)
+        why = f"{where} has the token {wrong}; this model's tokens are 0 to {self.vocabulary - 1}"
+        raise OptionRefused(option, why) if option else ValueError(why)
 
     def begin(self, request: GenerationRequest) -> Written:
         sampling = request.sampling
@@ -236,7 +305,7 @@ class ModelTexts:
 
 
 class Written:
-    """The text of one request. A piece is what the last few tokens add, once its characters are complete."""
+    """The written text of one request. A piece of text is returned once its characters are complete."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
@@ -253,8 +322,8 @@ class Written:
         self._given = 0
         self._shown, self._complete = 0, 0
 
-    def add(self, token: int) -> str:
-        """Add a token; return the new piece of text."""
+    def add(self, token: int, *, is_last: bool = False) -> str:
+        """Add a token and return the new text. `is_last`: no token can follow."""
         if token in self._ends:
             return self._end(Finish.STOP)
         self.tokens.append(token)
@@ -264,6 +333,8 @@ class Written:
             if cut >= 0:
                 self._text = self._text[:cut]
                 return self._end(Finish.STOP, whole=False)
+        if is_last:
+            return self._end(Finish.STOP)
         if len(self.tokens) >= self._most:
             return self._end(Finish.LENGTH)
         if not self._pieces:
@@ -311,8 +382,6 @@ log = logging.getLogger(__name__)
 
 
 class OpenRequest(Protocol):
-    """A request of an engine: tokens `made`, and its deadlines."""
-
     made: int
     prompt_tokens: int
     first_due_at: float
@@ -320,9 +389,12 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """The work of an engine, for others' admission. `rows` requests of mean `length` write; `tpot_s` is their shortest.
-    `due_at`: of the most urgent token in time; `late_at`: of the most urgent late one. `prompts` are unread: tokens,
-    due time and time per output token, the most urgent first. `peak_tokens`: SLINFER eq. 2."""
+    """Figures of an engine's open requests; other libraries read them to decide about admission.
+
+    `rows` decoding requests have the mean `length` and the shortest `tpot_s`. `due_at`: earliest due time in the
+    future; `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens, due time, time per output
+    token), earliest first.
+    """
 
     rows: int = 0
     length: float = 0.0
@@ -330,12 +402,11 @@ class EngineWork(NamedTuple):
     tpot_s: float = 0.0
     late_at: float = inf
     prompts: Sequence[tuple[int, float, float]] = ()
-    taken_up: int = 0
+    accepted_requests: int = 0
     peak_tokens: int = 0
 
 
-def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_output: float) -> EngineWork:
-    """Return the work of an engine with these requests."""
+def work_of(requests: Iterable[OpenRequest], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float]] = []
     for request in requests:
@@ -358,41 +429,46 @@ def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_
     if len(prompts) > 1:
         prompts.sort(key=lambda prompt: prompt[1])
     length = total / rows if rows else 0.0
-    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, int(peak))
+    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak))
 
 
-class EngineTurns(Protocol):
-    """The turns of one engine. Used by one thread."""
+class DeviceShare(Protocol):
+    """Lets an engine compute in turn with other libraries on the same devices. Used by one thread."""
 
     @property
     def shared(self) -> bool:
-        """True if another library has these devices too. Costs no system call."""
+        """True if another library uses these devices too. Makes no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-        """Wait for a turn and hold it. `due_at`: of the most urgent token; `step_s`: the forecast of the iteration.
-        `work` is called once the next library is awake."""
+        """Wait for a turn and take it.
+
+        `due_at`: earliest due time of a token; `step_s`: expected seconds of the step. `work` is called after the next
+        library is woken.
+        """
 
     def end(self) -> None:
-        """Release the turn: no step is due now."""
+        """Release the turn, because no step is due."""
 
     def publish(self, work: EngineWork) -> None:
-        """Show the engine's work to other libraries. Costs no system call."""
+        """Show the engine's work to other libraries. Makes no system call."""
+
+    def leave(self) -> None:
+        """Release the devices until the next `begin`."""
 
     def close(self) -> None:
-        """Release the devices: the engine has ended."""
+        """Release the devices when the engine ends."""
 
 
-_make: Callable[[], EngineTurns] | None = None
+_make: Callable[[], DeviceShare] | None = None
 
 
-def offer_turns(make: Callable[[], EngineTurns] | None) -> None:
-    """Set the maker of turns for each engine of this process; None: no turns."""
+def set_device_share_factory(make: Callable[[], DeviceShare] | None) -> None:
+    """Set the function that makes each engine's DeviceShare; None: engines take no turns."""
     global _make
     _make = make
 
 
-def new_turns() -> EngineTurns | None:
-    """Return turns for one engine; None without an offer."""
+def new_turns() -> DeviceShare | None:
     try:
         return _make() if _make is not None else None
     except OSError as error:

@@ -1,20 +1,20 @@
-"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
+"""The default engine: continuous batching over a Transformers model, on a CPU or a GPU.
 
-On a GPU decode steps may run as captured graphs, launched ahead: step n+1 starts with the tokens that step n has left
-on the device, and then step n is read. Between two calls of `step` at most one launched step is unread; the batch, the
-rows and the texts are those before its tokens. The device works in order, so:
+On a GPU, decode steps may run as captured graphs that are launched ahead. Step n+1 starts with the tokens that step n
+left on the device; only then are the tokens of step n read. Between two calls of `step` at most one launched step is
+unread. The device computes in launch order, so:
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
-- A request that has ended or was aborted still has a row in the unread step. Its token is dropped, and its row is free
-  at once: the device writes to it again only after that step.
+- A request that ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at once,
+  because the device writes to it only after that step.
 - Each kept token has used the next random number of its request.
-- A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
+- Before a resize or an eager step frees or moves memory, the unread step is read. Sleep and stop wait for it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ import torch
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
 from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import (
-    OWN_OPTIONS,
     EngineLoad,
     EngineMemory,
     GenerationRequest,
@@ -32,11 +31,12 @@ from stoker.contexts.inference.adapter import (
 )
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.inference.kernels import NOT_FINITE, Writing, take_tokens
+from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens
+from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
 
 
 class StepsAhead:
-    """The captured steps of one engine, over its batch, rows and requests."""
+    """Launches captured decode steps, at most one step ahead."""
 
     def __init__(
         self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, Writing]
@@ -48,7 +48,7 @@ class StepsAhead:
         self._unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
-        """Launch a decode step. False if it must run eagerly."""
+        """Launch a decode step; return False if the step must run eagerly."""
         if step.prefill or len(step.requests) < len(self._batch.running):
             return False
         shape = self._shape()
@@ -58,8 +58,10 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step; launch the next one before, if it does not depend on these tokens. Return the shape and
-        the token of each request that still runs (-1: none can be drawn)."""
+        """Read the unread step; return its shape and a token per running request (-1: no token could be drawn).
+
+        With `follow`, first launch the next step if its rows are known before these tokens are.
+        """
         unread, self._unread = self._unread, None
         if unread is None:
             return None
@@ -73,7 +75,6 @@ class StepsAhead:
         return self._unread is not None
 
     def drop(self) -> None:
-        """Wait for launched steps, drop their tokens, and free all graphs."""
         self._unread = None
         self.graphs.drop()
 
@@ -92,7 +93,7 @@ class StepsAhead:
 
     def _shape(self) -> StepShape | None:
         writing = [self._writing[id] for id in self._batch.running]
-        if any(each.request.sampling.logprobs for each in writing):
+        if not all(each.is_capturable for each in writing):
             return None
         return self.graphs.shape_of(list(self._store.arrays.values()), [each.draw for each in writing])
 
@@ -103,15 +104,14 @@ class StepsAhead:
 
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
-"""Takes a step, the mean length of its requests in tokens, and the seconds that it took."""
+"""Takes a step, the mean length of its requests in tokens, and its duration in seconds."""
 
 
 class ContinuousEngine:
-    """One model, many requests, a token of each at a time (`adapter.InferenceEngine`)."""
+    """One model with one running batch (`adapter.InferenceEngine`)."""
 
     name = "continuous"
     chosen = "every call joins one batch"
-    options = OWN_OPTIONS
 
     def __init__(
         self,
@@ -123,8 +123,15 @@ class ContinuousEngine:
         cache_bytes: int = 0,
         took: TookStep | None = None,
         graphs: DecodeGraphs | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
+        """Make an engine. `adapters`: folders of PEFT adapters by name."""
         self._decoder = decoder
+        shapes = decoder.shapes()
+        self._bank = AdapterBank(shapes, [layer.device for layer in decoder.layers])
+        self._adapters = AdapterCache(
+            {} if adapters is None else adapters, shapes, dtype=decoder.dtype, share_of=decoder.weights_bytes
+        )
         self._texts = texts
         self._prefixes = prefixes
         self._prefix_limit = prefixes.limit_bytes
@@ -145,12 +152,14 @@ class ContinuousEngine:
     def add(self, request: GenerationRequest) -> None:
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
-        self._texts.check(request, options=self.options)
-        length, most = len(request.prompt), request.sampling.max_new_tokens
+        adapter = self._adapters.get(request.sampling.adapter) if request.sampling.adapter else None
+        virtual = adapter.virtual_tokens if adapter is not None else 0
+        self._texts.check(request, virtual_tokens=virtual)
+        length, most = virtual + len(request.prompt), request.sampling.max_new_tokens
         why = self._batch.why_not(prompt=length, most=most)
         if why:
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
-        self._writing[request.id] = Writing(request, self._texts)
+        self._writing[request.id] = Writing(request, self._texts, adapter=adapter)
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
 
     def abort(self, request: int) -> None:
@@ -165,27 +174,29 @@ class ContinuousEngine:
             return self._step()
 
     def slots(self) -> int:
-        """Return how many requests of a usual length run at once."""
         limits = self._batch.limits
         usual = limits.cache_tokens // _USUAL_ROW_TOKENS
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """Return how full the batch is; requests with unreturned last tokens run."""
+        """Return the load; a request runs until its last token is returned."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
-        return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
+        return msgspec.structs.replace(
+            self._load, running=running, waiting=len(self._batch.waiting),
+            cache_tokens=self._batch.limits.cache_tokens, peak_tokens=self._batch.outgrown_tokens(),
+        )  # fmt: skip
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights and cache, kept prefixes and graphs included."""
+        """Return the memory of weights (with adapters) and cache; kept prefixes and graphs count as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         return EngineMemory(
-            weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes,
+            weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes + self._adapter_bytes,
             held_bytes=self._store.held_bytes + self._prefixes.size_bytes + graphs,
             budget_bytes=self._budget,
+            token_bytes=self._store.token_bytes,
         )
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the budget of the cache (`InferenceEngine.resize`); 0 = without one."""
         tokens, for_prefixes = 0, self._prefix_limit
         for_graphs = cache_bytes // 8 if self._ahead is not None else 0
         if cache_bytes:
@@ -214,7 +225,7 @@ class ContinuousEngine:
             self._store.trim(self._room)
 
     def sleep(self) -> None:
-        """Free the cache; on a GPU the weights move to the host."""
+        """Free the cache; on a GPU, move the weights to the host."""
         load = self.load()
         if load.running + load.waiting:
             raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot sleep")
@@ -222,14 +233,15 @@ class ContinuousEngine:
             self._ahead.drop()
         self._store.clear()
         self._prefixes.clear()
+        self._bank.clear()
         if self._decoder.device.type == "cuda":
-            self._decoder.move("cpu")
+            self._decoder.to_host()
             torch.cuda.empty_cache()
         self._asleep = True
 
     def wake(self) -> None:
         if self._asleep and self._decoder.device.type == "cuda":
-            self._decoder.move(self._decoder.device)
+            self._decoder.to_devices()
         self._asleep = False
 
     def stop(self) -> None:
@@ -264,14 +276,14 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Return the step without what a kept prefix holds, and the mean length of a decode step's rows."""
+        """Compute a step. Return it without the tokens of kept prefixes, and the mean row length of a decode step."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
         ]
         decodes = self._decode_parts(writing)
-        # Rows of an array compute all together. One that does not write takes part with a token whose keys and values
-        # are overwritten when it is read, so the parts that are read come last.
+        # All rows of an array compute together. A row that does not decode gets a dummy token. Reading its part
+        # overwrites the keys and values of the dummy, so the parts to read come last.
         parts: list[ReadPart | DecodePart] = [*decodes, *reads]
         tokens: list[int] = []
         positions: list[int] = []
@@ -282,14 +294,30 @@ class ContinuousEngine:
                 positions += range(start, start + count)
                 if isinstance(part, ReadPart) or id in writing:
                     last[id] = len(tokens) - 1
-        self._logits = self._decoder.forward(tokens, positions, parts, last=list(last.values()))
+        adapted = self._adapted(parts)
+        self._logits = self._decoder.forward(tokens, positions, parts, last=list(last.values()), adapted=adapted)
         counts = {part.request: part.count for part in reads}
         step = msgspec.structs.replace(
             step, requests=tuple(last), tokens=tuple(counts.get(id, 1) for id in last),
             starts=tuple(self._batch.running[id].read for id in last),
         )  # fmt: skip
-        rows = sum(part.count for part in decodes)  # a row counts as long as the longest of its array
+        rows = sum(part.count for part in decodes)  # attention computes every row of an array up to the longest one
         return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
+
+    def _adapted(self, parts: Sequence[ReadPart | DecodePart]) -> AdaptedTokens | None:
+        running = [self._writing[id].adapter for id in self._batch.running]
+        if not any(running):
+            return None
+        self._bank.hold([each for each in running if each is not None])
+        adapters: list[Adapter | None] = []
+        soft: list[tuple[int, torch.Tensor]] = []
+        for part in parts:
+            for id, start, count in part.spans():
+                adapter = self._writing[id].adapter
+                if adapter is not None and adapter.vectors is not None and start < len(adapter.vectors):
+                    soft.append((len(adapters), adapter.vectors[start : start + count]))
+                adapters += [adapter] * count
+        return AdaptedTokens(self._bank, adapters, soft)
 
     def _read_part(self, id: int, most: int) -> ReadPart:
         state = self._batch.running[id]
@@ -310,7 +338,7 @@ class ContinuousEngine:
         done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
         logits = self._logits if len(done) == len(states) else self._logits[done]
         writings = [self._writing[states[at].id] for at in done]
-        tokens = take_tokens([writing.draw for writing in writings], logits) if writings else []
+        tokens = next_tokens(writings, logits) if writings else []
         new = [writing.take(token, row) for writing, token, row in zip(writings, tokens, logits, strict=True)]
         for at in done:
             if not states[at].made:
@@ -347,7 +375,7 @@ class ContinuousEngine:
     # ---- prefixes
 
     def _begin(self, writing: Writing, array: Any, row: int) -> int:
-        prefix, length = self._prefixes.find([tuple(writing.ids)])
+        prefix, length = self._prefixes.find([writing.prefix()])
         if prefix is None:
             return 0
         for number, (keys, values) in enumerate(prefix.kv):
@@ -356,7 +384,7 @@ class ContinuousEngine:
         return length
 
     def _keep(self, writing: Writing) -> None:
-        length = len(writing.request.prompt)
+        length = writing.prompt_tokens
         size = length * self._store.token_bytes
         if size * 2 > self._prefixes.limit_bytes:
             return
@@ -365,7 +393,13 @@ class ContinuousEngine:
             (keys[row : row + 1, :, :length].clone(), values[row : row + 1, :, :length].clone())
             for keys, values in zip(array.keys, array.values, strict=True)
         ]
-        self._prefixes.saw(writing.request.prompt, layers, size)
+        self._prefixes.saw(writing.prefix(length), layers, size)
+
+    @property
+    def _adapter_bytes(self) -> int:
+        """Bytes of adapters on the device, and on a CPU also of those kept on the host."""
+        kept = self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0
+        return self._bank.size_bytes + kept
 
     @property
     def _room(self) -> float:

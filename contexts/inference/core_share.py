@@ -1,12 +1,12 @@
-"""The number of compute threads of a library that shares its cores.
+"""Choose the number of compute threads of a library that shares its cores.
 
-PyTorch's threads spin between two operations: two libraries of two threads on two cores computed at a thirtieth of the
-speed of one thread each (docs/decisions/066). If `n` threads had clearly less than `n` cores give and no core was idle,
-a library continues with as many threads as it had cores. When cores become idle it tries more, and waits twice as long
-after each failure.
+PyTorch's threads spin between two operations: two libraries with two threads each on two cores ran at 1/30 of the speed
+of one thread each (docs/decisions/066). If `n` threads got clearly less than `n` cores while no core was idle, a
+library continues with as many threads as it got cores. When cores become idle, it tries more threads; the pause between
+tries doubles after each failure.
 
-Each computing thread keeps OpenMP helper threads. With more of them than cores a decode step takes 1.7 times as long
-(docs/decisions/058), so the thread that loaded a model releases its helpers.
+Each computing thread keeps OpenMP helper threads. If their number exceeds the cores, a decode step takes 1.7 times as
+long (docs/decisions/058), so the thread that loaded a model releases its helpers.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ log = logging.getLogger(__name__)
 _WINDOW_S = 0.5
 """Seconds of computing between two checks of the processor time."""
 _CROWDED = 0.75
-"""With less than this share of a core for each thread, a library looks whether cores were idle."""
+"""Below this share of a core per thread, a library checks whether cores were idle."""
 _IDLE = 0.8
-"""Share of a core that has to be idle for one more thread."""
+"""Share of a core that must be idle for one more thread."""
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """The number of threads for `computing()`: PyTorch's own, until others compute on the same cores. `idle_cores`
-    returns the mean number of idle cores since its last call, or None."""
+    """The number of threads for `computing()`; lower than PyTorch's while other processes use the same cores.
+
+    `idle_cores` returns the mean number of idle cores since its last call, or None.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class CoreShare:
     ) -> None:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
         self._most: int | None = None
-        """The most threads that there are cores for; None: no limit."""
+        """Thread limit; None: no limit."""
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
@@ -56,7 +58,6 @@ class CoreShare:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Compute in this block, in the calling thread and its helpers."""
         wanted, threads = self._fit()
         began_s, began_cpu_s = self._clock(), self._cpu_time()
         try:
@@ -70,7 +71,7 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the thread's number of threads. Return the wanted one, which other code may change, and the set one."""
+        """Set the thread count; return the wanted count, which other code may change, and the count that was set."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -90,7 +91,7 @@ class CoreShare:
             if self._tries:
                 self._pause_s = min(_LONGEST_S, 2 * self._pause_s)
             else:
-                log.info("others compute on these cores too: %.0f threads had %.1f cores", threads, share)
+                log.info("other processes use these cores, too: %.0f threads had %.1f cores", threads, share)
             self._most, self._try_at, self._tries = max(1, floor(share + 0.2)), now + self._pause_s, False
         elif self._tries:
             self._tries, self._pause_s = False, _TRY_AGAIN_S
@@ -129,18 +130,18 @@ def core_share() -> CoreShare:
 
 
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return the block to compute in on this device: on a CPU, with as many threads as this library has cores."""
+    """Return the context manager for computing on this device; on a CPU it adapts the thread count."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 
 _SOFT = 1
-"""`omp_pause_soft` of OpenMP 5.0 §3.2.43: threads end, settings stay. The next operation makes new ones."""
+"""`omp_pause_soft` (OpenMP 5.0 §3.2.43): threads end, settings stay. The next operation starts new threads."""
 
 
 def release_helper_threads() -> None:
-    """End the OpenMP helpers of the calling thread, if OpenMP is GNU's."""
+    """End the calling thread's OpenMP helpers, if OpenMP is GNU's."""
     for path in _openmp_libraries():
-        with contextlib.suppress(AttributeError, OSError):  # before OpenMP 5.0, or removed since
+        with contextlib.suppress(AttributeError, OSError):  # older than OpenMP 5.0, or the file was removed
             ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
 
 

@@ -1,10 +1,10 @@
-"""Decode steps as captured graphs, one for each shape of the batch.
+"""Run decode steps as captured graphs, one graph per shape of the batch.
 
-An eager decode step launches hundreds of small kernels, which takes longer than they run; a graph launches them at
-once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a number of
-rows (a power of two, or all), and how tokens are chosen. When an array gets other memory, its graphs are dropped. Each
-replay leaves its tokens and positions in `RowBuffers` as the next step's input; only the reader of a step's tokens
-waits, for an event.
+An eager decode step launches hundreds of small kernels, which takes longer than the kernels run. A graph launches them
+at once. A *shape* is the row length and row count (a power of two, or all rows) of each used array, and how tokens are
+chosen. A shape is captured after a few eager uses. When an array gets other memory, its graphs are dropped. Each replay
+leaves its tokens and positions in `RowBuffers` as inputs of the next step. Only reading a step's tokens waits for the
+device.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stoker.contexts.inference.kernels import TokenDraw, drawn_tokens
 from stoker.units import show_bytes
 
 _WARM_UPS = 2
-"""Runs before a capture, in which libraries allocate their workspaces and choose their kernels."""
+"""Runs before a capture: libraries allocate their workspaces and choose their kernels."""
 
 Replay = Callable[[], None]
-"""Enqueues a captured function on the device, and returns without waiting."""
+"""Enqueues a captured function on the device and returns without waiting."""
 
 
 class GraphBackend(Protocol):
@@ -35,22 +35,22 @@ class GraphBackend(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Device memory that captured functions hold for their temporary tensors."""
+        """Device memory for temporary tensors of captured functions."""
 
     def capture(self, function: Callable[[], None]) -> Replay:
         """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Enqueue a copy of host values into a tensor of the device."""
+        """Enqueue a copy of host values into a device tensor."""
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host; the returned function waits for it."""
+        """Enqueue a copy to the host; the returned function waits for the copy."""
 
     def wait(self) -> None:
         """Wait for all launched work."""
 
     def clear(self) -> None:
-        """Free the memory of graphs. The caller has dropped all replays."""
+        """Free the graphs' memory. The caller must have dropped all replays."""
 
 
 class CudaGraphs:
@@ -63,7 +63,7 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Capture on a side stream. Other threads may use CUDA meanwhile (`thread_local`)."""
+        """Capture on a side stream; other threads may use CUDA meanwhile (`thread_local`)."""
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -83,7 +83,7 @@ class CudaGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy through pinned memory, which PyTorch keeps until the copy has ended."""
+        """Copy through pinned memory, which PyTorch keeps until the copy ends."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
@@ -102,7 +102,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the pool: PyTorch does not reuse one that no graph holds."""
+        """Free the pool: PyTorch does not reuse an empty pool."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -118,7 +118,7 @@ class CudaGraphs:
 
 
 def graphs_for(device: torch.device) -> GraphBackend | None:
-    """Return the backend of this device; None, with a line in the log, without one."""
+    """Return the graph backend of this device, or None."""
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
@@ -128,7 +128,7 @@ def graphs_for(device: torch.device) -> GraphBackend | None:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 4
-"""A capture takes as long as about 20 eager steps."""
+"""Eager uses of a shape before its capture, which takes as long as about 20 eager steps."""
 _MOST_GRAPHS = 64
 _PROBE_TOKENS, _PROBE_STEPS = 7, 3
 
@@ -137,8 +137,10 @@ _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 
 
 class RowBuffers:
-    """Inputs and outputs of captured steps, an element a row. `draws`: temperature (0 = greedy), `top_p`, random
-    number. `written`: -1 without a token."""
+    """Inputs and outputs of captured steps, one element per row.
+
+    `draws`: temperature (0 = greedy), `top_p`, random number. `written`: -1 if no token could be drawn.
+    """
 
     def __init__(self, most: int, device: torch.device) -> None:
         self.tokens, self.positions, self.order, self.written = torch.zeros(
@@ -149,7 +151,7 @@ class RowBuffers:
 
 
 class RowInput(msgspec.Struct, frozen=True):
-    """A row's token in the next step, its position, and how the following one is drawn."""
+    """A row's next token and position, and how its following token is drawn."""
 
     token: int
     position: int
@@ -157,7 +159,7 @@ class RowInput(msgspec.Struct, frozen=True):
 
 
 class StepShape:
-    """Arrays with a number of rows each, and the request of each row (None for a row that no request has)."""
+    """Arrays with their row counts, and the request of each row (None for an unused row)."""
 
     def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
         self.arrays = arrays
@@ -175,13 +177,11 @@ class StepShape:
 
     @property
     def versions(self) -> list[tuple[RowArray, int]]:
-        """The memory for which a graph of this shape is valid."""
+        """The arrays and their versions for which a graph of this shape is valid."""
         return [(array, array.version) for array in self.arrays]
 
 
 class LaunchedStep(NamedTuple):
-    """A launched step. `tokens` waits for its tokens."""
-
     shape: StepShape
     tokens: Callable[[], list[int]]
 
@@ -192,8 +192,7 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder, for at most `rows` requests. `uses`: eager uses of a shape before its
-    capture."""
+    """The captured steps of one decoder, for at most `rows` requests."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
@@ -213,7 +212,7 @@ class DecodeGraphs:
         return self._backend.held_bytes + self._buffers.held_bytes
 
     def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
-        """Return the shape of a step over all rows; None if it must run eagerly."""
+        """Return the shape of a step over all rows; None if the step must run eagerly."""
         if self.failed:
             return None
         drawing = [draw for draw in draws if not draw.greedy]
@@ -226,7 +225,7 @@ class DecodeGraphs:
         return graph is not None and graph.versions == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use. True if the shape has a graph, or should get one."""
+        """Count a use of the shape. True if it has a graph, or should get one."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -235,11 +234,13 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, captured first if needed; None, after a warning, if that fails. With `after`, the step
-        launched last, tokens are read from the device, and the shape must have a graph."""
+        """Launch a step, and capture it first if needed; None if the capture fails.
+
+        `after`: the previous step, whose tokens are read on the device; the shape must then have a graph.
+        """
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
-        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # the last used is last
+        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end, as the last used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
             self._place(shape, inputs, after=after)
         if shape.draws != GREEDY:
@@ -249,14 +250,13 @@ class DecodeGraphs:
         return LaunchedStep(shape, self._backend.download(self._buffers.written[: len(shape.requests)]))
 
     def drop(self) -> None:
-        """Wait for the device, and free the memory of all graphs."""
         self._backend.wait()
         self._graphs.clear()
         self._uses.clear()
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager ones. On a difference or failure warn, and run eagerly from now on."""
+        """Compare captured steps with eager steps. On a difference or failure, warn and run eagerly from now on."""
         try:
             off = self._difference()
         except Exception as error:
@@ -278,7 +278,7 @@ class DecodeGraphs:
             del self._graphs[next(iter(self._graphs))]
         if not self._graphs:
             self._backend.clear()
-        self._place(shape, inputs)  # for the warm-up, which moves them on: they are placed again before the replay
+        self._place(shape, inputs)  # the warm-up changes the buffers; they are filled again below
         try:
             replay = self._backend.capture(partial(self._advance, shape))
         except Exception as error:  # out of memory, or an operation that cannot be captured
@@ -299,7 +299,7 @@ class DecodeGraphs:
         log.warning("decode steps run without graphs: %s", why)
         try:
             self.drop()
-        except Exception as error:  # a device that has failed says so at the next step
+        except Exception as error:  # a failed device raises again at the next step
             log.debug("graphs could not be dropped: %s", error)
         return False
 
@@ -310,7 +310,7 @@ class DecodeGraphs:
         for array, rows in zip(shape.arrays, shape.rows, strict=True):
             here = positions[at : at + rows]
             parts.append(DecodePart(array, here, dtype=self._decoder.dtype))
-            following.append((here + 1).clamp(max=array.tokens - 1))  # a row without a request stays within it
+            following.append((here + 1).clamp(max=array.tokens - 1))  # keep unused rows within the array
             at += rows
         logits = self._decoder.forward_tensors(tokens, positions, parts)
         if logits_into is not None:
@@ -372,7 +372,7 @@ class DecodeGraphs:
             tokens = self._backend.download(self._buffers.written[:2])()
             if not 0 <= min(tokens) <= max(tokens) < expected.shape[-1]:
                 return math.inf
-            short = expected[0].max() - expected[0, tokens[0]]  # the greedy token is the likeliest, or as likely
+            short = expected[0].max() - expected[0, tokens[0]]  # the greedy token must have (almost) the highest logit
             apart = float(torch.maximum((logits.float() - expected).abs().mean(), short) / expected.std())
             off = max(off, math.inf if math.isnan(apart) else apart)
         return off

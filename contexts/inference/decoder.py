@@ -1,25 +1,27 @@
-"""A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value rows.
+"""A lean decoder of the Llama family over a batch of requests of any lengths, and its key-value rows.
 
 On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058). Here
-all tokens form one tensor `[tokens, width]`; attention takes one request at a time while it is read, and an array of
-rows at a time while they write. `decoder_of` takes Llama, SmolLM, Mistral, Qwen 2 and Qwen 3, and compares the two on a
-few tokens.
+all tokens form one tensor `[tokens, width]`. Attention takes one request at a time while its prompt is read, and all
+rows of an array while they decode. `decoder_of` compares the decoder with the model on a few tokens.
 
-A request has a row of keys and values in an array of rows of equal length, a power of two, so attention over an array
-computes at most twice what is needed. When one leaves, the last takes its place, so no step copies or gathers. Paged
-memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs another kernel.
+A request has one row of keys and values in an array of rows of equal length, a power of two. Attention therefore
+computes at most twice what is needed. When a request leaves, the last row moves to its place, so steps copy nothing.
+Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs another kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from stoker.contexts.adapter_files import BaseShapes
 from stoker.contexts.batching import row_tokens
 from stoker.contexts.inference.kernels import PackedLinear, decode_attention
+from stoker.contexts.inference.peft_adapters import AdaptedTokens
 
 _FEWEST_ROWS = 4
 
@@ -27,37 +29,40 @@ _FEWEST_ROWS = 4
 class RowArray:
     """Keys and values of all layers, `[rows, heads, tokens, size]` each."""
 
-    def __init__(self, *, tokens: int, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
+    def __init__(self, *, tokens: int, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
+        """Make an array without rows. `devices`: of each layer."""
         self.tokens = tokens
         self.requests: list[int] = []
         self._shape = (heads, tokens, size)
-        self._options = {"dtype": dtype, "device": device}
+        self._devices, self._dtype = devices, dtype
         self.capacity = 0
-        """Rows that memory is held for."""
+        """Number of allocated rows."""
         self.version = 0
-        """Changes when keys and values get new addresses."""
-        self.keys = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
-        self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
+        """Count of moves of the keys and values to new addresses."""
+        self.keys = [self._empty(0, device) for device in devices]
+        self.values = [self._empty(0, device) for device in devices]
 
     def set_capacity(self, rows: int) -> None:
-        """Allocate this many rows, one layer at a time."""
         used = len(self.requests)
         self.version += 1
-        self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
+        self.capacity = min(self.capacity, max(rows, used))  # if an allocation fails, some layers have more rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):
-                new = torch.empty((max(rows, used), *self._shape), **self._options)
+                new = self._empty(max(rows, used), self._devices[layer])
                 new[:used] = old[:used]
                 arrays[layer] = new
         self.capacity = max(rows, used)
 
+    def _empty(self, rows: int, device: Any) -> torch.Tensor:
+        return torch.empty((rows, *self._shape), dtype=self._dtype, device=device)
+
 
 class KVStore:
-    """The rows of all requests of one model."""
-
-    def __init__(self, *, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
-        self._make = {"layers": layers, "heads": heads, "size": size, "dtype": dtype, "device": device}
-        self.token_bytes: int = 2 * layers * heads * size * dtype.itemsize
+    def __init__(self, *, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
+        """Make an empty store. `devices`: of each layer."""
+        self._make = {"heads": heads, "size": size, "dtype": dtype, "devices": devices}
+        self.token_bytes: int = 2 * max(Counter(devices).values()) * heads * size * dtype.itemsize
+        """Bytes of a token on the device with the most layers."""
         self.arrays: dict[int, RowArray] = {}
         self._of: dict[int, RowArray] = {}
 
@@ -70,8 +75,9 @@ class KVStore:
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row for `tokens` and keep its content. All arrays hold at most `room_tokens`; the rows in
-        use fit."""
+        """Give the request a row for `tokens` and keep the row's content. All arrays together have at most
+        `room_tokens`.
+        """
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -79,7 +85,7 @@ class KVStore:
         if old is not None:
             at = old.requests.index(request)
             kept = [(keys[at].clone(), values[at].clone()) for keys, values in zip(old.keys, old.values, strict=True)]
-            self.free(request)  # its row may be the room that the longer one needs
+            self.free(request)  # the longer row may need this memory
         array = self.arrays.get(size)
         if array is None:
             array = self.arrays[size] = RowArray(tokens=size, **self._make)
@@ -87,7 +93,7 @@ class KVStore:
             self._grow(array, room_tokens)
         row = len(array.requests)
         for layer in (*array.keys, *array.values):
-            layer[row].zero_()  # the rest of an earlier request may be no number, and a mask does not hide that
+            layer[row].zero_()  # old content may be NaN, which a mask does not hide
         for layer, (keys, values) in enumerate(kept):
             array.keys[layer][row, :, : keys.shape[1]] = keys
             array.values[layer][row, :, : values.shape[1]] = values
@@ -99,7 +105,6 @@ class KVStore:
         return array, array.requests.index(request)
 
     def free(self, request: int) -> None:
-        """Free the request's row. No-op without one."""
         array = self._of.pop(request, None)
         if array is None:
             return
@@ -112,7 +117,7 @@ class KVStore:
         array.requests.pop()
 
     def trim(self, room_tokens: float = 0) -> None:
-        """Free unused memory until all arrays hold at most `room_tokens`."""
+        """Free unused memory until all arrays have at most `room_tokens`."""
         for array in list(self.arrays.values()):
             if self.held_tokens <= room_tokens:
                 return
@@ -138,25 +143,26 @@ class KVStore:
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""They turn a token by its position alone; others (dynamic, longrope) depend on the longest text of the batch."""
+"""Rotary embeddings that depend only on a token's position; others (dynamic, longrope) depend on the longest text."""
 _PROBE = 12
 
 
 class ReadPart:
-    """`count` tokens of one request that are read now, from `start` on."""
+    """`count` tokens of one request to read in this step, from `start` on."""
 
     def __init__(self, request: int, array: RowArray, *, start: int, count: int) -> None:
         self.request, self.array, self.start, self.count = request, array, start, count
         self.row = array.requests.index(request)
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Return its request, first token and number of tokens."""
         return [(self.request, self.start, self.count)]
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position. Attention looks at tokens up to
-    the largest of `places`, the positions on the host; without them at whole rows."""
+    """The first `len(positions)` rows of an array, each with one token.
+
+    Attention covers tokens up to the largest of `places` (the positions on the host), or whole rows without `places`.
+    """
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -168,6 +174,15 @@ class DecodePart:
         self.width = -(-(max(places) + 1) // 16) * 16 if places else array.tokens
         seen = torch.arange(self.width, device=device)[None, :] <= positions[:, None]
         self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
+        self._elsewhere: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rows, positions and mask on a device."""
+        if device == self.positions.device:
+            return self.rows, self.positions, self.mask
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self.rows.to(device), self.positions.to(device), self.mask.to(device)
+        return self._elsewhere[device]
 
     def spans(self) -> list[tuple[int, int, int]]:
         return [(id, place, 1) for id, place in zip(self.array.requests, self._places, strict=False)]
@@ -176,6 +191,7 @@ class DecodePart:
 class _Layer:
     def __init__(self, layer: Any, *, packs: torch.dtype | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        self.device = attention.q_proj.weight.device
         self.norm, self.after = layer.input_layernorm, layer.post_attention_layernorm
         self.qkv = PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
         self.out = PackedLinear([attention.o_proj], packs=packs)
@@ -186,11 +202,12 @@ class _Layer:
 
 
 class LeanDecoder:
-    """One model's layers. Not for several threads at once."""
+    """The layers of one model. Not thread-safe."""
 
     def __init__(self, model: Any, *, packs: torch.dtype | None = None) -> None:
         config, inner = model.config, model.model
         self._model = model
+        self._homes = {name: part.device for name, part in _tensors(model)}
         self.device, self.dtype = next(model.parameters()).device, model.dtype
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
@@ -202,7 +219,11 @@ class LeanDecoder:
 
     @property
     def weights_bytes(self) -> int:
-        return sum(part.numel() * part.element_size() for part in self._model.parameters())
+        """The weights on the device that holds most of them."""
+        found = Counter[torch.device]()
+        for name, part in self._model.named_parameters():
+            found[self._homes[name]] += part.numel() * part.element_size()
+        return max(found.values())
 
     @property
     def vocabulary(self) -> int:
@@ -210,20 +231,34 @@ class LeanDecoder:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of weight copies in addition to the model's own."""
         return sum(linear.packed_bytes for linear in self._linears())
 
+    def shapes(self) -> BaseShapes:
+        first = self._model.model.layers[0]
+        modules = {**dict(first.self_attn.named_children()), **dict(first.mlp.named_children())}
+        found = {
+            name: (int(module.weight.shape[1]), int(module.weight.shape[0]))
+            for name, module in modules.items()
+            if name.endswith("_proj")
+        }
+        return BaseShapes(len(self.layers), int(self._model.config.hidden_size), found)
+
     def fuse(self) -> None:
-        """Store weights with the same input in one tensor; the model's own become views."""
+        """Store weights with the same input in one tensor; the model's weights become views."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()
 
-    def move(self, device: Any) -> None:
+    def to_host(self) -> None:
         for linear in self._linears():
             linear.unfuse()
-        self._model.to(device)
-        if self._fuses and torch.device(device).type != "cpu":
+        for _, part in _tensors(self._model):
+            part.data = part.data.to("cpu")
+
+    def to_devices(self) -> None:
+        for name, part in _tensors(self._model):
+            part.data = part.data.to(self._homes[name])
+        if self._fuses:
             self.fuse()
 
     def decode_part(self, array: RowArray, places: Sequence[int]) -> DecodePart:
@@ -231,7 +266,7 @@ class LeanDecoder:
 
     def new_store(self) -> KVStore:
         return KVStore(
-            layers=len(self.layers), heads=self.kv_heads, size=self.size, dtype=self.dtype, device=self.device
+            heads=self.kv_heads, size=self.size, dtype=self.dtype, devices=[layer.device for layer in self.layers]
         )
 
     def forward(
@@ -241,13 +276,18 @@ class LeanDecoder:
         parts: Sequence[ReadPart | DecodePart],
         *,
         last: Sequence[int],
+        adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
-        """Return logits `[len(last), vocabulary]` after the tokens at the ascending places `last`; keys and values go
-        into the cache. `tokens` and `positions` are those of all parts in turn."""
+        """Compute the parts, write their keys and values to the cache, and return logits `[len(last), vocabulary]`.
+
+        `tokens` and `positions` belong to the parts in order; `last` are ascending indices of the tokens with logits.
+        `adapted`: the adapters of the tokens.
+        """
         places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
         return self.forward_tensors(
-            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places
-        )
+            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places,
+            adapted=adapted,
+        )  # fmt: skip
 
     def forward_tensors(
         self,
@@ -256,25 +296,45 @@ class LeanDecoder:
         parts: Sequence[ReadPart | DecodePart],
         *,
         last: torch.Tensor | None = None,
+        adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
-        """`forward` with all numbers on the device; `last` None = every place."""
+        """Like `forward`, but with tensors on the device; `last` None = all tokens."""
         x = self._embed(tokens)
+        if adapted is not None:
+            adapted.embed(x)
         cos, sin = self._rotary(x[None], positions[None])
         cos, sin = cos[0][:, None], sin[0][:, None]
         sin = torch.cat((-sin[..., : self.size // 2], sin[..., self.size // 2 :]), dim=-1)
         q_width, kv_width = self.heads * self.size, self.kv_heads * self.size
         for number, layer in enumerate(self.layers):
-            qkv = layer.qkv(_norm(x, layer.norm))
+            if layer.device != x.device:
+                x, cos, sin = x.to(layer.device), cos.to(layer.device), sin.to(layer.device)
+            h = _norm(x, layer.norm)
+            qkv = layer.qkv(h)
+            if adapted is not None:
+                adapted.add(number, "qkv", h, qkv)
             qk = qkv[:, : q_width + kv_width].view(len(tokens), -1, self.size)
             if layer.q_norm is not None:
                 q, k = qk.split([self.heads, self.kv_heads], dim=1)
                 qk = torch.cat([_norm(q, layer.q_norm), _norm(k, layer.k_norm)], dim=1)
             qk = torch.addcmul(qk * cos, qk.roll(self.size // 2, dims=-1), sin)
             v = qkv[:, q_width + kv_width :].view(len(tokens), -1, self.size)
-            x = x + layer.out(self._attend(number, qk[:, : self.heads], qk[:, self.heads :], v, parts))
-            up = layer.up(_norm(x, layer.after))
+            h = self._attend(number, qk[:, : self.heads], qk[:, self.heads :], v, parts)
+            out = layer.out(h)
+            if adapted is not None:
+                adapted.add(number, "out", h, out)
+            x = x + out
+            h = _norm(x, layer.after)
+            up = layer.up(h)
+            if adapted is not None:
+                adapted.add(number, "up", h, up)
             half = up.shape[-1] // 2
-            x = x + layer.down(layer.act(up[:, :half]) * up[:, half:])
+            h = layer.act(up[:, :half]) * up[:, half:]
+            down = layer.down(h)
+            if adapted is not None:
+                adapted.add(number, "down", h, down)
+            x = x + down
+        x = x.to(self.device)
         if last is not None:
             x = x[last]
         return self._head(_norm(x, self._norm))
@@ -303,7 +363,7 @@ class LeanDecoder:
         values[:, part.start : end] = v.transpose(0, 1)
         query, causal, mask = q.transpose(0, 1)[None], part.start == 0, None
         if not causal:
-            mask = torch.ones(part.count, end, dtype=torch.bool, device=self.device).tril(part.start)
+            mask = torch.ones(part.count, end, dtype=torch.bool, device=q.device).tril(part.start)
         out = scaled_dot_product_attention(
             query, keys[None, :, :end], values[None, :, :end], attn_mask=mask, is_causal=causal, enable_gqa=True
         )
@@ -311,15 +371,15 @@ class LeanDecoder:
 
     def _decode(self, part: DecodePart, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = part.array.keys[number], part.array.values[number]
-        keys[part.rows, :, part.positions] = k
-        values[part.rows, :, part.positions] = v
+        rows, positions, mask = part.on(q.device)
+        keys[rows, :, positions] = k
+        values[rows, :, positions] = v
         keys, values = keys[: part.count, :, : part.width], values[: part.count, :, : part.width]
-        return self._attention(q, keys, values, part.mask)
+        return self._attention(q, keys, values, mask)
 
 
 def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
-    """Return the model's lean decoder, or None and the reason. `packs`: the precision of a second copy of the weights,
-    or None."""
+    """Return the model's lean decoder, or None and the reason. `packs`: the precision of a weight copy, or None."""
     config = model.config
     if config.model_type not in _FAMILY:
         return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"
@@ -335,7 +395,7 @@ def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDec
     try:
         decoder = LeanDecoder(model, packs=packs)
         off = _difference(decoder, model)
-    except Exception as error:  # another version of Transformers may build its modules otherwise
+    except Exception as error:  # another version of Transformers may have other modules
         return None, f"its modules are not as expected ({type(error).__name__}: {error})"
     if off > (1e-3 if model.dtype == torch.float32 else 0.15):
         return None, f"its own modules give other numbers (off by {off:.2g} of their spread)"
@@ -354,6 +414,11 @@ def _difference(decoder: LeanDecoder, model: Any) -> float:
     part = decoder.decode_part(array, [before])
     written = decoder.forward(tokens[before:], [before], [part], last=[0])
     return float((torch.cat([read, written]).float() - expected).abs().mean() / expected.std())
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""One thread steps the engine; the slots of the library hand it requests and wait for their texts.
+"""One thread steps the engine; the library's slots submit requests to it and wait for their texts.
 
-The calls of all slots share one batch, and a function that does other work delays no call. Other readings of the model
-(label scores) are jobs that the thread runs, one after each step. Code that needs the model for itself (tuning) holds
-it. When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave before the next step,
-and its waiting jobs do not run.
+The calls of all slots share one batch. Other uses of the model (label scores) are jobs; the thread runs one after each
+step. Code that needs the model exclusively (tuning) holds it. When a call is asked to stop (`ambient.CallStop`), its
+waits raise at once, its requests leave before the next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import msgspec
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
 from stoker.contexts.inference.adapter import (
+    DeviceShare,
     EngineLoad,
-    EngineTurns,
     EngineWork,
     GenerationRequest,
     InferenceEngine,
@@ -37,6 +36,7 @@ from stoker.contexts.inference.adapter import (
     work_of,
 )
 from stoker.contexts.inference.core_share import release_helper_threads
+from stoker.contexts.inference.options import OptionRefused
 from stoker.errors import StokerError
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PACE = 0.2
-"""Weight of the last step in the forecast of the next one."""
+"""Weight of the last step in the forecast of the next step."""
 _EXIT_S = 30.0
-"""Seconds that an ending process waits for a running step."""
+"""Seconds that an exiting process waits for a running step."""
 _LOOK_S = 0.1
-"""Seconds between two checks whether a call that waits for the model was told to stop."""
+"""Seconds between two checks whether a call that waits for the model was asked to stop."""
 
 
 class Generation:
-    """The new tokens of one request, or the error that ended it."""
+    """The new tokens of one request, or its error."""
 
     def __init__(
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
@@ -63,14 +63,15 @@ class Generation:
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        # The fields of `device_turns.OpenRequest`; no properties, because each step reads them.
+        # Fields of `OpenRequest`. Each step reads them, so they are no properties.
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
-        """Yield the tokens as they come. Raises ValueError for a request that never runs, and Evicted when its call is
-        to stop."""
+        """Yield tokens as they are written. Raises ValueError if the request can never run, and Evicted if its call is
+        asked to stop.
+        """
         while True:
             come = self._come.get()
             self.stop.check()
@@ -84,14 +85,13 @@ class Generation:
                 return
 
     def abort(self) -> None:
-        """Take the request out of the engine. No-op if it has ended."""
         if not self.over:
             self._ends()
             if self._leave is not None:
                 self._leave(self.request.id)
 
     def stopped(self) -> None:
-        """Take the request out of the engine and wake its reader."""
+        """Remove the request from the engine and wake its reader."""
         if self._leave is not None:
             self._leave(self.request.id)
         self._come.put(Evicted())
@@ -104,13 +104,12 @@ class Generation:
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1)."""
         if self.made and not self.request.tpot_s:
             return inf
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Hand on a token, at once for pieces, else at the end."""
+        """Give the reader a token: at once if the request wants pieces, else when the text ends."""
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -153,8 +152,10 @@ class _ModelJob(Generic[T]):
 
 
 class EngineThread:
-    """An engine, its thread, and the requests of all slots. `make` makes the engine on first use. It computes within
-    `computing()`."""
+    """An engine, its thread, and the requests of all slots.
+
+    `make` creates the engine on first use. Computing happens within `computing()`.
+    """
 
     def __init__(
         self,
@@ -165,23 +166,24 @@ class EngineThread:
         self._make = make
         self._computing = computing
         self._engine: InferenceEngine | None = None
-        self._turn = threading.RLock()  # its holder may touch the model; the thread holds it for a step at a time
+        self._turn = threading.RLock()  # its holder may use the model; the thread holds it during a step
         self._inbox: deque[Generation | int] = deque()
         self._jobs: deque[_ModelJob[Any]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
-        self._wanted, self._held = 0, 0  # how often callers wanted to hold the model, and have held it
+        self._wanted, self._held = 0, 0  # how often callers asked for the model, and got it
         self._holder = 0
-        self._device_turns: EngineTurns | None = None
-        self._step_s = 0.0  # how long a step takes of late
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests so far, and their mean of written tokens
+        self._device_turns: DeviceShare | None = None
+        self._asleep = False
+        self._step_s = 0.0  # recent duration of a step
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests, ended requests, mean of their tokens
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
-        release_helper_threads()  # of the thread that has loaded the model
+        release_helper_threads()  # helpers of the thread that loaded the model
         atexit.register(_close_at_exit, weakref.ref(self), self._thread, self._pid)
 
     @property
@@ -193,7 +195,7 @@ class EngineThread:
             return self._engine
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch; 0 before the first use."""
+        """Return the load of the batch; zeros before the first use."""
         engine = self._engine
         return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 
@@ -201,7 +203,7 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
-        """Hand a request to the engine; it joins before the next step. Raises Evicted if the call was told to stop."""
+        """Submit a request, which joins before the next step. Raises Evicted if the call was asked to stop."""
         self._check_process()
         self._check_not_held()
         stop = ambient.call_stop()
@@ -224,12 +226,14 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model, between two steps; return its result. Raises Evicted when the call is
-        told to stop, although the function finishes."""
+        """Run a function that reads the model between two steps, and return its result.
+
+        Raises Evicted if the call is asked to stop; the function still finishes.
+        """
         self._check_process()
         stop = ambient.call_stop()
         stop.check()
-        if self._holder == threading.get_ident():  # the thread waits for this one
+        if self._holder == threading.get_ident():  # the engine thread waits for this thread
             return function()
         job = _ModelJob(function, stop)
         with self._work:
@@ -237,6 +241,24 @@ class EngineThread:
             self._jobs.append(job)
             self._work.notify()
         return job.result()
+
+    def sleep(self) -> None:
+        """Put the engine to sleep; until `wake` it takes no turns. Raises RuntimeError while requests run."""
+
+        def fall_asleep() -> None:
+            self.engine.sleep()
+            self._asleep = True
+
+        self.run(fall_asleep)
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+
+        def wake_up() -> None:
+            self.engine.wake()
+            self._asleep = False
+
+        self.run(wake_up)
 
     def close(self, *, wait: bool = True) -> None:
         """End the thread after its step; open requests fail."""
@@ -252,13 +274,13 @@ class EngineThread:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
-        """Give the caller the engine and its model alone."""
+        """Hold the model exclusively; yield the engine."""
         with self.alone():
             yield self.engine
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Give the caller the model alone."""
+        """Hold the model exclusively."""
         self._check_process()
         stop = ambient.call_stop(own_thread=True)
         with self._work:
@@ -266,7 +288,7 @@ class EngineThread:
         try:
             while not self._turn.acquire(timeout=_LOOK_S):
                 stop.check()
-        finally:  # even if a signal's exception ends the wait: the thread continues when this has caught up
+        finally:  # also if a signal handler raises: the engine thread waits until `_held` equals `_wanted`
             with self._work:
                 self._held += 1
                 self._work.notify()
@@ -304,7 +326,7 @@ class EngineThread:
         except BaseException as failure:
             log.exception("the engine's thread failed")
             self._failure = failure
-        finally:  # whatever ends the thread: no caller waits in vain
+        finally:  # fail all open requests, so that no caller waits forever
             with self._work:
                 self._over = True
             error = StokerError("the model was closed before this was complete")
@@ -316,7 +338,7 @@ class EngineThread:
             try:
                 if self._device_turns is not None:
                     self._device_turns.close()
-            except Exception:  # the engine still has to stop
+            except Exception:  # the engine must still be stopped
                 log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
             self._device_turns = None
             if self._engine is not None:
@@ -331,7 +353,10 @@ class EngineThread:
                     release_helper_threads()
                 if turns is not None and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
                     turns.end()
-                    turns.publish(self._engine_work())
+                    if self._asleep:
+                        turns.leave()
+                    else:
+                        turns.publish(self._engine_work())
                 while not self._over and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
                     self._work.wait()
                 if self._over:
@@ -354,7 +379,7 @@ class EngineThread:
 
     def _engine_work(self) -> EngineWork:
         now, open_ones = time.monotonic(), self._open.values()
-        return work_of(open_ones, now=now, taken_up=self._taken_up, mean_output=self._mean_output)
+        return work_of(open_ones, now=now, accepted_requests=self._taken_up, mean_output=self._mean_output)
 
     def _take_up(self) -> None:
         while self._inbox:
@@ -375,7 +400,7 @@ class EngineThread:
         try:
             tokens = self.engine.step()
         except BaseException as error:
-            log.exception("a step of the engine failed; its %d requests end with it", len(self._open))
+            log.exception("a step of the engine failed, and its %d requests with it", len(self._open))
             ended, self._open = self._open, {}
             for generation in ended.values():
                 generation.fail(_copy_of(error))
@@ -391,7 +416,7 @@ class EngineThread:
                 self._ended += 1
                 self._mean_output += (asked.made + 1 - self._mean_output) / self._ended
             if token.error:
-                asked.fail(RuntimeError(token.error))
+                asked.fail(OptionRefused(token.option, token.error) if token.option else RuntimeError(token.error))
             else:
                 asked.give(token)
 

@@ -1,14 +1,14 @@
-"""Matrix products, decode attention and the draw of the next token, in the way that is fastest on this processor.
+"""The fastest matrix products, decode attention and token draws for this processor.
 
-On a CPU PyTorch's linear layer reorders the weights at every call, which takes longer than the product for few rows
-(docs/decisions/058). oneDNN keeps a reordered copy: in `float32` on a processor without `bfloat16` instructions, where
-each product is rounded. The way of attention depends on the processor and the precision, never on the batch: a request
-gets the same tokens on every pilot of one kind.
+On a CPU, PyTorch's linear layer reorders the weights at every call. For few rows this takes longer than the product
+(docs/decisions/058), so oneDNN keeps a reordered copy. The copy is `float32` on a processor without `bfloat16`
+instructions. The attention function never depends on the batch: a request gets the same tokens on all pilots of one
+kind.
 
-A token is drawn by the inverse of its distribution function: the first token, in the order of the vocabulary (with
-`top_p` from the likeliest on), at which the sum of chances exceeds the request's next random number. The numbers come
-from the request's own generator on the host. A captured step shares these operations. (Not `torch.where` with a number,
-which copies the number to the device and waits.)
+A token is drawn by the inverse of its distribution function: the first token at which the sum of probabilities exceeds
+the request's next random number. Tokens are in the order of the vocabulary; with `top_p`, likeliest first. The
+request's own generator on the host makes the numbers. A captured step uses the same operations. (Not `torch.where` with
+a number, which copies the number to the device and waits.)
 """
 
 from __future__ import annotations
@@ -21,17 +21,25 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from stoker.contexts.inference.adapter import Finish, GenerationRequest, ModelTexts, NewToken, Sampling, TokenChance
+from stoker.contexts.inference.adapter import (
+    Finish,
+    GenerationRequest,
+    ModelTexts,
+    NewToken,
+    Sampling,
+    TokenChance,
+)
+from stoker.contexts.inference.peft_adapters import Adapter
+from stoker.contexts.inference.token_rules import allowed_logits, rules_of
 
 
 def multiplies_tiles() -> bool:
-    """True if the processor has matrix registers (Intel's AMX) that PyTorch uses."""
+    """True if PyTorch uses matrix registers of the processor (Intel's AMX)."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
 
 
 def multiplies_half() -> bool:
-    """True if the processor has instructions for `bfloat16`."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
 
@@ -40,15 +48,17 @@ _ROWS_EXPECTED = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the precisions of a copy of weights on a CPU, fastest first."""
+    """Return the precisions for a weight copy on a CPU, fastest first."""
     if dtype == torch.bfloat16 and not multiplies_half():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
 
 
 class PackedLinear:
-    """Linear layers over the same input, as one product where that is faster. `packs`: the precision of the copy, or
-    None."""
+    """Linear layers with the same input, computed as one product where that is faster.
+
+    `packs`: the precision of the weight copy, or None.
+    """
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -62,8 +72,8 @@ class PackedLinear:
             self._pack(packs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`[rows, in]` to `[rows, all outputs, one layer's after the other's]`."""
-        if self._packed is not None:  # for one row too, though it takes longer: a row comes out the same with others
+        """Compute `[rows, all outputs in the order of the layers]` from `[rows, in]`."""
+        if self._packed is not None:  # also for one row, though slower: a row's result must not depend on the batch
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
@@ -74,7 +84,7 @@ class PackedLinear:
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
     def fuse(self) -> None:
-        """Store the layers' weights in one tensor, with views."""
+        """Store all weights in one tensor; the layers' weights become views."""
         if len(self._layers) == 1 or self._packed is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -85,7 +95,6 @@ class PackedLinear:
             self._bias = self._joined_bias(self._fused.dtype)
 
     def unfuse(self) -> None:
-        """Compute a product for each layer again."""
         if self._fused is not None:
             self._fused = self._bias = None
 
@@ -104,18 +113,18 @@ class PackedLinear:
         self._bias = self._joined_bias(dtype)
         try:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
-        except (AttributeError, RuntimeError):  # a build without oneDNN, or a processor that it does not serve
+        except (AttributeError, RuntimeError):  # PyTorch was built without oneDNN, or oneDNN lacks this processor
             return
         self.packed_bytes = weight.numel() * weight.element_size()
 
 
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
-tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a multiple of `key heads`."""
+tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a multiple of `key heads`.
+"""
 
 
 def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
-    """Return the fastest way for this precision on this kind of device."""
     if device.type != "cpu":
         return ON_GPU
     if dtype == torch.float32:
@@ -126,20 +135,20 @@ def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
 
 
 def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """PyTorch's kernel, which shares a key between the heads of its group."""
+    """Call PyTorch's kernel, which shares a key between the heads of its group."""
     out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)
     return out.reshape(len(q), -1)
 
 
 def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same kernel; heads that share a key are queries of one head."""
+    """Call PyTorch's kernel with the heads of a group as queries of one head."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
 
 
 def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Two batches of matrix products with a softmax between them."""
+    """Compute two batched matrix products with a softmax between them."""
     rows, key_heads, _, size = keys.shape
     grouped = q.view(rows, key_heads, -1, size)
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
@@ -149,15 +158,14 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 ON_GPU: DecodeAttention = grouped_queries
 """With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes in
-`float32`. Grouped queries keep to the memory-efficient kernel."""
+`float32`. Grouped queries use the memory-efficient kernel.
+"""
 
 
 NOT_FINITE = "the model's numbers for the next token are not finite"
 
 
 class TokenDraw:
-    """How the tokens of one prompt are drawn."""
-
     def __init__(self, sampling: Sampling) -> None:
         self.temperature = sampling.temperature
         self.top_p = sampling.top_p
@@ -172,20 +180,22 @@ class TokenDraw:
 
 
 def draw_seed(seed: tuple[int, int]) -> int:
-    """Return 63 bits for a request's seed and its place."""
+    """Return a 63-bit seed for a request's seed and prompt index."""
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
 def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`; -1 where they are not finite. `draws`: `float64` `[3,
-    rows]`, temperature (above 0), `top_p` and random number. `nucleus`: heed `top_p`."""
+    """Return a token for each row of logits `[rows, vocabulary]`; -1 if the logits are not finite.
+
+    `draws`: `float64` `[3, rows]`, temperature (above 0), `top_p` and random number. `nucleus`: apply `top_p`.
+    """
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
     chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
     order = None
     if nucleus:
         chances, order = chances.sort(dim=-1, descending=True, stable=True)
-        chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)  # the likeliest is always kept
+        chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)  # keep the likeliest token
     sums = chances.cumsum(dim=-1)
     total = sums[:, -1:]
     place = torch.searchsorted(sums, numbers * total, right=True).clamp(max=logits.shape[-1] - 1)
@@ -194,8 +204,9 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each row of logits, or why it has none."""
-    found: list[int | Exception] = [*likeliest_tokens(logits)]
+    """Return the next token of each row of logits, or an exception."""
+    greedy = any(draw.greedy for draw in draws)
+    found: list[int | Exception] = [*likeliest_tokens(logits)] if greedy else [-1] * len(draws)
     for nucleus in (False, True):
         rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
         if not rows:
@@ -209,8 +220,10 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the likeliest token of each row of logits, the first of equal ones. On a CPU parts of a row are compared
-    first, because PyTorch's `argmax` is slow in half precision."""
+    """Return the likeliest token of each row, the first if several are equal.
+
+    On a CPU, parts of a row are compared first, because PyTorch's `argmax` is slow in half precision.
+    """
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -222,27 +235,64 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 
 
 class Writing:
-    """A request in an engine: its text, its draw and its tokens."""
+    """A request and its text so far. `ids`: its tokens in the cache, first 0 for each token of its soft prompt."""
 
-    def __init__(self, request: GenerationRequest, texts: ModelTexts) -> None:
+    def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
+        self.adapter = adapter
         self.written = texts.begin(request)
         self.draw = TokenDraw(request.sampling)
-        self.ids = list(request.prompt)
+        self.rules = rules_of(request, texts)
+        self.ids = [0] * (adapter.virtual_tokens if adapter is not None else 0) + list(request.prompt)
+        self.prompt_tokens = len(self.ids)
+
+    @property
+    def is_capturable(self) -> bool:
+        """True if a captured step can write the request's next token."""
+        has_matrices = self.adapter is not None and bool(self.adapter.matrices)
+        return not self.request.sampling.logprobs and self.rules is None and not has_matrices
+
+    def prefix(self, length: int | None = None) -> tuple[int, ...]:
+        """Return the key of the first tokens in the prefix cache."""
+        ids = self.ids[:length]
+        return tuple(ids) if self.adapter is None else self.adapter.prefix(ids)
 
     def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
-        """Add the next token, or why it has none."""
         id, most = self.request.id, self.request.sampling.logprobs
+        is_last = False
+        if self.rules is not None:
+            is_last = isinstance(token, int) and self.rules.take(token)
+            if failure := self.rules.failure:
+                return NewToken(id, -1, finish=Finish.STOP, error=str(failure), option=failure.option)
         if isinstance(token, Exception):
             return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")
         self.ids.append(token)
-        text = self.written.add(token)
+        text = self.written.add(token, is_last=is_last)
         logprob, likeliest = chances_of(token, logits, most=most) if most and logits is not None else (None, ())
         return NewToken(id, token, text, self.written.finish, logprob, likeliest)
 
 
+def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int | Exception]:
+    """Return the next token of each request by its row of logits, or an exception. Rules cost only their own rows.
+
+    May change `logits` if no request asks for likelihoods.
+    """
+    ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
+    if not ruled:
+        return take_tokens([writing.draw for writing in writings], logits)
+    rules = [writing.rules for writing in writings if writing.rules is not None]
+    found: dict[int, int | Exception] = {}
+    plain = [at for at, writing in enumerate(writings) if writing.rules is None]
+    if plain:
+        found.update(zip(plain, take_tokens([writings[at].draw for at in plain], logits[plain]), strict=True))
+    if plain or any(writing.request.sampling.logprobs for writing in writings):
+        logits = logits[ruled]  # a copy: likelihoods are those of the model
+    tokens = take_tokens([writings[at].draw for at in ruled], allowed_logits(rules, logits))
+    found.update(zip(ruled, tokens, strict=True))
+    return [found[at] for at in range(len(writings))]
+
+
 def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihood of a token, and the `most` likeliest with theirs."""
     steps = torch.log_softmax(logits.float(), dim=-1)
     found, tokens = steps.topk(min(most, len(steps)))
     likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))

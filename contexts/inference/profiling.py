@@ -1,8 +1,8 @@
-"""Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
+"""Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profile times steps at powers of two of the tokens that a step reads and attends to, and keeps the median of repeats.
-Then 100 random workloads of other sizes are compared with the table. Requests share a long beginning, which is read
-once: minutes instead of hours on a CPU.
+A profile times steps at powers of two of the tokens that a step reads and attends to. It keeps the median of repeats.
+Then 100 random workloads of other sizes are compared with the table. Requests share a long beginning that is read once,
+so a profile takes minutes instead of hours on a CPU.
 """
 
 from __future__ import annotations
@@ -29,25 +29,22 @@ from stoker.contexts.step_times import (
 )
 
 COLD_STEPS = 4
-"""The first steps of a process find memory and kernels cold; they are left out."""
+"""First steps of a process, which are left out: memory and kernels are cold."""
 
 
 class StepCollector:
-    """Times of one engine's steps."""
-
     def __init__(self) -> None:
         self.known = StepModel()
         self.paused = False
-        """True while a profiler measures: it adds the result itself."""
+        """True while a profiler measures; the profiler adds its result with `profiled`."""
         self.urgent = False
-        """True once a profiler has measured: send the times without waiting for more."""
+        """True once a profiler has measured: the times are sent at once."""
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
         self._lock = threading.Lock()
 
     def took(self, step: Step, length: int, seconds: float) -> None:
-        """Add a step of the engine (`continuous.TookStep`)."""
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
             return
@@ -63,7 +60,7 @@ class StepCollector:
             self._fresh.add(used)
 
     def profiled(self, times: StepTimes) -> None:
-        """Replace the known times by a profiler's result."""
+        """Replace the known times with a profiler's result."""
         with self._lock:
             self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
             self.urgent = True
@@ -81,14 +78,14 @@ class StepCollector:
 
 
 PROFILED_LENGTH = 4096
-"""The longest prompt that is measured, where the model reads more."""
+"""Longest measured prompt in tokens, if the model reads more."""
 _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""Weight of a profiler's median, in steps that were measured while calls ran."""
+"""Weight of a profiler's median, counted in steps of calls."""
 _FIRST_ID = 1 << 60
-"""Requests of a profiler have numbers from here on."""
+"""First request id of a profiler."""
 
 
 class _Effort(msgspec.Struct, frozen=True):
@@ -106,7 +103,7 @@ Told = Callable[[float, float], None]
 
 
 class EngineProfiler:
-    """Profiles one engine. `part`: most tokens that one step reads, 0 = any number."""
+    """Profiles one engine. `part`: maximum of tokens that one step reads, 0 = unlimited."""
 
     def __init__(
         self,
@@ -133,7 +130,6 @@ class EngineProfiler:
         self.part = 0
 
     def measure(self) -> StepProfile:
-        """Sample, then compare with random workloads."""
         began = self._clock()
         self._warm_up()
         samples = [*self._prefill_samples(), *self._decode_samples()]
@@ -153,7 +149,7 @@ class EngineProfiler:
         most = self.part or self._longest
         tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
         starts = [0, *powers_up_to(self._longest - 8, least=64)]
-        plans: list[tuple[int, int, int]] = []  # how many prompts, where each begins, tokens that are read of each
+        plans: list[tuple[int, int, int]] = []  # number of prompts, first token to read, tokens to read per prompt
         for at, start in enumerate(starts):
             some = tokens if at % self._effort.stride == 0 else []
             plans += [(1, start, count) for count in some if start + count <= self._longest - 8]
@@ -168,7 +164,7 @@ class EngineProfiler:
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        for _ in range(2 if start else 0):  # the engine keeps this beginning from then on
+        for _ in range(2 if start else 0):  # now the engine keeps this prefix
             self._read([self._document[:start] + self._tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
@@ -177,7 +173,7 @@ class EngineProfiler:
                 taken += steps
         if taken:
             yield _middle(taken)
-        else:  # the engine does not keep a beginning of this length
+        else:  # the engine does not keep a prefix of this length
             self._left_out += 1
 
     def _decode_samples(self) -> Iterator[StepSample]:
@@ -228,7 +224,7 @@ class EngineProfiler:
     # ---- what is asked of the engine
 
     def _tokens(self, count: int) -> tuple[int, ...]:
-        low = min(16, self._vocabulary // 4)  # the first ones mean something to most models
+        low = min(16, self._vocabulary // 4)  # the first ids are special tokens in most models
         return tuple(self._chance.randrange(low, self._vocabulary) for _ in range(count))
 
     def _ask(self, prompts: Sequence[tuple[int, ...]], *, most: int) -> list[int]:
@@ -257,7 +253,7 @@ class EngineProfiler:
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + max(lengths) // (self.part or self._longest)
-        most = repeats + 8 + rows * parts  # the first ones write while the last ones are read
+        most = repeats + 8 + rows * parts  # the first requests write while the last prompts are read
         if self._model_longest:
             most = min(most, self._model_longest - max(lengths))
         evictions = self._engine.load().evictions
@@ -279,7 +275,7 @@ class EngineProfiler:
             for token in tokens:
                 unread.discard(token.request)
                 written[token.request] += 1
-                if token.finish is not None:  # the model ended its text
+                if token.finish is not None:  # the model wrote its end token
                     del written[token.request]
         for id in ids:
             self._engine.abort(id)

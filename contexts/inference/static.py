@@ -1,8 +1,8 @@
-"""The engine for every other architecture, a batch that begins and ends together; and the choice between the engines.
+"""The engine for all other architectures, with batches that begin and end together; and the choice of an engine.
 
-Waiting requests are read together and write until the last of them has ended. It is slower where texts differ in
-length, and supports everything that Transformers computes. `own_engine` takes the continuous engine if it supports the
-model.
+All waiting prompts are read together, and the batch runs until its last text has ended. This is slower than continuous
+batching if lengths differ, but supports everything that Transformers computes. `own_engine` chooses the continuous
+engine if it supports the model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,6 @@ from stoker.contexts import ambient
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner, PrefilledBatch
 from stoker.contexts.inference.adapter import (
-    OWN_OPTIONS,
     EngineLoad,
     EngineMemory,
     GenerationRequest,
@@ -32,16 +31,15 @@ from stoker.contexts.inference.adapter import (
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graphs_for
 from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
-from stoker.contexts.inference.kernels import Writing, packed_dtypes, take_tokens
+from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes
 
 # ---- static
 
 
 class StaticEngine:
-    """One model, a batch at a time (`adapter.InferenceEngine`)."""
+    """One model with one batch at a time (`adapter.InferenceEngine`)."""
 
     name = "static"
-    options = OWN_OPTIONS
 
     def __init__(self, runner: ModelRunner, texts: ModelTexts, *, rows: int, chosen: str = "") -> None:
         self.chosen = chosen
@@ -57,7 +55,7 @@ class StaticEngine:
     def add(self, request: GenerationRequest) -> None:
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
-        self._texts.check(request, options=self.options)
+        self._texts.check(request)
         self._waiting.append(Writing(request, self._texts))
 
     def abort(self, request: int) -> None:
@@ -67,7 +65,7 @@ class StaticEngine:
             self._keep(going)
 
     def step(self) -> list[NewToken]:
-        """Return one more token of each request, or the first of a new batch."""
+        """Return the next token of each request, or the first tokens of a new batch."""
         with torch.inference_mode():
             return self._step()
 
@@ -82,7 +80,7 @@ class StaticEngine:
             if not self._batch:
                 return []
         logits = self._first() if prefill else self._next()
-        tokens = take_tokens([writing.draw for writing in self._batch], logits)
+        tokens = next_tokens(self._batch, logits)
         new = [writing.take(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
         read = sum(len(writing.request.prompt) for writing in self._batch) if prefill else 0
         self._load = self._load.after(
@@ -97,13 +95,13 @@ class StaticEngine:
 
     def memory(self) -> EngineMemory:
         weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())
-        return EngineMemory(weights_bytes=weights, held_bytes=self._runner.prefixes.size_bytes, budget_bytes=0)
+        held, token = self._runner.prefixes.size_bytes, self._runner.token_bytes
+        return EngineMemory(weights_bytes=weights, held_bytes=held, budget_bytes=0, token_bytes=token)
 
     def resize(self, cache_bytes: int) -> None:
-        """No-op: it has no cache of its own."""
+        """Do nothing: this engine has no cache budget."""
 
     def sleep(self) -> None:
-        """Forget kept prefixes."""
         if self._batch or self._waiting:
             raise RuntimeError(f"{len(self._batch) + len(self._waiting)} requests run; the model cannot sleep")
         self._runner.prefixes.clear()
@@ -126,7 +124,7 @@ class StaticEngine:
         return batch.logits
 
     def _next(self) -> torch.Tensor:
-        if self._steps is None:  # without a cache that can be cut each step reads the whole row again: slow and right
+        if self._steps is None:  # this cache cannot be cut, so each step reads the whole row again
             return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
         return self._steps.next([writing.ids[-1] for writing in self._batch])
 
@@ -150,7 +148,8 @@ class _Steps:
 
     def keep(self, rows: list[int]) -> None:
         index = torch.tensor(rows, device=self._runner.device)
-        self._cache.batch_select_indices(index)
+        for layer in self._cache.layers:
+            layer.batch_select_indices(index.to(layer.keys.device))
         self._positions, self._seen = self._positions[index], self._seen[index]
 
     def next(self, tokens: list[int]) -> torch.Tensor:
@@ -177,7 +176,7 @@ _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
 _STATIC_ROWS = 32
 PROCESS_BYTES = 500_000_000
-"""Memory of a process in addition to weights and cache: libraries, activations."""
+"""Memory of a process in addition to weights and cache, for example libraries and activations."""
 LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
@@ -190,12 +189,16 @@ def own_engine(
     cache_bytes: int = 0,
     took: TookStep | None = None,
     graphs: bool = False,
+    adapters: Mapping[str, str] | None = None,
     backend: Callable[[torch.device], GraphBackend | None] = graphs_for,
 ) -> InferenceEngine:
-    """Return the engine `continuous`, `static`, or the one that suits (`auto`). `took` is called after each step.
-    `graphs`: capture decode steps where `backend` can. Raises ValueError if the model does not support the named
-    engine."""
-    why = "it was asked for"
+    """Return the engine `continuous` or `static`; `auto` prefers `continuous`. Raises ValueError if the model does not
+    support the named engine.
+
+    `took` is called after each step. `graphs`: capture decode steps if `backend` can. `adapters`: folders of PEFT
+    adapters by name.
+    """
+    why = 'engine="static" was given'
     if engine != "static":
         with torch.inference_mode():
             decoder, why = decoder_of(runner.model, packs=_packs(runner.model))
@@ -205,10 +208,11 @@ def own_engine(
             size = cache_bytes or default_cache_bytes(decoder.device, weights_bytes=weights)
             captured = _graphs(decoder, backend, rows=limits.rows) if graphs else None
             return ContinuousEngine(
-                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took, graphs=captured
-            )
+                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took, graphs=captured,
+                adapters=adapters,
+            )  # fmt: skip
         if engine == "continuous":
-            raise ValueError(f'this model cannot have engine="continuous": {why}; leave the engine away')
+            raise ValueError(f'this model does not support engine="continuous": {why}; leave out the engine')
         log.warning("calls of this model are written in batches that begin and end together: %s", why)
     if graphs:
         log.warning("graphs=True has no effect on this model: only the continuous engine captures steps")
@@ -239,8 +243,9 @@ def _packs(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the memory of a batch's cache: the declared memory without the weights, or a quarter of the free memory,
-    at most 2 GB on a CPU and 16 GB on a GPU."""
+    """Return the cache size of a batch: the declared memory without the weights, else a quarter of the free memory, at
+    most 2 GB on a CPU and 16 GB on a GPU.
+    """
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

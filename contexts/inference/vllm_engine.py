@@ -1,21 +1,23 @@
-"""vLLM as an engine in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
+"""vLLM as an engine in this process (Kwon et al., arXiv:2309.06180).
 
-vLLM takes its whole cache when it starts, so it cannot be resized. Sleep (level 1, not on CPUs) moves the weights to
-host memory and drops the cache. It broke between versions, so the freed memory is measured at each sleep, and the
-tokens of a fixed prompt are compared after each wake.
+vLLM allocates its whole cache when it starts, so the cache cannot be resized. Sleep (level 1, not on CPUs) moves the
+weights to host memory and drops the cache. Sleep broke between versions of vLLM. Therefore each sleep measures the
+freed memory, and each wake compares the tokens of a fixed prompt.
 
-To score labels, each place of a label is a request for the log-likelihoods of one token: it shares the cached prefix,
-where vLLM's `prompt_logprobs` would read every prompt again.
+Each token of a label is scored by its own request. These requests share the cached prefix; vLLM's `prompt_logprobs`
+would read every prompt again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import math
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any
 
 import msgspec
 import torch
+import vllm
 from safetensors import safe_open
 from transformers import AutoTokenizer
 from vllm import EngineArgs, SamplingParams
@@ -31,10 +34,9 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from stoker.contexts import ambient
+from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
 from stoker.contexts.forward import go_on
 from stoker.contexts.inference.adapter import (
-    OWN_OPTIONS,
-    VLLM_OPTIONS,
     EngineLoad,
     EngineMemory,
     GenerationRequest,
@@ -44,6 +46,7 @@ from stoker.contexts.inference.adapter import (
     Written,
 )
 from stoker.contexts.inference.kernels import draw_seed
+from stoker.contexts.inference.options import STRUCTURES
 from stoker.contexts.inference.static import default_cache_bytes
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
@@ -52,15 +55,18 @@ from stoker.units import show_bytes
 
 log = logging.getLogger(__name__)
 
+_NO_SETTINGS = EngineSettings()
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: its next step depends on nothing else
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process, so that this thread decides when a step runs
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 _ROWS = 256
-"""Requests that run at once: as many as `vllm.LLM` runs on a CPU, and on most GPUs."""
+"""Limit of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
 _UNDECLARED_FRACTION = 0.9
 _PROCESS_BYTES = 500_000_000
+_PART_BYTES = 1_000_000_000
+"""Memory of each process when every part of a model has its own: libraries and compiled code."""
 _LEAST_CACHE_BYTES = 64_000_000
 
 
@@ -68,42 +74,63 @@ class VLLMStart:
     """A started vLLM and its memory. Raises StokerError."""
 
     def __init__(
-        self, folder: str, *, dtype: str = "auto", device: str = "cpu", device_memory_bytes: int = 0, why: str = ""
+        self,
+        folder: str,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        parts: int = 1,
+        device_memory_bytes: int = 0,
+        why: str = "",
+        settings: EngineSettings = _NO_SETTINGS,
     ) -> None:
+        """Start vLLM. `parts`: devices that each layer is split over, `device` and the next ones."""
         self.device = device
         self.device_memory_bytes = device_memory_bytes
         self.why = why
         self.on_gpu = not device.startswith("cpu")
         self.sleeps = self.on_gpu
-        self.rows = _ROWS
+        check_vllm_arguments(
+            settings.vllm, [field.name for field in dataclasses.fields(EngineArgs)], version=vllm.__version__
+        )
+        self.rows = int(settings.vllm.get("max_num_seqs", _ROWS))
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         arguments: dict[str, Any] = {"gpu_memory_utilization": self._fraction()} if self.on_gpu else {}
         if not self.on_gpu:
             arguments |= {
-                "kv_cache_memory_bytes": self._cpu_cache_bytes(folder, dtype=dtype),
+                "kv_cache_memory_bytes": self._cpu_cache_bytes(folder, dtype=dtype, parts=parts),
                 "enforce_eager": not _has_compiler(),
             }
+        if parts > 1:  # each part has its own process
+            arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
+            if not self.on_gpu:
+                os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
         try:
             with _own_thread_setter():
                 self.llm: Any = LLMEngine.from_engine_args(
-                    EngineArgs(
-                        model=folder, dtype=dtype, seed=0, disable_log_stats=True, max_num_seqs=self.rows,
-                        max_model_len=-1, max_logprobs=-1, enable_prefix_caching=True, enable_sleep_mode=self.sleeps,
-                        **arguments,
-                    )
+                    EngineArgs(**{
+                        "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True,
+                        "max_num_seqs": self.rows, "max_model_len": settings.max_model_len or -1, "max_logprobs": -1,
+                        "enable_prefix_caching": True, "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm,
+                    })
                 )  # fmt: skip
         except Exception as error:
-            raise StokerError(f"vLLM cannot start with {folder} on {device}: {error}") from error
+            given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
+            raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
+        if parts > 1:
+            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_end_like_a_part)
         config = self.llm.vllm_config
         self.longest = int(config.model_config.max_model_len)
-        """Most tokens of one request: as many as the model reads, or less if the cache is small."""
-        self.model_longest = int(getattr(config.model_config.hf_text_config, "max_position_embeddings", 0) or 0)
+        """Token limit of one request: the model's limit, or less if the cache is small."""
+        of_model = getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
+        self.model_longest = int(settings.max_model_len or of_model or 0)
         self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
         self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
-        self.weights_bytes = int(self.llm.collective_rpc(_loaded_bytes)[0]) or weights_bytes(
-            folder, dtype=config.model_config.dtype
+        self.weights_bytes = int(self.llm.collective_rpc(_loaded_bytes)[0]) or (
+            weights_bytes(folder, dtype=config.model_config.dtype) // parts
         )
+        """Of each part, as is `cache_bytes`."""
         self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
         log.info(
             "vLLM on %s: weights %s, cache %s (%d tokens)",
@@ -114,7 +141,7 @@ class VLLMStart:
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # it is being thrown away
+        with contextlib.suppress(Exception):  # the engine is discarded, so its errors do not matter
             self.llm.engine_core.shutdown()
         self.llm = None
         gc.collect()
@@ -125,16 +152,29 @@ class VLLMStart:
         free, total = torch.cuda.mem_get_info(self.device)
         wanted = self.device_memory_bytes or int(_UNDECLARED_FRACTION * free)
         if wanted > free:
-            raise StokerError(
-                f"vLLM was to take {show_bytes(wanted)} of {self.device}, where {show_bytes(free)} are free"
-            )
+            raise StokerError(f"vLLM needs {show_bytes(wanted)} of {self.device}, and {show_bytes(free)} are free")
         return float(wanted / total)
 
-    def _cpu_cache_bytes(self, folder: str, *, dtype: str) -> int:
+    def _cpu_cache_bytes(self, folder: str, *, dtype: str, parts: int) -> int:
+        """Return the cache of each part."""
         if not self.device_memory_bytes:
-            return default_cache_bytes(torch.device("cpu"), weights_bytes=0)
+            return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
         weights = weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
-        return max(self.device_memory_bytes - weights - _PROCESS_BYTES, _LEAST_CACHE_BYTES)
+        processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
+        return max((self.device_memory_bytes - weights - processes) // parts, _LEAST_CACHE_BYTES)
+
+
+def _cores_of_parts(parts: int) -> list[str]:
+    mine = sorted(os.sched_getaffinity(0))
+    size = max(1, len(mine) // parts)
+    starts = [part * size % len(mine) for part in range(parts)]
+    return [",".join(map(str, mine[start : start + size])) for start in starts]
+
+
+def _end_like_a_part() -> None:
+    """End this process, because a process with a part of the model has died: vLLM cannot start that part again."""
+    log.error("a process with a part of the model has died; the library ends with it")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
@@ -176,10 +216,10 @@ def _tensors(worker: Any) -> list[torch.Tensor]:
 
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
-"""The most named tokens whose log-likelihoods vLLM returns in one request."""
+"""Limit of tokens whose log-likelihoods vLLM returns in one request."""
 _PROBE_TOKENS = 8
 _LEAST_FREED = 0.5
-"""A sleep that frees a smaller part of the engine's memory is reported."""
+"""A sleep that frees a smaller share of the engine's memory is reported."""
 
 
 class _RunningText:
@@ -190,10 +230,9 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`forward.TailScorer`)."""
+    """One model in vLLM (`adapter.InferenceEngine`); also scores labels (`forward.TailScorer`)."""
 
     name = "vllm"
-    options = VLLM_OPTIONS
 
     def __init__(self, start: VLLMStart, prompts: PromptReader) -> None:
         self._llm: Any = start.llm
@@ -206,7 +245,7 @@ class VLLMEngine:
         self._texts = prompts.texts()
         self._open: dict[str, _RunningText] = {}
         self._early: list[NewToken] = []
-        """Tokens that came while labels were scored."""
+        """Tokens that were written while labels were scored."""
         self._load = EngineLoad()
         self._numbers = 0
         self._freed_bytes = 0
@@ -219,11 +258,11 @@ class VLLMEngine:
     def add(self, request: GenerationRequest) -> None:
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
-        self._texts.check(request, options=self.options)
+        self._texts.check(request)
         length = len(request.prompt) + request.sampling.max_new_tokens
         if length > self._start.longest:
             raise ValueError(
-                f"{len(request.prompt)} tokens of prompt and {request.sampling.max_new_tokens} new ones do not fit into"
+                f"{len(request.prompt)} prompt tokens and {request.sampling.max_new_tokens} new tokens do not fit into"
                 f" the key-value cache, which has room for {self._start.longest} of one request; give the model more"
                 " memory (device_memory=)"
             )
@@ -231,7 +270,6 @@ class VLLMEngine:
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request))
 
     def abort(self, request: int) -> None:
-        """Remove the request; vLLM frees its blocks before the next step."""
         self._early = [token for token in self._early if token.request != request]
         if self._open.pop(str(request), None) is not None:
             self._llm.abort_request([str(request)])
@@ -254,26 +292,26 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the weights and the cache; asleep, the memory that was not freed."""
-        weights, cache = self._start.weights_bytes, self._start.cache_bytes
+        """Return the weights and the cache; while asleep, the memory that was not freed."""
+        weights, cache, tokens = self._start.weights_bytes, self._start.cache_bytes, self._start.cache_tokens
+        awake = EngineMemory(weights, cache, cache, token_bytes=cache // max(1, tokens), fixed_tokens=tokens)
         if not self._asleep:
-            return EngineMemory(weights_bytes=weights, held_bytes=cache, budget_bytes=cache)
+            return awake
         held = max(0, weights + cache - self._freed_bytes)
-        return EngineMemory(weights_bytes=max(0, held - cache), held_bytes=min(held, cache), budget_bytes=cache)
+        return msgspec.structs.replace(awake, weights_bytes=max(0, held - cache), held_bytes=min(held, cache))
 
     def resize(self, cache_bytes: int) -> None:
         """Raise ValueError for a smaller cache: vLLM cannot free a part of it."""
         if cache_bytes < self._start.cache_bytes:
             raise ValueError(
-                f"vLLM has taken {show_bytes(self._start.cache_bytes)} for its key-value cache when it started and"
-                f" cannot hold {show_bytes(max(0, cache_bytes))} instead; load the model again with less device_memory"
+                f"vLLM reserved {show_bytes(self._start.cache_bytes)} for its key-value cache at its start and cannot"
+                f" change this to {show_bytes(max(0, cache_bytes))}; load the model again with less device_memory"
             )
 
     def forget_prefixes(self) -> None:
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Move the weights to the host and drop the cache."""
         if self._open or self._early:
             raise RuntimeError(f"{len(self._open) or 1} requests run; the model cannot sleep")
         if self._asleep:
@@ -293,7 +331,7 @@ class VLLMEngine:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Be as before. Raises StokerError if the tokens of a fixed prompt changed."""
+        """Undo `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
         if self._start.sleeps:
@@ -324,8 +362,7 @@ class VLLMEngine:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row (`TailScorer.score`)."""
-        del prefix, batch_size  # vLLM finds shared beginnings of prompts
+        del prefix, batch_size  # vLLM finds shared prefixes
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         wanted: dict[Ids, dict[int, float]] = {}
@@ -390,10 +427,10 @@ class VLLMEngine:
                 break
         if writing.written.finish is not None:
             del self._open[output.request_id]
-            if not output.finished:  # a stop text, which vLLM does not know
+            if not output.finished:  # a stop text ended the request; vLLM does not know stop texts
                 self._llm.abort_request([output.request_id])
         elif output.finished:
-            raise RuntimeError(f"vLLM has ended a request early: {written.finish_reason} ({written.stop_reason})")
+            raise RuntimeError(f"vLLM ended a request early: {written.finish_reason} ({written.stop_reason})")
         return new
 
     def _send(self, id: str, prompt: Ids, params: SamplingParams) -> None:
@@ -420,13 +457,17 @@ class VLLMEngine:
                     return tuple(output.outputs[0].token_ids)
 
 
+_OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
+
+
 def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
-    others = {name: value for name, value in sampling.engine_options if name not in OWN_OPTIONS}
+    form, value = sampling.structure or ("", None)
+    held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
+    others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
     return SamplingParams(
         temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens,
         seed=draw_seed(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
-        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=schema,
+        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=held,
         output_kind=RequestOutputKind.DELTA, **others,
     )  # fmt: skip
 
@@ -445,12 +486,14 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
             chances[token] = float(chance.logprob)
 
 
-def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:
-    """Return vLLM with the model at `path`, and its origin."""
+def start_engine(
+    path: str, *, dtype: Any, device: str, name: str = "", why: str = "", settings: EngineSettings = _NO_SETTINGS
+) -> tuple[VLLMEngine, str]:
+    """Return vLLM with the model at `path`, and the model's origin."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     start = VLLMStart(
-        folder, dtype=str(dtype).removeprefix("torch."), device=device,
-        device_memory_bytes=ambient.device_memory_bytes(), why=why,
+        folder, dtype=str(dtype).removeprefix("torch."), device=device, parts=len(ambient.devices()),
+        device_memory_bytes=ambient.device_memory_bytes(), why=why, settings=settings,
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ends = end_tokens(start.end_tokens, tokenizer)

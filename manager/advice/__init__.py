@@ -1,9 +1,9 @@
-"""Advice (SchedMate) from code, logs and history. The scheduler never waits for it.
+"""Advice for the scheduler (SchedMate), from code, logs and history. The scheduler never waits for it.
 
-source/         the facts of a function and its context, from their source: model, data, length, precision (paper §3.1)
-similar.py      recipes with similar facts; estimating.py: the cost of a recipe, from theirs (§3.1)
+source/         facts of a function and its context, from their source (paper §3.1)
+similar.py      recipes with similar facts; estimating.py: the cost of a recipe, from such recipes (§3.1)
 metrics/        loss, steps, tokens per second and time left, from printed lines (§3.2)
-logs/           the first lines of a log that matter, and whose fault they are (§3.3); judging.py: over several logs
+logs/           the cause of a failure, from a log (§3.3); judging.py: from several logs
 answers.py      the advisor process (main.py), which answers the manager's questions
 
 Sections refer to "Semantic-Aware Scheduling for GPU Clusters with Large Language Models".

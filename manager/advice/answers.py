@@ -1,7 +1,7 @@
 """The work of the advisor process: it reads questions from its channel and sends answers.
 
-A method may fail, and an answer leaves out what is not known. Questions on sources and history may take seconds (with a
-language model, many): one thread answers them in order, so that failures and paces need not wait for them.
+Answers omit unknown values. Questions about sources and history take seconds, or longer with a language model. Their
+own thread answers them, so that answers about failures and paces are not delayed.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Advisor:
         loader = self._facts_of(about.recipe)
         if loader is None:
             return None
-        from stoker.manager.advice.estimating import history, loads_of  # NumPy: not before it is needed
+        from stoker.manager.advice.estimating import history, loads_of  # NumPy is imported only when needed
 
         history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
-            return None  # the manager has looked that up
+            return None  # the manager uses these measurements itself
         return _found(about, loads_of(self._store, loader, but=about.recipe))
 
     def _on_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
@@ -146,7 +146,8 @@ def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) 
 
 
 class _Followed:
-    """The log of a library that runs one call: its progress, and its best pace, in evaluations and outside of them."""
+    """The log of a library that runs one call: the call's progress, and its best pace during and outside
+    evaluations."""
 
     def __init__(self, path: str, *, start: int) -> None:
         self._log = FollowedLog(path, start=start)
@@ -178,7 +179,7 @@ class _Followed:
 def serve(session: str, channel: socket.socket) -> None:
     folder = SessionFolder(session)
     keep_log(folder.path / "advisor.log")
-    log.info("an advisor begins: pid %d", os.getpid())
+    log.info("the advisor starts: pid %d", os.getpid())
     answer_all(channel, Advisor(folder, model=model_of(folder)))
 
 
@@ -186,7 +187,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
     try:
         named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
-        log.warning("no language model is asked: %s", error)
+        log.warning("no language model is used: %s", error)
         return None
     if named is None:
         return None
@@ -195,7 +196,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
 
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:
-    """Answer until the other end is closed, then end the process."""
+    """Answer questions until the manager closes the channel, then end the process."""
     with ThreadPoolExecutor(1, thread_name_prefix="sources") as slow:
         while True:
             try:
@@ -204,7 +205,7 @@ def answer_all(channel: socket.socket, advisor: Advisor) -> None:
                 data = b""
             if not data:
                 slow.shutdown(wait=False, cancel_futures=True)
-                os._exit(0)  # a language model that does not answer is not waited for
+                os._exit(0)  # do not wait for an answer of the language model
             try:
                 question = decode_question(data)
             except msgspec.MsgspecError as error:
@@ -221,10 +222,10 @@ def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> No
     try:
         found = advisor.answer(question)
     except ImportError as error:
-        log.warning("no answer on %s: %s (pip install 'stoker[advice]' brings it)", question.about, error)
-    except Exception:  # whatever a log or a source holds, the next question is answered
+        log.warning("no answer on %s: %s; install it: pip install 'stoker[advice]'", question.about, error)
+    except Exception:  # no log or source may end the advisor
         log.exception("no answer on %s", question.about)
     try:
         channel.send(encode(Answer(question.about, found)))
     except OSError as error:
-        log.info("the manager did not take an answer: %s", error)
+        log.info("an answer could not be sent to the manager: %s", error)

@@ -1,8 +1,8 @@
 """Load time, run time, memory and pace of a recipe without measurements, from similar recipes (SchedMate §3.1).
 
-Measurements come from the performance store. A recipe with the same normalised source gets the old measurements. Others
-are blended by similarity, after scaling: the effect of each number (time ~ steps^0.9) is fitted by weighted ridge
-regression on logarithms, which starts from usual exponents. This module imports NumPy, which takes a while.
+Measurements come from the performance store. If a measured recipe has the same normalised source, its measurements are
+the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. Each number's effect (time ~
+steps^0.9) is fitted by weighted ridge regression on logarithms, with usual exponents as prior.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
 _MOST_EXTRAPOLATION = 2.0
-"""Octaves beyond the measured range in which an effect is trusted."""
+"""An effect is extrapolated at most this many octaves beyond the measured range."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
@@ -52,8 +52,8 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """The effects of numbers. `exponents`: natural logarithms per octave, by the number's name; `log_sd`: the distance
-    of a recipe from its estimate by the others."""
+    """Effects of numbers on a quantity. `exponents`: change of its logarithm per octave. `log_sd`: deviation of recipes
+    from their estimates by other recipes."""
 
     exponents: dict[str, float]
     ranges: dict[str, tuple[float, float]]
@@ -69,7 +69,7 @@ class FittedEffects(msgspec.Struct, frozen=True):
 
 
 def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
-    """Return the usual exponent of a number. Where items are counted, a batch size does not change the work."""
+    """Return the usual exponent of a named number. A batch size has no effect if items are counted."""
     if name == "batch_size":
         return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
     if name in _COUNTED:
@@ -97,7 +97,7 @@ def fit_effects(
     rest = rest - weights @ rest / weights.sum()
     inverse = np.linalg.inv(centered.T @ (centered * weights[:, None]) + _RIDGE * np.eye(len(names)))
     moved = inverse @ (centered.T @ (rest * weights))
-    # Each sample's distance from its estimate by the others: the residual over what the sample itself does not explain.
+    # Deviation of each sample from its estimate by the other samples: the residual, divided by 1 - leverage.
     leverage = weights * (np.einsum("ij,jk,ik->i", centered, inverse, centered) + 1 / weights.sum())
     distances = (rest - centered @ moved) / np.maximum(1 - leverage, 0.1)
     return FittedEffects(
@@ -137,8 +137,8 @@ _ONE_IN_TEN = 1.2816
 
 
 class ScatteredValue(msgspec.Struct, frozen=True):
-    """A log-normal quantity: median, 10th and 90th percentiles, standard deviation of the natural logarithm, and the
-    number of recipes that it comes from."""
+    """A log-normal quantity: median, 10th and 90th percentiles, and standard deviation of the logarithm, from a number
+    of recipes."""
 
     median: float
     low: float
@@ -156,8 +156,8 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 
 
 def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int) -> ScatteredValue | None:
-    """Return the distribution of a quantity with these `numbers`, from the `most` most similar samples (they come
-    first); effects of numbers are fitted on all. None without a positive measurement."""
+    """Return the distribution of a quantity from the first `most` samples, or None without a positive measurement.
+    Samples must be sorted, most similar first. The effects of `numbers` are fitted on all."""
     samples = [sample for sample in samples if sample.sound]
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:most]
@@ -191,7 +191,7 @@ def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, mo
 
 
 THRESHOLD = 0.55
-"""The least similarity of a recipe that counts."""
+"""Less similar recipes are not used for estimates."""
 MOST_SIMILAR = 5
 _WIDER = 30
 _MOST_LOOKED_UP = 300
@@ -207,10 +207,10 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes; `why` has the reason for each missing value.
+    """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
 
-    `pace_s`: seconds per unit of a call's work, by the size of its gang. `from_loads`, `from_runs`: the sources of load
-    time and memory, and of run time and pace, most similar first.
+    `pace_s`: seconds per unit of work, by gang size. `from_loads`: sources of load time and memory. `from_runs`:
+    sources of run time and pace. The most similar source is first.
     """
 
     kind: str
@@ -224,7 +224,7 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
     why: dict[str, str] = {}
 
     def as_advice(self) -> ContextAdvice:
-        """Return means, and of memory the 90th percentile."""
+        """Return the means; for memory, the 90th percentiles."""
         load, run = self.load_s, self.run_s
         return ContextAdvice(
             load_s=load.mean if load else 0.0,
@@ -238,7 +238,7 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
 
 
 class Estimator:
-    """Estimates from history. `estimates_of`: a recipe's measurements by device kind (`PerformanceStore.estimates`)."""
+    """Estimates costs from history. `estimates_of` returns a recipe's measurements by kind of device."""
 
     def __init__(self, history: SourceHistory, estimates_of: Callable[[str], Mapping[str, Estimate]]) -> None:
         self._similar = SimilarSources(history)
@@ -247,7 +247,7 @@ class Estimator:
     def estimate(
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
-        """Return the estimate on devices of a kind. `function`: the facts of the function with its loader
+        """Return the estimate on a kind of device. `function`: the facts of the function with its loader
         (`joined_facts`)."""
         why = dict[str, str]()
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
@@ -306,7 +306,6 @@ _NONE = (0.0, 0.0)
 
 
 def _blend(found: Found, facts: WorkloadFacts | None, values: Sequence[tuple[float, float]]) -> ScatteredValue | None:
-    """Blend `values` (mean and standard deviation) of the rows found."""
     samples = [
         MeasuredSample(value, sd, source.similarity, numbers_of(source.row.facts))
         for (source, _), (value, sd) in zip(found, values, strict=True)
@@ -321,7 +320,7 @@ def _named(found: Found) -> tuple[SimilarRecipe, ...]:
 
 
 def joined_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
-    """Return the facts of a function on a loader's context: the surer fact of each field, and both sources."""
+    """Return the facts of a function with its context's loader: the more certain fact of each field."""
     if loader is None:
         return function
     known, own = loader.known_facts(), function.known_facts()
@@ -341,15 +340,15 @@ def joined_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> Workl
 
 
 SAME = 0.995
-"""The similarity of the same source with the same arguments: its memory is believed."""
+"""At this similarity or more, one recipe's memory is trusted."""
 _NARROW = 1.5
 _MANY = 5
-"""Memory of other recipes is believed if this many agree within a factor, because a load with too little fails."""
+"""Less similar recipes must be this many and agree within `_NARROW` before their memory is trusted, because a load with
+too little memory fails."""
 
 
 @cache
 def history() -> SourceHistory:
-    """Return the sources that this user's sessions have seen."""
     return SourceHistory()
 
 
@@ -392,8 +391,7 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Stands in for the performance store, for one function without measurements. `similar`: the sources of the
-    estimate, in words."""
+    """Stands in for the performance store, for one function without measurements."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar
@@ -408,8 +406,7 @@ class EstimatedFunction:
 
 
 def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
-    """Return estimates for a function of a source file and its loader. Raises ConfigError with the reason if there are
-    none."""
+    """Return estimates for a function of a source file. Raises ConfigError with the reason if none is possible."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -445,7 +442,7 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
         )
     if not by_kind:
         raise ConfigError(
-            f"nothing like {function} of {file} was measured yet ({'; '.join(why) or 'no call of anything was'});"
-            " make a short run first"
+            f"no function like {function} of {file} was measured yet"
+            f" ({'; '.join(why) or 'no call was measured'}); make a short run first"
         )
     return EstimatedFunction(function, by_kind, tuple(similar))

@@ -1,4 +1,4 @@
-"""Whose fault a failure is, by logs, exceptions and the session's words, for `stoker explain` and the advisor."""
+"""Finds the party at fault for a failure, in logs, exceptions and messages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from stoker.manager.advice.secrets import masked
 
 
 MOST_BYTES = 16 << 20
-"""Bytes to read from the end of each log: a second of reading."""
+"""Bytes to read from the end of each log, which takes about a second."""
 
 
 class LogPart(NamedTuple):
-    """A log, or a few lines of text in its place. `source`: its name for people. `start`, `end`: a byte range of the
-    file."""
+    """A log, or lines of text instead of a log. `source`: its displayed name. `start`, `end`: its byte range."""
 
     source: str
     text: bytes = b""
@@ -41,7 +40,9 @@ class LogParts:
 
     def __init__(self, parts: Iterable[LogPart]) -> None:
         self._begun: list[tuple[int, LogPart, int]] = []
-        """The number of the first line here of each part, and the number of earlier lines in its file; -1: unknown."""
+        """Of each part: the number of its first line in the joined text, and the number of lines before the part in its
+        file (-1: unknown).
+        """
         self._size = 0
         self._blocks = self._read_all(parts)
 
@@ -53,7 +54,7 @@ class LogParts:
         self._blocks.close()
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return the source of a line, and its number there, from 1; 0 for a line that is not in a file."""
+        """Return the source of a line, and its number there, from 1 (0: not in a file, or unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
                 is_counted = part.path is not None and skipped >= 0
@@ -92,7 +93,7 @@ def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
         end = facts.st_size if part.end is None else min(part.end, facts.st_size)
         first = max(part.start, end - MOST_BYTES, 0)
         skipped = -1
-        if first <= MOST_BYTES:  # counting takes too long in a larger file
+        if first <= MOST_BYTES:  # counting lines takes too long in a larger file
             skipped = sum(file.read(min(1 << 20, first - at)).count(b"\n") for at in range(0, first, 1 << 20))
         file.seek(first)
         return file, max(0, end - first), skipped
@@ -106,8 +107,8 @@ _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
 class ProofLine(msgspec.Struct, frozen=True):
-    """A line that shows a fault. `source`: its log, by the name that `stoker logs` takes. `number`: its line there, or
-    0 for words of the call or the session."""
+    """A line that shows the fault. `source`: the log's name for `stoker logs`. `number`: its line in the log, or 0 for
+    messages."""
 
     source: str
     number: int
@@ -115,14 +116,14 @@ class ProofLine(msgspec.Struct, frozen=True):
 
 
 def fault_of_call(said: str, *, log: str = "", start: int = 0, end: int = 0) -> Fault | None:
-    """Return whose fault the failure of a call or a load is.
+    """Return the party at fault for a failed call or load.
 
     Args:
-        said: a short form of the exception, with a line `at FILE:LINE in NAME` for each place in the user's code; or
-            the end of its library.
+        said: how the library ended, or a short form of the exception with a line `at FILE:LINE in NAME` per frame of
+            the user's code.
         log: the library's log.
-        start: the first byte of the log that the call wrote.
-        end: the end of these bytes; 0 is the end of the log.
+        start: the log's first byte that the call wrote.
+        end: the end of the call's bytes; 0 is the end of the log.
     """
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
@@ -153,10 +154,10 @@ def raised_part(raised: str) -> LogPart:
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...]
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault by the logs, or by the session's words if those are surer, with the lines that show it; None if
-    neither tells of a failure. `parts`: logs and texts, oldest first."""
+    """Return the fault and the lines that show it, or None without a failure. `said`: the session's messages, which
+    decide if they are more certain than the logs. `parts`: logs, oldest first."""
     with closing(LogParts(parts)) as logs:
-        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # all that it needs is `read`
+        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
     by_log = classify(located, rules=rules) if located is not None else None
     by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
     if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):

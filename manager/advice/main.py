@@ -1,7 +1,7 @@
 """The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`.
 
-The manager starts it for its first question (`stoker.manager.live.advisor`). Each message on the channel is a question
-and gets one answer. The process ends when the manager closes the channel or dies. It runs at low priority.
+The manager starts it for its first question (`stoker.manager.live.advisor`). Each message is a question and gets one
+answer. The process runs at low priority and ends when the channel closes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--channel", required=True, type=int, metavar="FD", help="the socket of the manager")
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
-        os.nice(NICE)  # before the imports, which cost the most
+        os.nice(NICE)  # before the imports, which take most of the time
     from stoker.manager.advice.answers import serve
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C in the user's terminal
     with socket.socket(fileno=options.channel) as channel:
         serve(options.session, channel)
     return 0

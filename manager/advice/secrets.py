@@ -1,8 +1,8 @@
 """Hide secrets in displayed texts.
 
-`masked` replaces a secret by `***` and keeps the rest of the line. It knows secrets by their form (tokens, private
-keys), by their place (the password of a URL, an Authorization header), and by the name before them (`password=`,
-`"api_key": `, `--token `). Numbers after these names stay: `max_token: 512` is a setting.
+`masked` replaces a secret by `***`. It recognises secrets by form (tokens, private keys), by position (the password of
+a URL, an Authorization header), and by name (`password=`, `"api_key": `, `--token `). Numbers after such names remain:
+`max_token: 512` is a setting.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _LEAST = 6
-"""Shorter values of options and tokens are words of a sentence, or settings."""
+"""Values of options and tokens with fewer characters are ordinary words or settings."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 
@@ -80,7 +80,7 @@ def _keep_name(found: re.Match[str]) -> str:
     if _HARMLESS.fullmatch(value) and "pass" not in name.lower():
         return found[0]
     if name[-1] not in ":=" and not name.rstrip().endswith((":", "=")):
-        # Only a blank stands between: an option of a command line, or two words of a sentence.
+        # Only a blank separates name and value: a command-line option, or two words of a sentence.
         if not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()]) or len(value) < _LEAST:
             return found[0]
     elif "token" in name.lower() and len(value) < _LEAST:

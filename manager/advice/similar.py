@@ -1,7 +1,7 @@
-"""The recipes of history with the most similar source, by cosine (SchedMate §3.1, Similar Job Retrieval).
+"""Recipes of the history with the most similar source, by cosine (SchedMate §3.1, Similar Job Retrieval).
 
-The vector of a recipe has 2 blocks of length 1: its facts, and the terms of its normalised source by TF-IDF, both
-hashed. A number is a bump on a scale of octaves, so 32 and 48 are close and 32 and 2,048 are not.
+A recipe's vector has 2 blocks of length 1: its facts, and the terms of its normalised source by TF-IDF, both hashed. A
+number becomes a bump on a logarithmic scale, so 32 is close to 48, but not to 2,048.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""The share of the facts in the cosine; the rest is the source's."""
+"""The share of the facts in the cosine. The remaining share is the source's."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""The width of a number's bump: 2 numbers an octave apart have a cosine of 0.64, 2 octaves 0.17."""
+"""The width of a number's bump: 2 numbers an octave apart have a cosine of 0.64, 2 octaves apart 0.17."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -65,7 +65,7 @@ def terms_of_text(text: str) -> Counter[str]:
 
 
 def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
-    """Return a sparse vector: places and values. Collisions are rare, and have random signs."""
+    """Return the terms as a sparse vector: positions and values. Collisions are rare and have random signs."""
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
     places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
@@ -73,8 +73,6 @@ def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
 
 
 class TermTable:
-    """Sparse vectors of many texts, optionally weighted by IDF."""
-
     def __init__(self, rows: Sequence[Mapping[str, float]], *, idf: bool) -> None:
         self.count = len(rows)
         pairs = [hashed(row) for row in rows]
@@ -91,7 +89,7 @@ class TermTable:
         self._lengths = np.sqrt(np.bincount(self._row, self._values**2, minlength=len(rows)))
 
     def cosines(self, terms: Mapping[str, float]) -> Vector:
-        """Return the cosine with each row; 0 for an empty one."""
+        """Return the terms' cosine with each row."""
         places, values = hashed(terms)
         if self._idf:
             values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
@@ -103,7 +101,6 @@ class TermTable:
 
 
 def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
-    """Add half octaves around a number, nearer ones with more weight; together they have length 1."""
     at = 2 * math.log2(number)
     width = 2 * _BUMP_OCTAVES
     bump = {place: math.exp(-((place - at) ** 2) / (2 * width**2)) for place in range(round(at) - 5, round(at) + 6)}
@@ -112,7 +109,7 @@ def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
 
 
 def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add a text: half the weight for the whole, half for its pieces, so that 2 sizes of one model are similar."""
+    """Add a text fact both whole and in pieces, so that 2 sizes of one model are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))
@@ -125,7 +122,7 @@ def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
 
 
 MOST_ROWS = 3_000
-"""The most rows to keep; the oldest are dropped."""
+"""The most rows in the file. The oldest rows are deleted."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -144,7 +141,7 @@ _DROP = "DELETE FROM sources WHERE at < (SELECT at FROM sources ORDER BY at DESC
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """The facts of a recipe's loader (`function` is empty), or of a function with its loader."""
+    """The facts of a recipe's loader (empty `function`), or of a function with its loader."""
 
     recipe: str
     function: str
@@ -154,19 +151,20 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """The facts in one file. No method raises if the disk fails; a damaged file is set aside and replaced."""
+    """The facts in one file. No method raises if the disk fails. A damaged file is replaced."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Keep the facts of a recipe, or of a function (its key or name, as measured) on it. `name` is for display."""
+        """Store the facts of a recipe's loader, or of a `function` with it (its key in measurements, or its name).
+        `name` is for display."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 
     def rows(self) -> list[SourceRow]:
-        """Return all rows, newest first. Unchanged rows are not read again."""
+        """Return all rows, newest first."""
         stamps = self._file.read("SELECT recipe, function, at FROM sources ORDER BY at DESC, recipe, function")
         fresh = dict[tuple[str, str], SourceRow]()
         for recipe, function, at in stamps:
@@ -187,7 +185,7 @@ class SourceHistory:
         for name, data, at in found:
             try:
                 facts = msgspec.json.decode(data, type=WorkloadFacts)
-            except (msgspec.DecodeError, UnicodeDecodeError):  # of a later version, or damaged
+            except (msgspec.DecodeError, UnicodeDecodeError):  # written by a later version, or damaged
                 return None
             return SourceRow(recipe, function, name, facts, at)
         return None

@@ -1,1 +1,1 @@
-"""The `stoker` command, a module per command (`main` lists them). `console` prints, `ask` asks a session's manager."""
+"""The `stoker` command: a module per subcommand. `console` prints, `ask` questions a manager."""

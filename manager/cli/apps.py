@@ -6,11 +6,11 @@ Installed packages add to the command line by entry points:
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-An entry point is loaded when it is used. An application that cannot be imported fails with one line and disturbs no
-other. An editable install keeps the entry points of its day, so the checkout's setup.cfg is read as well.
+An entry point is loaded on use, so that a broken application disturbs no other. The checkout's setup.cfg is read too,
+because an editable install keeps old entry points.
 
-`stoker run ./my_app.py` runs the file as `__main__`. If the file has a click command called `command` and no
-`if __name__ == "__main__"`, that command runs with the arguments.
+`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"`, a click command in
+it called `command` gets the arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""Absent in an installed Stoker."""
+"""The checkout's setup.cfg, which an installed Stoker lacks."""
 
 
 def names(group: str) -> list[str]:
@@ -56,7 +56,7 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if it cannot be imported or two packages declare it."""
+    """Load an entry point. Raises StokerError if it is broken or declared twice."""
     points = {point.value: point for point in _points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
@@ -72,7 +72,7 @@ def load(group: str, name: str) -> Any:
             raise _broken(name, point, error) from error
         extra = ': pip install "stoker[models]"' if _package(point) == "stoker" else ""
         raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
-    except Exception as error:  # whatever a package's code does when it is imported
+    except Exception as error:  # the import of a package may raise any error
         raise _broken(name, point, error) from error
 
 
@@ -80,7 +80,7 @@ def load_command(group: str, name: str) -> click.Command:
     found = load(group, name)
     if not isinstance(found, click.Command):
         raise StokerError(
-            f"{name} in {group} leads to a {type(found).__name__}, and must lead to a click command: put"
+            f"{name} in {group} leads to a {type(found).__name__}, not to a click command: put"
             " @click.command() above the function"
         )
     return found
@@ -126,7 +126,7 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
     sys.argv = [str(path), *arguments]
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
-    except Exception as error:  # as Python tells it, without the frames of this command
+    except Exception as error:  # print Python's traceback, but without the frames of `stoker run`
         frames = error.__traceback__
         sys.excepthook(type(error), error.with_traceback(frames.tb_next if frames is not None else None), None)
         raise SystemExit(1) from None
@@ -178,7 +178,7 @@ class Apps(FromEntryPoints):
         assert command is not None
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
-        if name.endswith(".py"):  # errors that would end the detached process at once are raised here
+        if name.endswith(".py"):  # raise here, not in the detached process, errors that would end it at once
             read_program(Path(name))
         if joined := below.params.get("session") or session:
             find_session(joined)
@@ -194,7 +194,7 @@ class Apps(FromEntryPoints):
         if args and not args[0].startswith("-") and not matching(APPS, args[0]):
             known = self.list_commands(ctx)
             hint = did_you_mean(args[0], known, cutoff=0.4) if known else RENEW
-            hint += "; a program of your own is named by its file: stoker run ./my_app.py"
+            hint += "; name your own program by its file: stoker run ./my_app.py"
             if Path(f"{args[0]}.py").is_file():
                 hint = f"did you mean ./{args[0]}.py?"
             ctx.fail(f"no application {args[0]!r}; {hint}")
@@ -215,10 +215,10 @@ def with_session(command: click.Command) -> click.Command:
     def call(*args: Any, session: str | None = None, **options: Any) -> Any:
         session = session or click.get_current_context().meta.get(_SESSION)
         if session and options.get("site"):
-            raise click.UsageError("--session and --site say different things; give one")
+            raise click.UsageError("--session and --site exclude each other; give one")
         if session:
             wait_for_begun(session)
-            if over := find_session(session).over():  # one line here, and a traceback of the program later
+            if over := find_session(session).over():  # print one line here; the program would print a traceback
                 raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session
         return inner(*args, **options)
@@ -235,7 +235,7 @@ def _program(path: Path) -> click.Command:
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def program(*, arguments: tuple[str, ...]) -> None:
         if "--detach" in arguments:
-            console.note(f"--detach is given to {path}; to detach it write stoker run --detach {path}")
+            console.note(f"--detach is passed to {path}; to detach the program write stoker run --detach {path}")
         run_program(path, arguments)
 
     return program
@@ -249,10 +249,10 @@ def _program(path: Path) -> click.Command:
 def run(context: click.Context, /, *, session: str | None, detach: bool, name: str) -> None:
     """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
 
-    With --session ID it joins a session that is up, as long as it names no site itself.
+    With --session ID it joins a session that is up, unless it names a site itself.
 
     With --detach, before the application or program, it keeps running when the terminal is closed. stoker attach NAME
-    follows it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
+    follows it, stoker down NAME stops it, and stoker sessions lists all with their exit status.
     """
-    del detach, name  # `Apps.invoke` has acted on them
+    del detach, name  # `Apps.invoke` uses these options
     context.meta[_SESSION] = session

@@ -1,8 +1,5 @@
-"""Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
-
-One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): the observer asks
-again after a lost connection.
-"""
+"""Questions to a session's manager, from an observer: a client that submits no calls and that no session waits for. Its
+frames are unnumbered (see `protocol.wire`), so it repeats questions after a lost connection."""
 
 from __future__ import annotations
 
@@ -33,11 +30,11 @@ A = TypeVar(
 
 
 class SessionEndedError(SessionError):
-    """Nothing listens at the session's address."""
+    """No process listens at the session's address."""
 
 
 class NoAnswerError(SessionError):
-    """Something listens at the session's address and does not answer in time."""
+    """A process listens at the session's address but does not answer in time."""
 
 
 class Observer:
@@ -48,7 +45,7 @@ class Observer:
         timeout_s: Seconds to wait for each answer.
 
     Raises:
-        SessionEndedError: Nothing listens.
+        SessionEndedError: No process listens.
         SessionError: The manager refuses or does not answer in time.
     """
 
@@ -86,7 +83,7 @@ class Observer:
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
-        """Return the whole session at this moment.
+        """Return the session's present state.
 
         Raises:
             SessionError: The manager does not answer.
@@ -97,7 +94,7 @@ class Observer:
         """Return why a call, pilot, library or context is in its state.
 
         Args:
-            subject: Its id or name.
+            subject: The id or name.
 
         Raises:
             SessionError: The manager does not answer.
@@ -105,11 +102,11 @@ class Observer:
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
-        """Return the calls of each state.
+        """Return the session's calls, by state.
 
         Args:
             limit: Most calls per state.
-            only: Return this state alone.
+            only: Only calls in this state.
 
         Raises:
             SessionError: The manager does not answer.
@@ -132,14 +129,14 @@ class Observer:
         until = time.monotonic() + self._timeout_s
         while (left := until - time.monotonic()) > 0:
             if not self._socket.poll(int(min(left, _POLL_S) * 1000) + 1):
-                if self.folder.over():  # it ended just now, and has left the question unread
+                if self.folder.over():  # the session has just ended, before its manager read the question
                     raise SessionEndedError(nobody_listens(self.folder, self.file))
                 continue
             for message in self._decode(self._socket.recv()).messages:
                 if isinstance(message, kind):
                     return message
                 if isinstance(message, to_client.ClientRefused):
-                    text = f"the manager of session {self.file.session} refuses: {message.reason}"
+                    text = f"the manager of session {self.file.session} refused the question: {message.reason}"
                     raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
@@ -147,8 +144,8 @@ class Observer:
         by_hand = ""
         if holder is not None and lease.is_alive(holder):
             by_hand = (
-                f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach"
-                f" {self.folder.path}`, starts another one, which continues from the journal"
+                f"; if the manager stays silent, kill it (kill -9 {holder.pid}): its program, or `stoker attach"
+                f" {self.folder.path}`, starts another manager, which continues from the journal"
             )
         who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
@@ -165,15 +162,15 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
     holder = lease.read(folder.lease)
     where = f"its manager ({holder})" if holder is not None else "its manager"
     return (
-        ". Use the version of Stoker that the session began with. If that is not there any more: end"
-        f" {where} by hand, then `stoker down {file.session}` ends the rest"
+        ". Use the version of Stoker that started the session. If that is no longer installed, kill"
+        f" {where} by hand, then run `stoker down {file.session}` to end the rest"
     )
 
 
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
-        newest = 0.0  # the manager's last write
+        newest = 0.0  # time of the manager's last write
         for path in (folder.journal, folder.manager_log, folder.file):
             with contextlib.suppress(OSError):
                 newest = max(newest, path.stat().st_mtime)
@@ -186,4 +183,4 @@ def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
             f"the manager of session {file.session} ({holder}) does not listen yet: it reads its journal; its log: "
             f"{folder.manager_log}"
         )
-    return f"the manager of session {file.session} is gone; `stoker attach {file.session}` brings it back"
+    return f"the manager of session {file.session} is gone; `stoker attach {file.session}` starts it again"

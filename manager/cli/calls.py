@@ -25,14 +25,14 @@ _LIMIT = 20
 @click.option(
     "--limit", metavar="N", default=_LIMIT, type=WholeNumber(1, 10_000), help=f"At most N of each state. [{_LIMIT}]"
 )
-@click.option("--all", "each", is_flag=True, help="List calls that failed one by one, and not in groups.")
+@click.option("--all", "each", is_flag=True, help="List failed calls one by one, not in groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and the failed ones.
 
-    Failed calls are grouped by function, exception and line. Each group shows how many there are, when the first and
-    the last failed, and the last one. With --all they are listed one by one, the last first.
+    Failed calls are grouped by function, exception and line, with their number, times, and the last call. --all lists
+    them one by one, the last first.
 
     A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
     """
@@ -66,7 +66,7 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
         if number > len(shown):
             out.append(f"  … {number - len(shown):,} more {state.value}")
     if example:
-        out += ["", f"why one is where it is: stoker explain {example} {found.session}"]
+        out += ["", f"more about a call: stoker explain {example} {found.session}"]
     return out
 
 
@@ -82,7 +82,7 @@ def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
             out.append(f"      {group.message}")
     if len(groups) > limit:
         rest = sum(group.count for group in groups[limit:])
-        out.append(f"  … {rest:,} more of {len(groups) - limit:,} other kinds; more kinds: --limit N")
+        out.append(f"  … {rest:,} more of {len(groups) - limit:,} other kinds; show more kinds: --limit N")
     return [*out, "  one by one: stoker calls --all --state failed"]
 
 

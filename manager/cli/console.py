@@ -1,7 +1,6 @@
 """All output of the command line (no other module prints), and types of its options.
 
-On a terminal some words have colour and `--watch` redraws in place; elsewhere the same facts are plain lines. With
-`--json` only one document goes to stdout.
+On a terminal some words have colour and `--watch` redraws in place. With `--json` stdout gets only one document.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def json(value: Any) -> None:
     Args:
         value: Anything that `json.dumps` takes.
     """
-    if sys.stdout is None:  # closed before the command began
+    if sys.stdout is None:  # None if stdout was closed before the command began
         return
     with survive_closed_pipe():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
@@ -113,7 +112,7 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """Lines that are redrawn in place on a terminal and printed again on a pipe. Made by `redrawn`."""
+    """Lines that a terminal redraws in place and a pipe repeats. Made by `redrawn`."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
@@ -136,7 +135,7 @@ def redrawn() -> Iterator[Redrawn]:
     if not is_terminal():
         yield Redrawn(None)
         return
-    wrapping = Console(highlight=False)  # a block that is redrawn must know how many lines of the screen it takes
+    wrapping = Console(highlight=False)  # wraps lines, because redrawing needs the number of lines on the screen
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
@@ -147,7 +146,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def survive_closed_pipe() -> Iterator[None]:
-    """End quietly if the reader has closed the pipe (`stoker logs | head`), and with an error if the disk is full."""
+    """End the command silently if the pipe's reader is gone (`stoker logs | head`), with an error if the disk is
+    full."""
     try:
         yield
     except BrokenPipeError:
@@ -157,7 +157,9 @@ def survive_closed_pipe() -> Iterator[None]:
         if trouble.errno not in _NO_ROOM:
             raise
         _write_no_more()
-        error(f"the output cannot be written: {trouble.strerror}; make room where it goes, or send it elsewhere")
+        error(
+            f"the output cannot be written: {trouble.strerror}; make room on that disk, or write the output to another"
+        )
         raise SystemExit(1) from None
 
 
@@ -218,7 +220,7 @@ class ByteSize(click.ParamType[int]):
         except UnitError as error:
             self.fail(str(error), param, ctx)
         if not 0 < size <= MOST_BYTES:
-            self.fail(f"{value!s:.40} is not a size that can be: write 32 MB, say", param, ctx)
+            self.fail(f"{value!s:.40} is not a valid size; write for example 32 MB", param, ctx)
         return size
 
 
@@ -231,5 +233,5 @@ class Seconds(click.ParamType[float]):
         except ValueError:
             seconds = math.nan
         if not 0 <= seconds <= MOST:
-            self.fail(f"{value!s:.40} is not a number of seconds, 0 or more, as in 600", param, ctx)
+            self.fail(f"{value!s:.40} is not a number of seconds, 0 or more; write for example 600", param, ctx)
         return seconds

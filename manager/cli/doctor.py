@@ -1,7 +1,7 @@
-"""`stoker doctor`: check this machine and site files, and say what to do.
+"""`stoker doctor`: check this machine and site files, and show how to repair faults.
 
-`CHECKS` is the table of all checks: name, question, function. `doctor_machine` has the checks of the machine,
-`doctor_site` of batch systems and site files, this module of earlier sessions.
+`CHECKS` lists all checks. `doctor_machine` checks the machine, `doctor_site` batch systems and site files, this module
+remains of sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from stoker.manager.cli.doctor_machine import Finding, Level, ok, render, warn
 from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached, new_sessions
-from stoker.manager.live import lease
+from stoker.manager.live import lease, node_store
+from stoker.protocol import show_nodes
 from stoker.protocol.session import SessionFolder, holds_session, is_begun
 from stoker.site import Site
 from stoker.units import show_bytes
@@ -39,7 +40,7 @@ STORE = "performance.sqlite"
 def measurement_store() -> Iterator[Finding]:
     path = state_folder() / STORE
     if not path.exists():
-        yield ok("store", f"no measurements yet: the first run makes {path}")
+        yield ok("store", f"no measurements yet: the first run creates {path}")
         return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
@@ -63,8 +64,8 @@ def earlier_sessions() -> Iterator[Finding]:
     names = f": {', '.join(alive)}" if alive else ""
     yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
     for name in (each.session for each in found if each.state is SessionState.LOST):
-        fix = f"bring it back: stoker attach {name}; or end it: stoker down {name}"
-        yield warn("sessions", f"session {name} is not over, and has no manager", fix)
+        fix = f"start its manager again: stoker attach {name}; or end the session: stoker down {name}"
+        yield warn("sessions", f"session {name} is not over, but has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
         keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
@@ -91,11 +92,32 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
+# ---- excluded nodes
+
+
+def excluded_nodes() -> Iterator[Finding]:
+    found = node_store.excluded_nodes()
+    if not found:
+        yield ok("nodes", "no node is excluded because its devices failed")
+    for record in found:
+        fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault clears it, too)"
+        yield warn("nodes", f"no block starts on node {show_nodes.excluded_node(record)}", fix)
+
+
+def clear_node(node: str) -> Iterator[str]:
+    """Yield what was cleared. Raises StokerError for a node that is not excluded."""
+    for record in node_store.clear(node):
+        yield (
+            f"blocks of site {record.source} may start on {node} again; running sessions notice it within"
+            f" {node_store.LOOK_S:g} s"
+        )
+
+
 # ---- processes and jobs of ended sessions
 
 
 _PATIENCE_S = 3.0
-"""Seconds in which a session ends, or a program restarts its killed manager."""
+"""Seconds between two looks: a session may be ending, or a program restarting its killed manager."""
 
 
 def orphaned_processes() -> Iterator[Finding]:
@@ -116,7 +138,7 @@ def orphaned_jobs() -> Iterator[Finding]:
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
-    """A process of a session that is over."""
+    """A process of an ended session."""
 
     pid: int
     kind: str
@@ -124,7 +146,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 
 def orphaned() -> Iterator[OrphanProcess]:
-    """Yield the orphans on this machine, also pilots whose lease has not expired yet."""
+    """Yield this machine's orphans, even pilots whose lease has not expired."""
     found = list(session_remains.own_processes())
     gone = _gone(found)
     if any(path.exists() for path in gone):
@@ -136,7 +158,7 @@ def orphaned() -> Iterator[OrphanProcess]:
 
 
 def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
-    """Return the folders of sessions that are over, or whose program and manager are dead."""
+    """Return the folders of sessions that have ended, or whose program and manager have died."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
     gone = set[Path]()
     for path in {path for _, _, path in found}:
@@ -161,7 +183,7 @@ class Check(msgspec.Struct, frozen=True):
 
 CHECKS = (
     Check("python", "Which Python runs Stoker?", doctor_machine.python),
-    Check("packages", "Are the packages here that Stoker and its extras need?", doctor_machine.packages),
+    Check("packages", "Are the packages that Stoker and its extras need installed?", doctor_machine.packages),
     Check("models", "Is the default model installed?", doctor_machine.models),
     Check("batch_system", "Which batch system is here, and what may this user request?", doctor_site.batch_system),
     Check("devices", "Which devices, memory and cores would a pilot on this machine offer?", doctor_machine.devices),
@@ -171,6 +193,7 @@ CHECKS = (
     Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
     Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),
     Check("store", "Can the measurements of earlier runs be read?", measurement_store),
+    Check("nodes", "Which nodes are excluded because their devices failed?", excluded_nodes),
     Check("sessions", "Which sessions are known here, and how much disk do they use?", earlier_sessions),
     Check("processes", "Do processes of ended sessions still run here?", orphaned_processes),
     Check("jobs", "Do batch systems still have jobs of ended sessions?", orphaned_jobs),
@@ -192,24 +215,37 @@ _PROBE_WITHIN_S = 300.0
     type=Seconds(),
     help="Wait this many seconds for a pilot of --probe or --tests. [300]",
 )
+@click.option("--clear", "cleared", metavar="NODE", help="Let blocks start on an excluded node again; do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def doctor(
-    *, sites: tuple[Path, ...], probe: bool, tests: bool, chosen: str, wait_s: float | None, as_json: bool
+    *,
+    sites: tuple[Path, ...],
+    probe: bool,
+    tests: bool,
+    chosen: str,
+    wait_s: float | None,
+    cleared: str | None,
+    as_json: bool,
 ) -> None:
-    """Check this machine, and show how to mend it. The exit code is 1 if something is missing that Stoker needs.
+    """Check this machine, and show how to fix it. The exit code is 1 if something is missing that Stoker needs.
 
-    With SITE files: also check that they fit this cluster. With --tests: start pilots there and try each promise of
-    Stoker; the exit code is 1 if a promise does not hold.
+    With SITE files: also check that they fit this cluster. With --tests: start pilots there and test each promise of
+    Stoker; the exit code is 1 if a promise fails.
     """
     if (probe or tests) and not sites:
         option = "--tests" if tests else "--probe"
-        raise click.UsageError(f"{option} wants a site file to take the job from: stoker doctor site.toml {option}")
+        raise click.UsageError(f"{option} needs a site file, which describes the job: stoker doctor site.toml {option}")
     if probe and tests:
         raise click.UsageError("--probe and --tests: give one of them; the site suite starts pilots, too")
     if wait_s is not None and not (probe or tests):
         raise click.UsageError("--wait is for --probe and --tests: stoker doctor site.toml --probe --wait 600")
     if chosen and not tests:
         raise click.UsageError("-k is for --tests: stoker doctor site.toml --tests -k peer")
+    if cleared is not None:
+        if sites or as_json:
+            raise click.UsageError("--clear takes one node and nothing else: stoker doctor --clear n2")
+        console.lines(clear_node(cleared))
+        return
     wanted = new_sessions.collect(sites) if sites else ()
     if tests:
         _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
@@ -243,7 +279,11 @@ def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json:
 
 
 def _of_site(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) -> Check:
-    question = f"Does site {site.name} fit this cluster?" if name == "site_fits" else f"Do pilots of {site.name} come?"
+    question = (
+        f"Does site {site.name} fit this cluster?"
+        if name == "site_fits"
+        else f"Do pilots of {site.name} reach this host?"
+    )
     return Check(name, question, functools.partial(run, site))
 
 

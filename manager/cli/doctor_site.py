@@ -1,6 +1,7 @@
-"""Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and would its batch system take the job?
+"""Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and does the batch system accept the
+job?
 
-Only Slurm can judge a script without a submission (`sbatch --test-only`). It knows limits that no listing shows.
+Only Slurm judges a script without a submission (`sbatch --test-only`), by limits that no listing shows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stoker.manager.cli.init import describe
 from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Slurm, inspect_host
 from stoker.manager.executor import detached, engines, new_sessions
 from stoker.manager.factory import pacing, parsl_parts
+from stoker.manager.factory.allowed_nodes import PROBE_WALLTIME_S
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.live import interfaces
@@ -33,7 +35,16 @@ from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
-from stoker.site import Duration, Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
+from stoker.site import (
+    EXCLUDES_NODES,
+    Duration,
+    Engine,
+    EnvironmentKind,
+    ProviderKind,
+    ProvisioningName,
+    Site,
+    cannot_exclude,
+)
 from stoker.units import show_bytes, show_seconds
 
 # ---- dry run: the script of a job
@@ -44,7 +55,7 @@ _EXAMPLE = "k3v9"
 
 
 class SlurmVerdict(msgspec.Struct, frozen=True):
-    """Slurm's answer to a script; `refused` is None if Slurm could not be asked."""
+    """Slurm's answer to a submit script; `refused` is None if Slurm did not answer."""
 
     words: str
     refused: bool | None = None
@@ -56,8 +67,7 @@ class DryRunLines(msgspec.Struct, frozen=True):
 
 
 def show(site: Site) -> DryRunLines:
-    """Return the lines of a dry run for one site. Raises ConfigError for settings that its batch system does not
-    have."""
+    """Return the lines of a dry run. Raises ConfigError for settings that the batch system lacks."""
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
@@ -109,7 +119,7 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
 
 
 _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
-"""Options of `sbatch` that change the time limit of a job."""
+"""Options of `sbatch` that change a job's time limit."""
 
 
 class SiteFault(msgspec.Struct, frozen=True):
@@ -120,7 +130,7 @@ class SiteFault(msgspec.Struct, frozen=True):
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever; return the other faults."""
+    """Raise ConfigError if a site's jobs would never start; return its other faults."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -130,7 +140,7 @@ def refuse(sites: Iterable[Site]) -> list[str]:
     found = [(site, fault) for site in asked for fault in slurm_faults(site, slurm)]
     for site, fault in found:
         if fault.never:
-            raise ConfigError(f"site {site.name}: {fault.text}; its jobs would wait for good", key="walltime")
+            raise ConfigError(f"site {site.name}: {fault.text}; its jobs would wait forever", key="walltime")
     return [f"site {site.name}: {fault.text}" for site, fault in found]
 
 
@@ -141,9 +151,9 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
     chosen = [known[name] for name in names if name in known]
     for name in names:
         if name not in known:
-            yield SiteFault(f"[provider] partition {name} is not up; there are {', '.join(known)}")
+            yield SiteFault(f"[provider] partition {name} is not up; known partitions: {', '.join(known)}")
     if ask.account and slurm.accounts and ask.account not in slurm.accounts:
-        yield SiteFault(f"[provider] account {ask.account} is not yours; you have {', '.join(slurm.accounts)}")
+        yield SiteFault(f"[provider] account {ask.account} is not yours; your accounts are {', '.join(slurm.accounts)}")
     # A job never starts if all partitions have a shorter limit, unless its QOS or `options` change that.
     short = [each for each in chosen if each.limit_s and ask.walltime_s > each.limit_s]
     never = len(short) == len(names) and not (ask.qos or any(map(_CHOOSES.search, ask.options)))
@@ -162,13 +172,12 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
 # ---- checks of doctor
 
 
-PROBE_WALLTIME_S = 60.0
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""The session of a killed probe ends this much later."""
+"""If the probe is killed, its session ends after this many more seconds."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -184,7 +193,7 @@ def batch_system() -> Iterator[Finding]:
         text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
         yield warn("batch", text, "is this a login node of the cluster? try: sinfo")
     else:
-        partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none that is up"
+        partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none is up"
         yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
         accounts = f"accounts: {', '.join(slurm.accounts)}" if slurm.accounts else ""
         yield ok("account", accounts or "no accounting here: jobs need no account")
@@ -192,10 +201,10 @@ def batch_system() -> Iterator[Finding]:
         seen = "seen by other hosts too" if each.shared else "of this host"
         yield ok("scratch", f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
     if around.home_shared:
-        yield ok("home", f"sessions lie in {around.home}, on a file system that other hosts see")
+        yield ok("home", f"session folders are in {around.home}, on a file system that other hosts see")
     else:
-        text = f"sessions lie in {around.home}, which does not look like a file system that compute nodes see"
-        yield warn("home", text, "if they do not: stoker up --folder DIR, or export STOKER_HOME=DIR")
+        text = f"session folders are in {around.home}, which does not look like a file system that compute nodes see"
+        yield warn("home", text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
@@ -206,7 +215,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
         except ConfigError as error:
             yield need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
-        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # its workers run where other sites have pilots
+        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the nodes of its workers with a pilot
     if site.is_local:
         yield from doctor_machine.devices_of(site)
     if site.session.interface or not site.is_local:
@@ -215,7 +224,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
             named = f"{site.session.interface} " if site.session.interface else ""
             yield ok(topic, f"{topic}: the manager will listen on {named}{address}:{site.session.ports}")
         except StokerError as error:
-            yield need(topic, f"{topic}: {error}", "mend [session] interface")
+            yield need(topic, f"{topic}: {error}", "fix [session] interface")
     if site.is_local:
         return
     shares_python = site.environment.kind is EnvironmentKind.SHARED
@@ -226,10 +235,12 @@ def site_fits(site: Site) -> Iterator[Finding]:
     if around.kind is not ask.kind and ask.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
         text = f"{topic} is for {ask.kind.value}; this host has {here}"
-        yield need(topic, text, "run it on a login node of that cluster, or write another: stoker init")
+        yield need(topic, text, "use it on a login node of that cluster, or write another site file: stoker init")
         return
     asks = f"{topic}: a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)}"
     yield ok(topic, f"{asks} ([provider] poll)")
+    if ask.kind not in EXCLUDES_NODES:
+        yield no(topic, f"{topic}: {cannot_exclude(ask.kind)}")
     if shares_python:
         yield from below_tmp(topic, python, state_folder())
     if ask.kind is ProviderKind.CONDOR and ask.shared_files:
@@ -237,35 +248,38 @@ def site_fits(site: Site) -> Iterator[Finding]:
     if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
         for fault in faults:
-            yield need(topic, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one")
+            yield need(topic, f"{topic}: {fault.text}", "fix the site file; `stoker init --output -` shows a valid one")
         if not faults:
-            yield ok(topic, f"{topic}: partition, account, walltime and GPUs are there")
+            yield ok(topic, f"{topic}: partition, account, walltime and GPUs are available")
             verdict = _judge(site, _script(site)[1])  # Slurm knows limits that `sinfo` does not show
             level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[verdict.refused]
-            fix = "mend the site file; `stoker up SITE --dry-run` prints the script" if verdict.refused else ""
+            fix = "fix the site file; `stoker up SITE --dry-run` prints the script" if verdict.refused else ""
             yield Finding(topic, level, f"{topic}: {verdict.words}", fix)
 
 
 def seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
-    """Many pools run jobs as other users (slot1, nobody), who cannot pass a closed folder."""
+    """Warn about folders that other users cannot read: many HTCondor pools run jobs as other users."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
-        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users they cannot run"
+        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run"
         yield warn(topic, f"{text} {python}", f"chmod o+x {closed}, or {_SEND_FILES}")
 
 
 def below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
-    """Many batch systems give each job its own /tmp (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
-    packed = 'move it, or [environment] kind = "packed" with shared_files = false'
-    for what, path, action in (("Python is", python, packed), ("sessions lie in", state, "export STOKER_HOME=DIR")):
+    """Warn about /tmp: jobs may have their own (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
+    packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
+    for what, path, action in (
+        ("Python is", python, packed),
+        ("session folders are in", state, "export STOKER_HOME=DIR"),
+    ):
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
-            text = f"{topic}: {what} {path}, which jobs do not see where they have a {private} of their own"
+            text = f"{topic}: {what} {path}, which jobs do not see where each has a {private} of its own"
             yield warn(topic, text, action)
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """HTCondor may run jobs as other users, who cannot read the closed folder of the session."""
+    """Warn if HTCondor runs jobs as other users, who cannot read the session's folder."""
     known = [node for node in around.nodes if node.user_domain]
     others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
@@ -273,7 +287,7 @@ def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
     of_all = "machines" if len(others) == len(known) else f"{len(others)} of {len(known)} machines"
     theirs = ", ".join(sorted({node.user_domain for node in others})[:_SHOWN_DOMAINS])
     text = (
-        f"{topic}: {of_all} of the pool run jobs as users of their own, who may not read a session's folder: their"
+        f"{topic}: {of_all} of the pool run jobs as their own users, who may not read a session's folder: their"
         f" UID_DOMAIN is {theirs}, and this host's is {around.user_domain}"
     )
     level = Level.NEED if len(others) == len(known) else Level.WARN
@@ -288,16 +302,16 @@ def _is_open(folder: Path) -> bool:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot and wait until it joins: then nodes see the environment and the session's folder, and
-    reach this host."""
+    """Submit a one-minute pilot and wait until it joins, which proves that nodes see the environment and session
+    folder, and reach this host."""
     topic = f"probe {site.name}"
     folder = new_sessions.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
-    say(f"its own session, {folder.path}, submits one job of at most a minute to site {site.name}")
+    say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
     try:
         detached.start(folder, waiting=say)
     except KeyboardInterrupt:
-        if folder.file.exists():  # its manager was just coming up
+        if folder.file.exists():  # its manager has started before Ctrl-C
             down.end(folder)
         else:
             detached.forget(folder)
@@ -308,7 +322,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         took = show_seconds(time.monotonic() - began)
         lacks = _lacks(status, site)
         if lacks:
-            fix = f'the pilot\'s log: {folder.path / "pilots"}; to run on its cores: [pilot] devices = "cpu"'
+            fix = f'the pilot\'s log: {folder.path / "pilots"}; to use only the cores: [pilot] devices = "cpu"'
             yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
         elif status.pilots:
             hosts = ", ".join(pilot.host for pilot in status.pilots)
@@ -318,7 +332,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
-        yield from (warn(topic, f"the probe has left {each.what}", each.remove) for each in remains)
+        yield from (warn(topic, f"the probe left behind: {each.what}", each.remove) for each in remains)
     if status.pilots and not lacks and not remains:
         detached.forget(folder)
 
@@ -343,7 +357,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             if now != said:
                 said = now
                 facts = [*show_status.blocks_without_pilot(status.jobs), *status.trouble.values()]
-                say("; ".join(facts) or "asking for a job")
+                say("; ".join(facts) or "requesting a job")
             gone = (status.ended_blocks and not status.jobs) or status.gone_pilots
             if status.pilots or gone or time.monotonic() > until:
                 return status
@@ -351,7 +365,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
 
 
 def _lacks(status: Status, site: Site) -> str:
-    """Return why the pilot that joined is of no use; empty if it is, or none joined."""
+    """Return why the joined pilot is unusable, else ""."""
     faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
     for said in faults:
         if said and all(said):
@@ -363,15 +377,18 @@ def _lacks(status: Status, site: Site) -> str:
 def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
     pending = show_status.pending_of(status.jobs)
     if pending:
-        why = show_status.reasons(pending) or "no reason is told"
+        why = show_status.reasons(pending) or "no reason given"
         return f"the probe still waits in the queue after {took}: {why}", "try again when the cluster is less busy"
     if status.trouble or status.ended_blocks:
         said = [*status.trouble.values(), *show_status.ended_in_words(status.ended_blocks)]
-        return f"the probe brought no pilot: {'; '.join(said)}", f"its scripts and output: {folder.path / 'submit'}"
+        return (
+            f"the job of the probe started no pilot: {'; '.join(said)}",
+            f"the job's scripts and output: {folder.path / 'submit'}",
+        )
     if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
         return f"the probe was not submitted within {took}", f"its factory's log: {folder.path / 'factory.log'}"
     fix = (
-        "a firewall between them? name the network that they share: [session] interface, ports; the job's output: "
+        "is a firewall between them? name their common network: [session] interface, ports; the job's output: "
         f"{folder.path / 'submit'}"
     )
-    return f"the probe runs, and its pilot has not reached {address} within {took}", fix
+    return f"the probe runs, but its pilot has not reached {address} within {took}", fix

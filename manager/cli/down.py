@@ -1,4 +1,4 @@
-"""`stoker down`: end a session, and see that nothing of it is left."""
+"""`stoker down`: end a session, and check that nothing of it remains."""
 
 from __future__ import annotations
 
@@ -19,22 +19,27 @@ from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""Seconds between two questions to batch systems."""
+"""Seconds between two queries of batch systems."""
 _FILE_S = 10.0
 _SILENT_S = 2.0
 
 
 @click.command(short_help="End a session or a detached run.")
 @click.option(
-    "--wait", "wait_s", metavar="S", type=Seconds(), default=60.0, help="Seconds to wait until all is gone. [60]"
+    "--wait",
+    "wait_s",
+    metavar="S",
+    type=Seconds(),
+    default=60.0,
+    help="Seconds to wait for the session's processes and jobs to end. [60]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
-    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If something is left, say what it is and
-    how to remove it; the exit code is 1 then. Files that pilots keep on their nodes for the next session are named too.
+    """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If something remains, show how to remove
+    it, and exit with 1. Files that pilots keep for the next session are named too.
 
-    With the name of a detached run: its program ends as after Ctrl-C.
+    With a detached run: its program ends as after Ctrl-C.
     """
     if run := runs.named_run(session):
         runs.stop(run, wait_s=wait_s, as_json=as_json)
@@ -42,7 +47,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
-    shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
+    shutil.rmtree(folder.objects, ignore_errors=True)  # arguments and results, useless without their session
     name = folder.read().session
     brought = before is not None and bool(before.pilots or before.gone_pilots)
     unwritten = detached.unwritten(folder)
@@ -68,7 +73,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """End the session; return its last status, or None. Starts a dead manager again first, because it knows the jobs.
+    """End the session; return its last status, or None. First restart a dead manager, because only it knows the jobs.
     Raises SessionError."""
     for _ in range(2):
         try:
@@ -79,13 +84,13 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
         except SessionEndedError:
             if detached.over(folder) or not detached.is_detached(folder):
                 return None
-            console.note("its manager is gone; it is started again, to end what it knows of")
+            console.note("its manager is gone; it is started again to end its pilots and jobs")
             try:
                 detached.start(folder, waiting=console.note, to_end=True)
             except SessionError:
                 if not detached.over(folder):
                     raise
-                return None  # another `stoker down` was quicker
+                return None  # another `stoker down` has ended the session before
         except NoAnswerError:
             if not _end_by_file(folder):
                 raise
@@ -94,14 +99,14 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because its disk is full. Returns False if that fails."""
+    """End a session whose manager reads no messages because its disk is full. Return False on failure."""
     try:
         try:
             until = time.monotonic() + _FILE_S
             while not (is_over := bool(folder.over())) and time.monotonic() < until:
-                folder.asked_to_end.touch()  # again and again: one that a killed `stoker down` left says nothing
+                folder.asked_to_end.touch()  # touch it repeatedly: a manager reacts only to a change of the file's time
                 time.sleep(_LOOK_EVERY_S)
-        finally:  # also after Ctrl-C: the file would end the session when its manager can read again
+        finally:  # also after Ctrl-C: else the file would end the session later
             folder.asked_to_end.unlink(missing_ok=True)
     except OSError:
         return False
@@ -111,7 +116,7 @@ def _end_by_file(folder: SessionFolder) -> bool:
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[session_remains.LeftBehind]:
-    """Wait until nothing of a session is left, or the time is up; return what is left."""
+    """Wait until nothing of a session remains, at most `wait_s`; return the remains."""
     began, said = time.monotonic(), ""
     while True:
         here = [*session_remains.processes(folder), *session_remains.factory(folder)]
@@ -129,7 +134,7 @@ def wait_until_gone(
 def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]:
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [
-        f"session {name} was told to end, but not all of it has:",
+        f"session {name} has not ended completely:",
         *lines,
         f"try again later: stoker down {name}; its logs: stoker logs --session {name}",
     ]
@@ -148,7 +153,7 @@ def _summary(status: Status | None) -> str:
     if cancelled := status.cancelled + status.queued + status.running:
         facts.append(f"{cancelled:,} cancelled")
     if status.pilots:
-        facts.append(f"{len(status.pilots)} pilot{'s' * (len(status.pilots) != 1)} let go")
+        facts.append(f"{len(status.pilots)} pilot{'s' * (len(status.pilots) != 1)} released")
     if status.jobs:
         facts.append(f"{len(status.jobs)} job{'s' * (len(status.jobs) != 1)} ended")
     return f": {', '.join(facts)}"

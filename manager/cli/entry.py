@@ -1,6 +1,6 @@
 """Entry point of the `stoker` command, and its signals.
 
-Ctrl-C during imports ends the command silently. Later SIGTERM and SIGHUP end it as Ctrl-C does, after its clean-up.
+Ctrl-C during imports ends the command silently. After them, SIGTERM and SIGHUP act like Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""A closing terminal may send SIGHUP twice. A later signal kills."""
+"""Seconds after the first signal in which further signals are ignored, because a closing terminal may send SIGHUP
+twice. A later signal kills the command."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -27,8 +28,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the block at the first SIGTERM or SIGHUP, unless it is ignored (`nohup`) or handled. Yields
-    the list of signals that arrived."""
+    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP, unless ignored (`nohup`) or handled. Yield
+    the received signals."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
@@ -55,7 +56,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def drop_unwritten() -> None:
-    """Drop output for a closed terminal, which Python would fail to write at exit."""
+    """Drop output for a closed terminal: Python could not write it at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -68,7 +69,7 @@ def drop_unwritten() -> None:
 
 def main() -> None:
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not when its parent ignores it, as a shell does for background jobs
+    if before is signal.default_int_handler:  # keep an ignored SIGINT, which a shell sets for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from stoker.manager.cli.main import main as run
 
@@ -76,7 +77,7 @@ def main() -> None:
     with as_ctrl_c() as came:
         try:
             run()
-        except (SystemExit, OSError) as ending:  # OSError: the terminal that something was said to is closed
+        except (SystemExit, OSError) as ending:  # OSError: the terminal is closed
             if came and (isinstance(ending, OSError) or ending.code == 130):
                 drop_unwritten()
                 raise SystemExit(128 + came[0]) from None

@@ -1,7 +1,6 @@
-"""`stoker explain`: why a call, pilot, library, context or block is where it is.
+"""`stoker explain`: why a call, pilot, library, context or block is in its state.
 
-For a failure it also shows the fault, a remedy, and the recovery so far, by the output of the call, pilot or job, the
-exception, and the words of the manager and its pilots. It reads logs on this machine only.
+For a failure it also shows the cause, a remedy and the recovery so far. It reads only logs that this machine sees.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed. None if it printed none, if the log is on another machine,
-    or if the library runs several calls at once: it writes their lines at their ends."""
+    """Return the progress that a running call has printed. None without a readable log, or if several calls share the
+    library."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -74,19 +73,19 @@ _WANTED = frozenset({"cancelled", "dropped"})
 _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"runs again, for (?P<time>.+ s) not on (?P<where>.+)", "ran again, for {time} not on {where}"),
     (r"runs again, for .+ s not on (?P<where>\S+ of \S+)", "{where} was probed at once"),
-    (r"back in the queue: (?P<where>\S+ of \S+) is quarantined", "{where} is used no more (quarantined)"),
+    (r"back in the queue: (?P<where>\S+ of \S+) is quarantined", "{where} is no longer used (quarantined)"),
     (r"its library died .*, 1 of (?P<most>\d+) before", "ran again after the first death of its library"),
     (r"its library died .*it runs again alone", "ran again alone"),
     (r"may have run when (?P<where>\S+) died \(\d+\); it runs alone", "ran again alone on a pilot"),
-    (r"back in the queue: .* \(.*which are not the pilot's hold.*", "ran again, at no cost of its tries"),
+    (r"back in the queue: .* \(.*which are not the pilot's hold.*", "ran again, not counted as a try"),
     (r"ran .* and was cut off by the walltime of (?P<where>\S+)", "waited for a pilot with more time left"),
     (r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): ",
      "{where} got nothing new for {time} (quarantined)"),
     (r"^(?P<where>[^\n]{1,200}?) may be used again", "{where} is used again"),
-    (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is used no more (quarantined)"),
+    (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is no longer used (quarantined)"),
     (r"^(?P<where>\S{1,200}) is well again", "{where} was probed again, and is used again"),
 ))  # fmt: skip
-"""Patterns in a story, and the words to show for them."""
+"""Patterns in the lines of a story (`to_client.Story`), and the words shown for them as recovery."""
 _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
@@ -94,8 +93,8 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """Whose fault a failure is (see `Fault`), a remedy, and the recovery so far. An unsure verdict shows `happened`
-    (the known facts) and `look` (where to read more) instead."""
+    """The cause of a failure (see `Fault`), a remedy, and the recovery so far. An unsure verdict shows known facts and
+    a log instead of a cause."""
 
     kind: FaultKind
     component: str
@@ -109,7 +108,7 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
-    """Return whose fault a failure is; None without a failure or a reason."""
+    """Return the verdict on the story's failure, if any."""
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []
@@ -122,7 +121,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
         own = [file for file in files(folder) if file.name.startswith(f"{subject}.")]
         parts = [*(LogPart(file.name, path=file.path) for file in own), *map(told_part, said)]
-    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # a pilot or a library
+    elif story.headline.startswith("gone") or ": gone, " in story.headline:  # the story of a pilot or a library
         said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
         own = [file for file in files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
         parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own]
@@ -173,7 +172,9 @@ def _happened(story: Story, said: list[str]) -> str:
             return what
         where = "" if place["pilot"] in what else f" on {place['pilot']}"
         ran_s = end.groupdict().get("ran_s")
-        since = f"{ran_s} s after it began" if ran_s else f"{show_seconds(line.at - sent.at)} after it was sent there"
+        since = (
+            f"{ran_s} s after it began" if ran_s else f"{show_seconds(line.at - sent.at)} after the call was sent there"
+        )
         return f"{what}{where}, {since}"
     return first_words(said[0]) if said else story.headline.strip()
 
@@ -185,8 +186,8 @@ def _where_to_look(story: Story) -> str:
         if logs.printed(texts):
             return f"its output: stoker logs {story.subject}"
         if libraries:
-            return f"it printed nothing; the log of its library, also of other calls: stoker logs {libraries[-1]}"
-        return "it printed nothing; run the function alone with the same arguments"
+            return f"the call printed nothing; its library's log, also of other calls: stoker logs {libraries[-1]}"
+        return "the call printed nothing; run the function alone with the same arguments"
     return f"stoker logs {story.subject}"
 
 
@@ -209,18 +210,18 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
 # ---- the command
 
 
-@click.command(short_help="Tell why a call, pilot, context or block is where it is.")
+@click.command(short_help="Explain the state of a call, pilot, context or block.")
 @click.argument("subject", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 
-    For a failure it says, by the log, whether the program, the installed software or the infrastructure is at fault,
-    and shows the lines that prove it. For a running call it says how far it is, if its program prints that.
+    For a failure it shows whether the program, the installed software or the infrastructure is at fault, with the log
+    lines that prove it. For a running call it shows the printed progress.
 
-    The beginning of a pilot's or a context's name is enough, if it is unique. Libraries, pilots and blocks that are
-    gone are remembered for a while.
+    A unique beginning of a pilot's or context's name is enough. Ended libraries, pilots and blocks are remembered for a
+    while.
     """
     if not subject:
         raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")

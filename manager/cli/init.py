@@ -1,4 +1,4 @@
-"""`stoker init`: write a site file for the batch system of this host, a dozen lines, each with its reason."""
+"""`stoker init`: write a short site file for this host's batch system, each line with its reason."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Shorter jobs start sooner, and a pilot that ends is replaced."""
+"""Walltime of a block in seconds. Shorter jobs start sooner, and a pilot that ends is replaced."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
-"""Cores and memory to ask for with a GPU if the machines are not known."""
+"""Cores and memory to request with a GPU if the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Enough for a small language model."""
+"""Bytes of memory per CPU device: enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""Slurm reports 1 MiB for a node without configured memory."""
+"""Bytes that count as no information: Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
@@ -53,7 +53,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition for pilots: with GPUs, and preemptible, because a lost pilot costs little."""
+    """Return the best partition: preferably with GPUs, then preemptible, because a lost pilot costs little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -64,17 +64,21 @@ def choose(slurm: Slurm) -> Partition | None:
 def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     if named and named not in [each.name for each in slurm.partitions]:
         there = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
-        raise ConfigError(f"there is no partition {named}; there are {there}", key="partition")
+        raise ConfigError(f"there is no partition {named}; known partitions: {there}", key="partition")
     chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
     name = chosen.name if chosen else "slurm"
     lines = [*_head(around, name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
     if chosen is None:
-        why = f"its partitions could not be asked for ({slurm.trouble})" if slurm.trouble else "it shows no partition"
-        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (f"Slurm is here, but {why}: write one in",))
+        why = f"its partitions could not be listed ({slurm.trouble})" if slurm.trouble else "it shows no partition"
+        return Draft(
+            _text([*lines, '# partition = "NAME"']),
+            "Slurm",
+            (f"Slurm is here, but {why}: write a partition into the file",),
+        )
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
     facts = ["it has GPUs"] if chosen.gpus else []
     if slurm.is_preemptible(chosen):
-        facts.append("it takes what is idle, and a pilot that is preempted costs only the calls that it runs")
+        facts.append("it uses idle nodes, and a preempted pilot costs only its running calls")
     why = ", and ".join(facts) or ("the default" if chosen.default else "the first one")
     reasons = [f"partition {describe(slurm, chosen)}: {'as you said' if named else why}"]
     lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only one that is up"))
@@ -85,14 +89,14 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
             f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only one"
         )
     walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
-    allowed = f"it allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "it has no limit"
+    allowed = f"the partition allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "the partition has no limit"
     lines.append(_line("walltime", _duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
     if chosen.gpus:
         each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
         alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
         lines.append(_line("gpus", "1", f"per node; there are {each} nodes{alone}"))
-        reasons.append("gpus: one a job, of any kind: small jobs find room first")
+        reasons.append("gpus: one per job, of any kind; small jobs start sooner")
     else:
         reasons.append("no GPUs: pilots run on CPU cores")
     cores, memory = chosen.share
@@ -108,7 +112,7 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
 def _queue(around: HostFacts, named: str) -> Draft:
     kind = around.kind.value
     if named and around.queues and named not in around.queues:
-        raise ConfigError(f"there is no queue {named}; there are {', '.join(around.queues)}", key="queue")
+        raise ConfigError(f"there is no queue {named}; known queues: {', '.join(around.queues)}", key="queue")
     queue = named or (around.queues[0] if around.queues else "")
     lines = [*_head(around, kind, f"{around.command}"), "", "[provider]", f'kind = "{kind}"']
     reasons = [f"{kind}: {around.command} is on PATH"]
@@ -116,8 +120,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
         lines.append(_at("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
-        lines.append(_line("image", "IMAGE", "a container image that has Stoker: write yours"))
-        reasons.append("image: pilots of kubernetes run in a container; write in which")
+        lines.append(_line("image", "IMAGE", "your container image, with Stoker installed"))
+        reasons.append("image: Kubernetes runs pilots in a container; write its image into the file")
     elif queue:
         others = ", ".join(name for name in around.queues if name != queue)
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
@@ -127,8 +131,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
     if has_gpus:
         lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
     else:
-        lines.append(_at('# gpus = "1"', "no machine of the pool offers a GPU"))
-        reasons.append("gpus: no machine of the pool offers any")
+        lines.append(_at('# gpus = "1"', "no machine of the pool has a GPU"))
+        reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
     lines += _ask(cores, memory, has, gpus=has_gpus)
     smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
@@ -138,8 +142,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, else
-    the smallest machine."""
+    """Return cores, memory and a comment: one GPU's share of the smallest machine, else that machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -150,13 +153,13 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """Without these lines a job often gets one core and little memory."""
+    """Return the lines for cores and memory, without which a job often gets one core."""
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
     lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:
-        lines.append(_line("memory", _written(memory), "for loading models, and for their pages of files"))
+        lines.append(_line("memory", _written(memory), "for loading models and caching their files"))
     else:
-        lines.append(_at('# memory = "16 GB"', "Slurm knows no memory of its nodes"))
+        lines.append(_at('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
     return lines
 
 
@@ -167,7 +170,7 @@ def _written(memory: int) -> str:
 def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
     size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
-        return f"{cores} cores{size}: a guess, since the machines are not known; change them"
+        return f"{cores} cores{size}: a guess, because the machines are not known; change it"
     return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
 
 
@@ -176,8 +179,8 @@ def _local(around: HostFacts) -> Draft:
     lines += [
         "",
         "[pilot]",
-        _at('devices = "auto"', 'every GPU that is here, else one CPU device a core; "gpu+cpu:1"'),
-        " " * _COMMENT_AT + '# offers the cores that GPUs leave as well, to contexts with kinds="cpu"',
+        _at('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
+        " " * _COMMENT_AT + '# also offers the spare cores, to contexts with kinds="cpu"',
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 
@@ -208,7 +211,7 @@ def _session(around: HostFacts, reasons: list[str]) -> list[str]:
             " they see: stoker up --folder DIR"
         )
     if not fast:
-        reasons.append(f"pilots will reach this host at {around.reached_at}, where its name leads")
+        reasons.append(f"pilots will reach this host at {around.reached_at}, the address of its name")
         return []
     reasons.append(f"pilots will reach this host over {fast} ({around.networks[fast]})")
     known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
@@ -242,7 +245,7 @@ def _text(lines: Sequence[str]) -> str:
 # ---- the command
 
 
-@click.command(short_help="Write a site file for the batch system that is here.")
+@click.command(short_help="Write a site file for the batch system of this host.")
 @click.option(
     "--output", metavar="FILE", default="site.toml", type=click.Path(path_type=Path), help="[site.toml]; - for stdout"
 )
@@ -250,13 +253,13 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    Nothing is submitted and nothing is overwritten. It says what it chose, and why.
+    Nothing is submitted or overwritten. It says what it chose, and why.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:
         raise ConfigError(f"{output} already exists; name another file: stoker init --output FILE", file=str(output))
     made = draft(inspect_host(), partition=partition)
-    parse_site(made.text, file=str(output))  # Stoker must be able to read the file that it writes
+    parse_site(made.text, file=str(output))  # prove that Stoker can read the file that it writes
     if to_stdout:
         console.raw(made.text.encode())
         return
@@ -272,8 +275,8 @@ def render(made: Draft, *, output: Path) -> list[str]:
     out += [f"  {why}" for why in made.reasons]
     out += [
         "",
-        f"next: stoker up {output} --dry-run    the exact script that would be submitted",
-        f"      stoker doctor {output}          whether it fits; --probe submits a one-minute pilot",
+        f"next: stoker up {output} --dry-run    print the exact submit script",
+        f"      stoker doctor {output}          check the site file; --probe submits a one-minute pilot",
         f"      stoker up {output}",
     ]
     return out

@@ -26,7 +26,7 @@ from stoker.units import show_bytes
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
 _DROPPED = re.compile(rb"\0{512,}")
-"""`stoker.log_files` turns the dropped middle of a log into zero bytes. No program prints this many."""
+"""Zero bytes in place of the dropped middle of a long log (`stoker.log_files`). No program prints 512 in a row."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
 _NEVER_SENT = "it was sent to no library"
@@ -38,8 +38,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def show_call(session: str, call: str) -> None:
-    """Print a call's output; if its context failed to load, the loader's. Raises SessionError for an unknown call or an
-    unreadable log."""
+    """Print a call's output, or its failed loader's. Raises SessionError for an unknown call or an unreadable log."""
     _, story, over = story_of(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -51,19 +50,21 @@ def show_call(session: str, call: str) -> None:
         return
     log = loaders_log(texts)
     if log is not None:
-        console.note(f"{story.subject} did not run: its context could not be loaded; this is {log}, where that failed")
+        console.note(
+            f"{story.subject} did not run: its context could not be loaded; this is {log}, the log of that load"
+        )
         _show(story.subject, log)
         return
     console.note(nothing_kept(story, over=over))
 
 
 def nothing_kept(story: Story, *, over: str = "") -> str:
-    """Return the message for a call without output. `over`: that its session has ended, in words."""
+    """Return the message for a call without output. `over`: why its session has ended."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
         return f"{call} had not ended when its session did ({over}){kept}"
-    later = f"its output can be read when it has ended: stoker logs {call}"
+    later = f"read its output after its end: stoker logs {call}"
     if story.waits_for:
         where = f" in {libraries}" if libraries else ""
         return f"{call} waits{where}: {story.waits_for}\n{later}"
@@ -73,23 +74,23 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
         why = next((text for text in texts if text.startswith(_NO_RESULT)), "")
         return f"{call} never ran, so it printed nothing{f': it {why}' if why else ''}"
     dead = died(texts)
-    look = f"; the library that it ran in died: stoker logs {dead[-1]}" if dead else ""
-    return f"{call} printed nothing that was kept apart ({story.headline}){look}"
+    look = f"; its library died: stoker logs {dead[-1]}" if dead else ""
+    return f"{call} has no output of its own ({story.headline}){look}"
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Return the place of each try's output in a call's story: file, first byte and last byte (None: the end)."""
+    """Return where each try's output is: file, first byte and end (None: the file's end)."""
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died with a call; their logs end with its last output."""
+    """Return the libraries that died during a call; their logs contain its last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
 def loaders_log(texts: list[str]) -> Path | None:
-    """Return the log of a library whose loader failed; None if no load failed."""
+    """Return the log of a library whose loader failed, or None."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
     return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
 
@@ -100,15 +101,15 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
             file.seek(start)
             said = file.read() if end is None else file.read(end - start)
     except OSError as error:
-        raise SessionError(f"{subject} printed into {path}, which cannot be read here: {error}") from None
+        raise SessionError(f"{subject} printed to {path}, which cannot be read here: {error}") from None
     parts = [part for part in _DROPPED.split(said) if part]
     dropped = len(said) - sum(map(len, parts))
     for part in parts:
         console.raw(part.replace(b"\0", b""))
     if dropped:
         console.note(
-            f"{show_bytes(dropped)} of what {subject} printed are gone: the log of its library had grown too long, and"
-            " its middle was dropped; print less, or into a file of the call's own"
+            f"{show_bytes(dropped)} of the output of {subject} are lost: the log of its library grew too long, and its"
+            " middle was dropped; print less, or write the output to a file in the call"
         )
 
 
@@ -116,7 +117,7 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print the output and errors of a block's job, or why it has none. Raises SessionError for an unknown block."""
+    """Print a block's job's output, or a note. Raises SessionError for an unknown block."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
@@ -124,13 +125,13 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
     if files:
         return
     story = Story(block, True, "its session cannot be asked", ())
-    with contextlib.suppress(SessionError):  # then there is no word of it, but perhaps output
+    with contextlib.suppress(SessionError):  # without the manager there is no reason, but output may exist
         _, story, _ = story_of(str(folder.path), block)
     if not story.found:
-        raise SessionError(f"{block}: {story.headline}; stoker logs lists what there is")
+        raise SessionError(f"{block}: {story.headline}; `stoker logs` lists the logs")
     console.note(
-        f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
-        " when it has ended, and its pilots have logs of their own: stoker logs"
+        f"the job of {story.subject} has no output here yet ({story.headline}); some batch systems copy the output"
+        " after the job ends; for the logs of its pilots: stoker logs"
     )
 
 
@@ -147,7 +148,7 @@ _BLOCK = re.compile(r"b\d+")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly its output), a block (b3: the output of its job), a pilot, a library
-    (lib-3), the manager, or a detached run (by its name).
+    (lib-3), the manager, or a detached run.
 
     Without WHAT: list the logs.
     """
@@ -204,7 +205,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """Return the log with this name or unique part of a name. Raises SessionError."""
+    """Return the log whose name begins with `what`. Raises SessionError."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]
@@ -229,11 +230,11 @@ def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         while True:
             while data := file.read(1 << 20):
-                yield data.replace(b"\0", b"")  # the middle of a long log is dropped
+                yield data.replace(b"\0", b"")  # zero bytes replace the dropped middle of a long log
             if not follow:
                 return
             time.sleep(_FOLLOW_EVERY_S)
-            if path.stat().st_size < file.tell():  # it has started again, with its last lines
+            if path.stat().st_size < file.tell():  # the log was rewritten with its last lines
                 file.close()
                 yield from _grow(path, follow=follow)
                 return

@@ -20,17 +20,16 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands and their modules in `stoker.manager.cli`, imported when they are used."""
+"""Stoker's own commands and their modules in `stoker.manager.cli`, imported on use."""
 
 
 class CommandGroup(FromEntryPoints):
-    """Stoker's own commands, and the commands of installed packages."""
+    """Commands of Stoker and of installed packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
-        """Return Stoker's own command, else a package's."""
         if cmd_name in OWN:
             own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
             return own
@@ -53,7 +52,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0, 1 after a failure, 2 after a wrong call, 130 after Ctrl-C."""
+    """Run the command line and exit: 0, 1 after a failure, 2 after wrong usage, 130 after Ctrl-C."""
     try:
         code = cli.main(arguments, prog_name="stoker", standalone_mode=False)
     except click.ClickException as error:
@@ -62,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except click.Abort as abort:
-        if isinstance(abort.__cause__, EOFError):  # click takes every EOFError for Ctrl-D: this one is an error of ours
+        # Click treats every EOFError as Ctrl-D, but this one is a fault in Stoker.
+        if isinstance(abort.__cause__, EOFError):
             raise abort.__cause__ from None
         code = 130
     except KeyboardInterrupt:

@@ -34,17 +34,17 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 @click.command(short_help="Forecast when a run would be finished on a site.")
 @click.argument("site")
 @click.argument("app")
-@click.option("--inputs", metavar="N", type=WholeNumber(), help="Plan for N inputs. [as the application has]")
-@click.option("--per-call", metavar="N", type=WholeNumber(), help="N inputs in a call. [as the application has]")
-@click.option("--kind", default="", metavar="KIND", help="Take what was measured on this kind of device.")
+@click.option("--inputs", metavar="N", type=WholeNumber(), help="Plan for N inputs. [the application's]")
+@click.option("--per-call", metavar="N", type=WholeNumber(), help="N inputs per call. [the application's]")
+@click.option("--kind", default="", metavar="KIND", help="Use the measurements of this kind of device.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
     """Forecast the end of a run of APP on SITE, its cost, and the best number of pilots.
 
     APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
-    programs have a function of that name. As many inputs go into a call as stoker.map packed into the measured calls,
-    or as --per-call says. The plan rests on measurements of earlier runs, there or on another site with the same
-    devices: a short run is enough. A function that never ran is estimated from similar ones if you name its file.
+    programs have a function of that name. The plan uses measurements of earlier runs, there or on a site with the same
+    devices: a short run is enough. A function that never ran is estimated from similar functions if you name its file.
+    --per-call sets the inputs per call (default: as measured).
     """
     from stoker.manager.study.evidence import gather
     from stoker.manager.study.plan import make_plan
@@ -84,7 +84,9 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     else:
         function = _function_of(app, known.functions())
         if inputs is None:
-            raise ConfigError(f"say how many inputs {app} is to get: stoker plan SITE {app} --inputs 10000")
+            raise ConfigError(
+                f"the number of inputs of {app} is not known; give it: stoker plan SITE {app} --inputs 10000"
+            )
         work = Work(app, function, inputs, inputs_per_call=known.items_per_call(function))
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
     return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
@@ -98,18 +100,19 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     if ":" in app and app in measured:
         return app
     found = [each for each in measured if each.rpartition(":")[2] == app]
-    found = [each for each in found if ":" in each] or found  # an older version stored names without a file
+    # Older versions stored function names without their file; prefer names with a file.
+    found = [each for each in found if ":" in each] or found
     if len(found) > 1:
         offered = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])
         more = f"\n  and {len(found) - _OFFERED} more" if len(found) > _OFFERED else ""
         raise ConfigError(
-            f"several programs have a function {app}; name one of them, the last that ran first:{offered}{more}"
+            f"several programs have a function {app}; name one of them; the most recent first:{offered}{more}"
         )
     if found:
         return found[0]
     names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.names(apps.FORECASTS)]
     hint = did_you_mean(app, names, cutoff=0.5, otherwise=f"there are {', '.join(names[:_OFFERED])}")
-    raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
+    raise ConfigError(f"{app} is neither an application nor a function whose calls were measured here; {hint}")
 
 
 def _shortest(function: str) -> str:
@@ -125,7 +128,7 @@ def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
     try:
         from stoker.manager.advice.estimating import estimated, history
     except ImportError as error:
-        raise ConfigError(f"{app} cannot be estimated: {error}; pip install 'stoker[advice]' brings it") from error
+        raise ConfigError(f"{app} cannot be estimated: {error}; install it: pip install 'stoker[advice]'") from error
     named = OF_A_FILE.fullmatch(app)
     assert named is not None
     return estimated(Path(named["file"]), named["function"], known, history())
@@ -150,7 +153,7 @@ def render(found: RunPlan) -> list[str]:
         out.append(f"  cost          {cost}, at {price:g} a device-hour")
     out.append(f"  policy        {found.policy}")
     if math.isinf(written.finish_s.p90):
-        out.append("  it may never be done like this: see below what it rests on")
+        out.append("  the run may never finish with these settings; the reasons are below")
     if len(found.by_blocks) > 1:
         out += ["", *_table("blocks", found.by_blocks, best=found.best_blocks)]
     if len(found.by_walltime) > 1:
@@ -165,7 +168,7 @@ def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[st
     for row in rows:
         value = row.blocks if what == "blocks" else row.walltime_s
         said = f"{value:,}" if what == "blocks" else show_seconds(value)
-        note = "  enough: more is hardly sooner" if value == best and row is not rows[-1] else ""
+        note = "  enough: more hardly helps" if value == best and row is not rows[-1] else ""
         note = "  best" if value == best and row is rows[-1] else note
         out.append(f"  {said:<12}  {_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}{note}")
     return out

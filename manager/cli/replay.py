@@ -1,4 +1,4 @@
-"""`stoker replay`: whether a session's journal leads to the same decisions again."""
+"""`stoker replay`: check that a session's journal leads to the same scheduling decisions again."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ _SEEDS = 9
 @click.option(
     "--simulate", is_flag=True, help="Also simulate the session with its measured times, and compare makespans."
 )
+@click.option(
+    "--perfetto", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Also write a timeline for"
+    " ui.perfetto.dev: pilots, libraries, calls; gzipped if FILE ends in .gz.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-def replay(*, run: str, simulate: bool, as_json: bool) -> None:
-    """Replay the journal of RUN through the scheduler, and compare each decision with the one that was made then.
+def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) -> None:
+    """Replay the journal of RUN through the scheduler, and compare each decision with the original one.
 
-    RUN is a session (its id, a beginning of it, or its folder; without RUN the one that `stoker status` shows) or a
-    journal, which is all that a bug report needs. The exit status is 1 when something was decided otherwise.
+    RUN is a session (its id, a beginning of it, or its folder; default: as in `stoker status`) or a journal. The exit
+    status is 1 if a decision differs.
     """
     from stoker.manager.live.replay import session_in, verify
     from stoker.manager.live.session_policies import policies_of
@@ -62,6 +66,14 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
 
         measured = calibrate(read_session(journal, session=session, policies=policies_of(folder)))
         makespans = compare(measured, policies=lambda: policies_of(folder), seeds=range(_SEEDS))
+    if perfetto is not None:
+        from stoker.manager.study.session_timeline import write_session_timeline
+
+        try:
+            drawn = write_session_timeline(perfetto, journal, session=session, policies=policies_of(folder))
+        except OSError as error:
+            raise SessionError(f"--perfetto {perfetto}: cannot be written: {error.strerror or error}") from None
+        console.note(f"{drawn:,} calls are in {perfetto}: open it in ui.perfetto.dev")
     live = False
     with contextlib.suppress(SessionError):
         live = not as_json and journal == folder.journal and presence.is_up(folder)
@@ -73,16 +85,16 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
             console.line(compared(makespans))
     if found.difference is not None:
         raise SessionError(
-            f"session {session}: event {found.difference.event:,} was decided otherwise than when the session lived\n"
-            f"either this is not the version of Stoker, or not the policy, that ran the session; or it is a fault of"
-            f" Stoker's: then {journal} is all that a bug report needs",
+            f"session {session}: event {found.difference.event:,} was decided otherwise than in the session\n"
+            "this version of Stoker or this policy differs from the session's; if neither does, Stoker has a bug:"
+            f" attach {journal} to a report",
             session=session,
         )
 
 
 def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
     times = "once" if found.restarts == 1 else f"{found.restarts} times"
-    came_back = f", the manager came back {times}" if found.restarts else ""
+    came_back = f", the manager was restarted {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
     out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
     if found.since:
@@ -92,8 +104,8 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
     if found.lost:
         out.append(f"  note  {found.lost} parts of the journal are damaged; decisions after them are not compared")
     if found.is_old:
-        why = "its manager has not written that yet" if live else "it is an old journal, or its manager was killed soon"
-        out.append(f"  note  this journal does not tell what was decided: {why}")
+        why = "its manager has not written them yet" if live else "the journal is old, or its manager was killed early"
+        out.append(f"  note  this journal has no decisions: {why}")
         out.append("        Its events were replayed, and nothing was compared.")
     elif found.difference is None:
         out.append(f"  ok    {found.checked:,} decisions are the same")
@@ -101,11 +113,11 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
         if unknown:
             these = "1 event" if unknown == 1 else f"{unknown:,} events"
             why = (
-                "the session is live, and its manager writes that a moment later"
+                "the session is live, and its manager writes them a moment later"
                 if live and not found.restarts
-                else "a manager was killed before it had written that"
+                else "a manager was killed before it wrote them"
             )
-            out.append(f"  note  what was decided about {these} is not in the journal: {why}")
+            out.append(f"  note  the decisions about {these} are not in the journal: {why}")
     else:
         out += _told(found.difference, same=found.checked)
     return out
@@ -114,12 +126,12 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
 def compared(makespans: MakespanComparison) -> str:
     live, error = show_seconds(makespans.live_s), makespans.error
     simulated = show_seconds(makespans.live_s * (1 + error))
-    return f"  from its first call to its last end: {live} live, {simulated} simulated ({error:+.1%})"
+    return f"  from the first submission to the last result: {live} live, {simulated} simulated ({error:+.1%})"
 
 
 def _told(difference: FirstDifference, *, same: int) -> list[str]:
     at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
     out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
     out += [f"    {line}" for line in difference.happened]
-    out += ["", "  what this version decides about it (of the decision then, the journal has a checksum only)"]
+    out += ["", "  what this version decides (the journal has only a checksum of the session's decision)"]
     return out + [f"    {line}" for line in difference.decides]

@@ -2,9 +2,8 @@
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
-It leads its own session (setsid), so that neither a closed terminal nor Ctrl-C reaches it, and passes SIGTERM and
-SIGINT on. The program ignores SIGHUP. If the keeper is killed, the program keeps running, and its exit status stays
-unknown.
+The keeper leads its own process session (setsid), because of Ctrl-C and closed terminals, and forwards SIGTERM and
+SIGINT. If it is killed, the program continues, and its exit status stays unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     began_at = time.time()
     program = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # as the script: without the working folder
+        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # -P: as in the `stoker` script
         env={**os.environ, RUN: str(run.path), "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
     )
@@ -58,7 +57,7 @@ def main(arguments: list[str]) -> int:
     )
     try:
         write_whole(run.file, msgspec.json.encode(facts), sync=True)
-    except OSError as error:  # no command would find it
+    except OSError as error:  # without this file no command would find the program
         program.kill()
         program.wait()
         sys.exit(f"{run.file}: cannot be written: {error.strerror}; the program was stopped")

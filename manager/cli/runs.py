@@ -1,8 +1,8 @@
 """Detached runs (`stoker run --detach`): programs that keep running when their terminal is closed.
 
-Each has a folder `runs/NAME` in the state folder: `run.json` has the command, host and process id, `log` the output,
-`end.json` the exit status, and `session` the folder of its session. A keeper (`run_keeper`) holds a lock on `lock`
-until the end, which other login nodes see.
+A folder `runs/NAME` in the state folder contains `run.json` (command, host and process id), `log`, `end.json` (the exit
+status) and `session` (the session's folder). Until the program's end a keeper (`run_keeper`) locks `lock`, which other
+login nodes see.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """A started program. Times in seconds since the epoch."""
+    """`run.json`: a started program. Times are in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -135,9 +135,11 @@ def near_runs(name: str) -> str:
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """Make the folder of a new run, called `name`, or after `what` it runs. Raises ConfigError."""
+    """Make a run's folder, called `name`, or after the program `what`. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
-        raise ConfigError(f"--name: {name!r:.80} is not a name: write letters, digits, '-', '_' and '.'", key="name")
+        raise ConfigError(
+            f"--name: {name!r:.80} is not a valid name; use letters, digits, '-', '_' and '.'", key="name"
+        )
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(what).stem)[:_STEM_CHARACTERS].strip("-.") or "run"
     number, folder = 1, runs_folder()
     try:
@@ -182,16 +184,15 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 
 _START_S = 30.0
-"""Seconds in which a keeper starts its program."""
+"""Seconds within which a keeper starts its program."""
 _EARLY_S = 1.0
-"""If a program ends within this, its error is shown."""
+"""If a program ends within this many seconds, `start` raises an error with its output."""
 _LOOK_EVERY_S = 0.1
 _TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start `stoker run` with these arguments as a detached run. Raises ConfigError; SessionError with the program's
-    output if it ends at once."""
+    """Start a detached `stoker run`. Raises ConfigError; SessionError if it ends at once."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -236,7 +237,7 @@ def tail(run: DetachedRun) -> str:
 
 
 def follow(run: DetachedRun) -> None:
-    """Print a run's log until it ends, then exit with its exit status. Ctrl-C leaves it running."""
+    """Print a run's log until it ends, then exit with its exit status."""
     try:
         with run.log.open("rb") as file:
             while True:
@@ -265,7 +266,7 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
         if facts is None or facts.machine != machine():
             host = facts.host if facts is not None else "another host"
             raise SessionError(f"{run.name} runs on {host}: log in there and write stoker down {run.name}")
-        if run.is_alive_here():  # else its keeper is about to write how it ended
+        if run.is_alive_here():  # if it is not, its keeper will soon write its exit status
             with contextlib.suppress(ProcessLookupError):
                 os.kill(facts.pid, signal.SIGTERM)
         wait_until(lambda: not run.is_running(), limit_s=wait_s)

@@ -1,15 +1,15 @@
-"""Which session a command means when none is named, and questions to it: its live manager, or the journal of an ended
-one.
+"""Chooses a command's session, and asks its manager, or an ended session's journal.
 
-1. this folder's newest session; 2. the newest session that is up; 3. the newest session.
+Without a name the choice is: 1. the newest session of the current folder; 2. the newest running session; 3. the newest
+session.
 
-This folder's newest session counts also after its end: a user who types `stoker explain c-0` means the program that ran
-here last. A session is of this folder if a program started it or joined it here (`runinfo`), if `stoker up` was typed
-here, or if its own folder lies here or around here.
+The current folder's newest session is chosen even after its end, because the user usually means the program that ran
+here last. A session belongs to a folder if a program started or joined it there (`runinfo`), if `stoker up` ran there,
+or if its own folder is in it or a parent.
 
-A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over; of several, this
-folder's. Other commands name the session on stderr if another one is up, or if they took an ended one of another
-folder. A command searches the other sessions, in the same order, for a call that the first does not know.
+A command that changes a session (`down`, `attach`) takes only a running session of `stoker up`; of several, the current
+folder's. Other commands print the chosen session's id if the user may expect another. They search other sessions for a
+call that the chosen one does not know.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from stoker.tracebacks import lines_of_user_code
 # ---- the rule
 
 
-SHOWN_BY_DEFAULT = "the newest of this folder, else the newest that is up, else the newest"
-"""Which session a command means that only looks."""
-CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
-"""Which session a command means that changes it."""
+SHOWN_BY_DEFAULT = "the newest session of this folder, else the newest that is up, else the newest"
+"""The rule for commands that only show a session."""
+CHANGED_BY_DEFAULT = "the session that is up; of several, this folder's"
+"""The rule for commands that change a session."""
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-"""The most sessions to search: a journal can take seconds."""
+"""The most sessions to search, because reading a journal can take seconds."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 
@@ -63,14 +63,14 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above.
-    `hint`: the words before the name of another one. Raises SessionError."""
+    """Return the session with this id, prefix or folder, else by the rule above. `hint`: the words before another
+    session's name. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
     if run := runs.named_run(name):
         if not run.session:
-            raise SessionError(f"run {run.name} has loaded no session yet; stoker logs {run.name} shows what it says")
+            raise SessionError(f"run {run.name} has loaded no session yet; stoker logs {run.name} shows its output")
         return SessionFolder(run.session)
     candidates = _ranked(name)
     if not candidates:
@@ -91,7 +91,7 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
-    """A command that asks twice gets the same answer."""
+    """Return the sessions, best choice first; cached for the command."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -100,7 +100,7 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command changes if none is named. Raises SessionError for none or several."""
+    """Return the session that a command changes. Raises SessionError for none or several."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -109,7 +109,7 @@ def session_to_change() -> SessionFolder:
         raise SessionError(f"no session is up; `stoker up SITE` starts one{also}")
     if len(found) > 1 and len(own) != 1:
         names = ", ".join(sorted(each.session for each in found))
-        raise SessionError(f"sessions {names} are up; say which one")
+        raise SessionError(f"sessions {names} are up; name one of them")
     return SessionFolder((own or found)[0].folder)
 
 
@@ -142,14 +142,14 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
-    is_alone = len(found) == 1  # it is the right one with or without a manager, and the command checks that anyway
+    is_alone = len(found) == 1  # no choice is needed, and the command itself finds out whether the manager runs
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):
             return not detached.over(folder) if detached_only or is_alone else detached.is_up(folder)
         return False
 
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # an unreachable host causes long waits
         up = pool.map(is_up, [folder for _, folder, _ in found])
         return [
             SessionCandidate(session, folder.path, is_own, is_up)
@@ -158,8 +158,8 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of sessions, last used first, and whether each belongs to this folder. Recent ones have links
-    in the state folder; a program that joins a session leaves a link in its `runinfo`."""
+    """Return the folders of sessions, last used first, and whether each belongs to `here`. Joined sessions have links
+    in `runinfo`."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -167,7 +167,7 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
         near += [parent / "session.json" for parent in (here, *here.parents)]
     found: dict[Path, tuple[float, bool]] = {}
     for file in (*near, *known):
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # removed meanwhile
             folder = file.resolve(strict=True).parent
             used_at = file.stat().st_mtime
             if file in near and file.parent.is_symlink():
@@ -179,7 +179,7 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
 
 
 def _is_of(folder: Path, here: Path) -> bool:
-    """True if a session's folder lies in this folder or around it, or `stoker up` made the session here."""
+    """True if a session's folder is in `here` or a parent, or `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
     with contextlib.suppress(OSError):
@@ -196,7 +196,7 @@ Command = Callable[..., None]
 
 
 def takes_session(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, as its last argument and as an option. `default`: the rule without it, in words."""
+    """Add SESSION to a command, as argument and option. `default`: the rule in words."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -216,7 +216,7 @@ _NAMES = "The same as the argument SESSION: its id, a beginning of it, or its fo
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """The status of a session. `over`: that it has ended, in words."""
+    """The status of a session. `over`: why it has ended."""
 
     status: to_client.Status
     over: str = ""
@@ -228,15 +228,20 @@ def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
         with Observer(folder) as observer:
             return folder, SessionAnswer(observer.status())
     except SessionEndedError as ended:
-        from stoker.manager.live.replay import status_of_ended_session
+        return folder, last_status(folder, ended)
 
-        with _from_journal(folder, ended):
-            return folder, SessionAnswer(status_of_ended_session(folder), over=str(ended))
+
+def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswer:
+    """Return the last status of an ended session. Raises SessionError."""
+    from stoker.manager.live.replay import status_of_ended_session
+
+    with _from_journal(folder, ended):
+        return SessionAnswer(status_of_ended_session(folder), over=str(ended))
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return a subject's story, and that its session is over, in words. Without a name, other sessions are searched
-    too. A live manager forgets calls that ended well; its journal has them. Raises SessionError."""
+    """Return a subject's session, its story, and why the session has ended. Without `name`, search other sessions too.
+    Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_several(story):
@@ -244,7 +249,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     searched = [chosen]
     others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
     for folder in others[: _SEARCHED - 1]:
-        with contextlib.suppress(SessionError):  # one that cannot be read hides no other
+        with contextlib.suppress(SessionError):  # skip an unreadable session
             found, its_over = _story_in(folder, subject)
             if found.found:
                 console.note(
@@ -312,9 +317,11 @@ def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[N
     except Exception as error:
         lines = lines_of_user_code(error)
         if lines:
-            text = f"{ended}, and its policy raises where it did then; stoker replay {folder.path} says at which event"
+            text = (
+                f"{ended}, and its policy raises an error as it did then; stoker replay {folder.path} shows the event"
+            )
             raise SessionError("\n".join([text, *lines])) from error
         raise SessionError(
             f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
-            f" ({type(error).__name__}: {error}); its logs are there: stoker logs --session {folder.path}"
+            f" ({type(error).__name__}: {error}); its logs: stoker logs --session {folder.path}"
         ) from error

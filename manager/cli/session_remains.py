@@ -1,7 +1,7 @@
-"""Processes, jobs in batch systems and the folder that an ended session leaves.
+"""Processes, jobs and the folder that remain of an ended session.
 
-`prune` removes the folder of an ended session as a whole if it is in the usual place (`sessions.d` of the state folder,
-`runinfo` of a program). A folder that a user named (`stoker up --folder`) stays if it also holds other files.
+`prune` removes the whole folder in a usual place (`sessions.d` of the state folder, `runinfo` of a program). A folder
+named by a user (`stoker up --folder`) stays if it contains other files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""Modules of a session's processes, and their names for users."""
+"""The modules that a session's processes run, and names of these processes for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""Programs of TaskVine in a session; the last one is a library's."""
+"""Programs of TaskVine in a session; the last is a library's program."""
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {
@@ -54,26 +54,26 @@ _REMOVES = {
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """Something of a session that still exists, and the command that ends it, if there is one."""
+    """A remaining part of a session, and the command that ends it, if any."""
 
     what: str
     remove: str = ""
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's processes on this machine, and its manager on another one by its lease."""
+    """Yield the session's processes on this machine, and its manager on another machine."""
     for process, kind, path in own_processes():
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = None
-    with contextlib.suppress(SessionError):  # it is damaged
+    with contextlib.suppress(SessionError):  # the lease is damaged
         holder = lease.read(lease.lease_file(folder))
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
         yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
 
 def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """Yield this user's processes of any session here: process, kind and session folder."""
+    """Yield this user's processes of all sessions here: process, kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -83,7 +83,7 @@ def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
         if module in OURS and "--session" in command[:-1]:
             yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
         elif kind:
-            with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+            with contextlib.suppress(psutil.Error, OSError):  # the process has ended meanwhile
                 if pool := process.environ().get(POOL, ""):
                     yield process, kind, Path(pool)
 
@@ -97,8 +97,8 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """True if batch systems may still have jobs of an ended session. A factory that ended in order left an empty list,
-    without the workers that TaskVine started."""
+    """True if batch systems may still have jobs of an ended session. The factory's list of jobs lacks TaskVine's
+    workers."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -106,7 +106,7 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError."""
+    """Return the batch system of a session's site. Raises SubmissionRefused, ConfigError."""
     from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
@@ -114,7 +114,7 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 
 
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """Return the session's jobs at a site with their statuses. A local site has none. Raises StokerError."""
+    """Return a session's open jobs at a site, with statuses, except those in `seen`. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
     batch = batch_of(site, folder)
@@ -124,8 +124,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 
 
 def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
-    """Return the remaining processes, after the jobs that the job submitter still cancels. A submitter with jobs has no
-    command that ends it: its jobs would stay in the queue."""
+    """Return what remains: first jobs that the factory still cancels, then processes. A factory with jobs must not be
+    killed, because its jobs would stay in the queue."""
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
     if not there:
@@ -135,14 +135,14 @@ def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: S
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs; the jobs in `before` for a batch system that does not answer."""
+    """Yield the session's jobs; if a batch system does not answer, its jobs in the status `before`."""
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)
     except ConfigError as error:
         if before is not None and before.jobs:
             names = job_ids([job.job for job in before.jobs if job.job])
-            yield LeftBehind(f"perhaps jobs {names}, which cannot be asked about: {error}")
+            yield LeftBehind(f"perhaps jobs {names}, whose states are not known: {error}")
         return
     for site in sites.values():
         remove = _REMOVES.get(site.provider.kind, "")
@@ -160,7 +160,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
         there = [job for job in found if job not in stuck]
         if there:
             yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
-        if stuck:  # of all batch systems only HTCondor's jobs say so
+        if stuck:  # jobs in removal, which only HTCondor reports
             text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
             yield LeftBehind(text, f"condor_rm -forcex {' '.join(stuck)}")
 
@@ -169,16 +169,16 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
 
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")
-"""Files that a live manager, factory or command locks."""
+"""Files locked by a live manager, factory or command."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
     "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
 )  # fmt: skip
-"""Names at the top of a session's folder."""
+"""Names of the files and folders at the top of a session's folder."""
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The result for an old session's folder: why it stays, or the bytes removed."""
+    """An old session's folder: why it stays, or the bytes removed."""
 
     session: str
     folder: str
@@ -212,26 +212,26 @@ def size_bytes(folder: Path) -> int:
 def _objections(folder: SessionFolder) -> Iterator[str]:
     for name in _LOCKED:
         if is_locked(folder.path / name):
-            yield f"{name} is locked: a process of it is alive"
+            yield f"{name} is locked: one of its processes runs"
     try:
         holder = lease.read(lease.lease_file(folder))
     except (OSError, SessionError) as error:
         yield str(error)
         return
     if holder is not None and not holder.over and lease.is_alive(holder) is not False:
-        yield f"its manager was {holder}, and may be alive: ask there"
+        yield f"its manager was {holder}, and may still run: look there"
     if not _is_our_place(folder.path):
         names = [entry.name for entry in folder.path.iterdir()]
         others = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in _OF_A_SESSION)]
         if others:
             yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
     for each in processes(folder):
-        yield f"something of it is left: {each.what}"
+        yield f"left behind: {each.what}"
     yield from _jobs(folder)
 
 
 def _jobs(folder: SessionFolder) -> Iterator[str]:
-    if not folder.file.exists() or not may_have_jobs(folder):  # a manager that never listened has asked for none
+    if not folder.file.exists() or not may_have_jobs(folder):  # a manager that never listened has submitted no jobs
         return
     try:
         sites = detached.sites_of(folder)

@@ -1,7 +1,7 @@
 """`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
 
-The caches hold objects (models, snapshots) and environments, for all sessions of a user. Their size is bounded, and
-unused files expire.
+Caches contain objects (models, snapshots) and environments of all sessions. Their size is bounded, and unused files
+expire.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _OLDER = "14d"
 _DAY_S = 86400.0
 _ASKED_AT_ONCE = 16
 _MADE_S = 60.0
-"""Seconds in which a new session's manager starts to listen."""
+"""A new session's manager starts to listen within this many seconds."""
 
 
 class SessionState(enum.Enum):
     UP = "up"
-    """Its manager runs."""
+    """State of a session whose manager runs."""
     LOST = "lost"
-    """It is not over and has no manager: `stoker attach` or `stoker down`."""
+    """State of a session that has not ended, but whose manager is dead: use `stoker attach` or `stoker down`."""
     OVER = "over"
-    """It has ended."""
+    """State of an ended session."""
 
 
 class KnownSession(msgspec.Struct, frozen=True):
@@ -65,12 +65,11 @@ class KnownSession(msgspec.Struct, frozen=True):
 @click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
-    """List your detached runs with their exit status, and your sessions: the ones in your state folder, and the ones of
-    programs that were started in this folder.
+    """List your detached runs with their exit status, your sessions in the state folder, and sessions of programs
+    started in this folder.
 
     With --prune: remove the folders (logs, journals) of sessions that are over and were last written TIME ago or
-    earlier. A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system
-    stays.
+    earlier. A session with a lock or with possible jobs in a batch system stays.
     """
     try:
         older_s = parse_seconds(older)
@@ -106,7 +105,7 @@ def known_sessions() -> list[KnownSession]:
     begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not holds_session(place)]
     found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a manager on another machine may take seconds to answer
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a check of a manager on another machine may take seconds
         return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
 
 
@@ -119,7 +118,10 @@ def render(found: Sequence[KnownSession]) -> list[str]:
         for each in found
     ]
     if any(each.state is SessionState.LOST for each in found):
-        out += ["", "lost: not over, and without a manager; stoker attach ID brings it back, stoker down ID ends it"]
+        out += [
+            "",
+            "lost: not over, but without a manager; stoker attach ID starts it again, stoker down ID ends the session",
+        ]
     if any(each.state is SessionState.OVER for each in found):
         out += [
             "",
@@ -134,14 +136,14 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
     total = show_bytes(sum(each.bytes for each in removed))
     done = f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}" if removed else "nothing was removed"
-    return [*out, done if out else f"{done}: no session is over for {older} or longer"]
+    return [*out, done if out else f"{done}: no session ended {older} ago or earlier"]
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """None if the session is damaged or was just removed."""
+    """Return a session's state; None if it is damaged or removed."""
     folder = SessionFolder(path)
     try:
-        if not folder.file.exists():  # it is just being made, or the command that made it was killed
+        if not folder.file.exists():  # the session is starting, or the command that made it was killed
             up, lost = idle_s < _MADE_S or is_coming_up(folder.path), False
         else:
             up = detached.is_up(folder)
@@ -166,7 +168,7 @@ def _show_age(seconds: float, form: str, days: str) -> str:
 # ---- stoker caches
 
 
-_HOW = "for the next session; old files leave by themselves; to remove all now: stoker caches --clear"
+_HOW = "for the next session; old files are removed automatically; to remove all now: stoker caches --clear"
 
 
 class CacheContents(msgspec.Struct, frozen=True):
@@ -176,15 +178,15 @@ class CacheContents(msgspec.Struct, frozen=True):
     removed_bytes: int = 0
 
 
-@click.command(short_help="Show what pilots keep on this machine, or remove it.")
-@click.option("--clear", is_flag=True, help="Remove it, except what a pilot uses at the moment.")
+@click.command(short_help="Show or remove the files that pilots keep on this machine.")
+@click.option("--clear", is_flag=True, help="Remove the files, except those that a pilot uses.")
 @click.option("--scratch", metavar="DIR", default="", help="Look in this folder: [pilot] scratch of the site file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     """Show the files that pilots keep on this machine for the next session: fetched objects and environments.
 
-    Their size has a limit ([pilot] cache_size), and they leave when no program has used them for a time (cache_age).
-    For a compute node run it there: srun -w n014 stoker caches --clear
+    Their size is limited ([pilot] cache_size), and unused files expire (cache_age). On a compute node: srun -w n014
+    stoker caches --clear
     """
     kept = inspect_caches(scratch, clear=clear)
     if as_json:
@@ -197,7 +199,7 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Expire or remove unused caches, and return what remains. Raises StokerError."""
+    """Remove expired (`clear`: all) unused files from the caches here; return the rest. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         raise ConfigError(
@@ -210,10 +212,10 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.tidy_snapshots(cache)  # a pilot's first step
+        store.tidy_snapshots(cache)  # as a pilot does at its start
         if clear:
             sweep(base)
-            if not any(base.glob("pilot-*")):  # a library of a pilot that lives may be loading one
+            if not any(base.glob("pilot-*")):  # else a library of a live pilot may be loading a snapshot
                 store.sweep_snapshots(cache, kept_s=0.0)
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
@@ -222,13 +224,13 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return what a session of these sites leaves on purpose."""
+    """Return lines on files that a session of these sites keeps on nodes."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"
         ages.setdefault(_show_age(site.pilot.cache_age_s, ".3g", "days"), []).append(place)
     return [
         f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
-        f"and leave when they were not used for {age}; to remove them, run there: stoker caches --clear"
+        f"and are removed after {age} without use; to remove them now, run on the node: stoker caches --clear"
         for age, places in ages.items()
     ]

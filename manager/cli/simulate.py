@@ -1,4 +1,4 @@
-"""The options of `stoker simulate`; `simulating` is imported only for a simulation."""
+"""The options of `stoker simulate`. Only a simulation imports `simulating`, which takes time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from stoker.manager.cli.console import WholeNumber
 )
 @click.argument("scenario", required=False)
 @click.option(
-    "--policy", "policies", metavar="NAME", multiple=True, help="Not the scenario's policies; may be given again."
+    "--policy",
+    "policies",
+    metavar="NAME",
+    multiple=True,
+    help="Use this policy instead of the scenario's; may be repeated.",
 )
-@click.option("--seeds", type=WholeNumber(1, 10_000), help="Run N seeds. [as the scenario says]")
-@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; may be given again.")
+@click.option("--seeds", type=WholeNumber(1, 10_000), help="Run N seeds. [the scenario's]")
+@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; may be repeated.")
 @click.option("--jobs", type=WholeNumber(1, 1_000), help="Run N simulations at the same time. [all cores]")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write into DIR. [runs/NAME-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
@@ -33,8 +37,8 @@ def simulate(
 ) -> None:
     """Simulate SCENARIO, a TOML file or the name of one that ships, and compare policies in it.
 
-    The manager's own code runs in virtual time, against a world of batch systems, links and GPUs. Without SCENARIO:
-    which ones ship. Ctrl-C keeps the runs that are done.
+    The manager's own code runs in virtual time, against simulated batch systems, links and GPUs. Without SCENARIO: list
+    those that ship. Ctrl-C keeps the finished runs.
     """
     from stoker.manager.cli import simulating
 

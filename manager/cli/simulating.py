@@ -1,4 +1,4 @@
-"""The work of `stoker simulate`: run a scenario under one or several policies, and compare them."""
+"""The work of `stoker simulate`: run a scenario under policies, and compare them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from stoker.manager.study.comparison import (
     PolicyRow,
     columns_for,
     compare,
+    criterion_for,
     verdicts,
     with_bounds,
-    worth_for,
 )
 from stoker.manager.study.run_folder import SCENARIO, WrittenFiles
 from stoker.manager.study.running import FinishedRun, run_all
@@ -46,7 +46,7 @@ _NARROW = 0.02
 
 
 def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
-    """Return one line per policy: means with half widths of their 95 % intervals, without empty columns."""
+    """Return one line per policy: means with half widths of their 95 % intervals."""
     shown = []
     for column in columns:
         found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
@@ -87,7 +87,7 @@ def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: S
             why: Counter[str] = sum((Counter(r.outcome.failed) for r in runs if r.policy == row.policy), Counter())
             reason, _ = why.most_common(1)[0]
             failed = f"{row.failed_calls:,} calls failed"
-            out.append(f"{label(row.policy)}: {failed}, most of them for this reason: {reason}")
+            out.append(f"{label(row.policy)}: {failed}, most of them because: {reason}")
     return out
 
 
@@ -119,7 +119,7 @@ def next_steps(
         more = "another policy" + (f"; or {', '.join(others[1:])}" if others[1:] else "")
         this = [] if "--policy" in simulate else ["--policy", rows[0].policy]
         steps.append(([*simulate, *this, "--policy", others[0]], more))
-    key = worth_for(scenario, runs).key
+    key = criterion_for(scenario, runs).key
     found = [estimate for row in rows if (estimate := row.estimates.get(key)) is not None]
     if any(each.half_width is None or each.half_width > _NARROW * abs(each.mean) for each in found):
         seeds = str(4 * max(row.runs for row in rows))
@@ -146,9 +146,9 @@ def count(number: int, noun: str) -> str:
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""Up to this many runs get one line each."""
+"""On a pipe, up to this number of runs get a line each."""
 _FROM = 0.03
-"""The share done before the time left is shown."""
+"""The time left is shown once this share is completed."""
 
 
 class SimulationProgress:
@@ -200,7 +200,7 @@ class SimulationProgress:
         return lines
 
     def _part(self) -> float:
-        """Return the share that is done. Unfinished runs count if their number of calls is known."""
+        """Return the runs' completed share. Unfinished runs count if their number of calls is known."""
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
@@ -220,7 +220,7 @@ _FIRST = "static-pool"
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """The user's request. Empty and None: the scenario's value, or all cores."""
+    """The user's request. Empty or None: the scenario's value; for `jobs`, all cores."""
 
     given: str
     policies: tuple[str, ...] = ()
@@ -246,7 +246,7 @@ class SimulationPlan(msgspec.Struct, frozen=True):
 
 
 class SimulationOutcome(msgspec.Struct):
-    """The finished runs. `stopped`: why some are missing."""
+    """The finished runs. `stopped`: why some runs are missing."""
 
     runs: list[FinishedRun]
     stopped: StokerError | KeyboardInterrupt | None = None
@@ -254,7 +254,7 @@ class SimulationOutcome(msgspec.Struct):
 
 
 def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
-    """Simulate, report, and return the exit code. Raises StokerError after keeping the finished runs."""
+    """Simulate, report, and return the exit code. Raises StokerError, but keeps finished runs."""
     plan = _plan(asked)
     if not as_json:
         console.lines(_header(plan))
@@ -278,7 +278,7 @@ def _plan(asked: SimulationRequest) -> SimulationPlan:
         check_policies(policies, setting="--policy")
     except ValueError as error:
         raise ConfigError(str(error), key="policy") from None
-    for policy in policies:  # before any work on the sound ones
+    for policy in policies:  # check all policies before the first run
         find(policy)
     scenario = replace(scenario, policies=policies, seeds=asked.seeds or scenario.seeds)
     jobs = asked.jobs or len(os.sched_getaffinity(0))
@@ -357,4 +357,4 @@ def show_known(*, as_json: bool) -> None:
         console.lines([kind, *(f"  {name:{wide}}  {about}" for name, about in entries.items()), ""])
     example = min(known["scenarios"], key=lambda name: name != _FIRST)
     console.line(f"next: stoker simulate {example} --seeds 3")
-    console.line(f"      a scenario of your own begins as a copy of one: {shipped()[example]}")
+    console.line(f"      write your own scenario from a copy of one: {shipped()[example]}")

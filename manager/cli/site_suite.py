@@ -68,7 +68,7 @@ def line_of(promise: TriedPromise) -> list[str]:
     word = f"  {_WORDS[promise.verdict]:<5} {promise.title}"
     if promise.verdict is PromiseVerdict.HOLDS:
         return [f"{word} · {show_seconds(promise.took_s)}"]
-    first, *more = promise.why.splitlines() or ["no reason is known"]
+    first, *more = promise.why.splitlines() or ["no reason given"]
     if promise.verdict is PromiseVerdict.NOT_TRIED:
         return [f"{word}: not tried: {first}", *_indented(more)]
     told = [first, *more, promise.remedy, f"log: {promise.log}" if promise.log else ""]
@@ -96,18 +96,18 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest: an unreadable expression, no matching test."""
+"""Exit codes of pytest if the expression is invalid, or no test matches it."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Try the promises on a site, all or the ones that `chosen` selects (pytest's `-k`). Progress goes to stderr.
+    """Test Stoker's promises on a site, all or those that `chosen` selects (pytest's `-k`).
 
-    Raises StokerError if `chosen` selects none, or if the suite itself did not run (with the last lines of pytest).
+    Raises StokerError if `chosen` selects none, or if the suite did not run.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
-            # Options and plugins for the user's own tests are left out.
+            # Leave out options and plugins that the user sets for tests of his own.
             kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
             environ = {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)

@@ -1,5 +1,4 @@
-"""`stoker status` shows a session in a dozen lines. `stoker attach` follows one and restarts its manager if that has
-died."""
+"""`stoker status` shows a session. `stoker attach` follows a session, and restarts a dead manager."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@click.option("--watch", is_flag=True, help="Keep showing it until Ctrl-C; on a pipe, print only changes.")
+@click.option("--watch", is_flag=True, help="Update until Ctrl-C; on a pipe, print only changes.")
 @takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
-    Rates are of the last half minute. Without a pilot the forecast counts from the arrival of the first one. With the
-    name of a detached run: its state, and the session that it has loaded.
+    Rates are of the last half minute. Without a pilot the forecast counts from the arrival of the first pilot. For a
+    detached run: show its state and its session.
     """
     if watch and as_json:
-        raise click.UsageError("--watch is for people and --json for programs: ask again instead")
+        raise click.UsageError("--watch and --json: give one of them; a program can repeat --json")
     if watch:
         _watch(session)
         return
@@ -66,8 +65,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """A session redrawn on a terminal; only changes elsewhere. `folder`: the place of its gateways' notes, if they are
-    shown."""
+    """A session, redrawn on a terminal; on a pipe only changes. `folder`: to show gateways."""
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -93,8 +91,7 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed, one line for changes of calls, else an empty
-    list."""
+    """Return all lines if pilots, blocks or contexts have changed since `before`, one if only calls have, else none."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -146,19 +143,18 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds in which the parent of a dead manager restarts it."""
+"""The program or keeper of a dead manager restarts it within this many seconds."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
-    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then each change.
+    """Show SESSION until it ends, or until Ctrl-C, which leaves it up. On a pipe: once, and then each change.
 
-    With the name of a detached run (stoker run --detach): print its log until it ends, and exit with its exit status.
-    Ctrl-C leaves it running.
+    For a detached run (stoker run --detach): print its log until it ends, and exit with its exit status. Ctrl-C leaves
+    it running.
 
-    If its manager has died, start it again here from its journal: running calls continue, and ended calls do not run
-    again.
+    A dead manager is restarted here from its journal: running calls continue, and ended calls do not run again.
     """
     if run := runs.named_run(session):
         runs.follow(run)
@@ -175,29 +171,28 @@ def attach(*, session: str) -> None:
 
 
 def revive(folder: SessionFolder) -> None:
-    """Start the manager of a session if it has none. Raises SessionEndedError if it is over, SessionError if that
-    fails."""
+    """Restart a dead manager. Raises SessionEndedError for an ended session, else SessionError."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
-        raise SessionEndedError(f"session {folder.read().session} is over: {why}; stoker status tells how it went")
+        raise SessionEndedError(f"session {folder.read().session} is over: {why}; its last state: stoker status")
     before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
-    console.note(f"its manager was gone: it is started again here (pid {holder.pid}), and continues from its journal")
+    console.note(f"its manager was gone; it is started again here (pid {holder.pid}) and continues from its journal")
     if lost := out_of_sight(detached.sites_of(folder).values(), before=before, now=folder.read().address):
         console.note(lost)
 
 
 def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning about pilots that cannot find a moved manager: those without shared files have only a copy of
-    the session's folder."""
+    """Return a warning about pilots that cannot find a moved manager, because they see only a copied session folder.
+    `before`, `now`: addresses."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""
     return (
-        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: running pilots "
-        f"still look for it at {before}, and end after their lease; their calls run again on new ones. To keep them, "
-        "end the manager here and attach from the host where it was"
+        f"the manager listens on {now} now, but pilots of {' and '.join(blind)} share no files with this host: they "
+        f"look for it at {before}, and exit after their lease; their calls run again on new pilots. To keep them, "
+        "end the manager here, and attach from its previous host"
     )
 
 

@@ -1,4 +1,4 @@
-"""The batch system, queues, networks and shared file systems around this host, for `stoker init` and `doctor`."""
+"""Finds the batch system, queues, networks and shared file systems of this host."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""The share of a node's memory for jobs."""
+"""The share of a node's memory that jobs may use."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """`count` GPUs per node, on `nodes` nodes of a partition. The type may be empty."""
+    """`count` GPUs on each of `nodes` nodes. The type may be empty."""
 
     type: str
     count: int
@@ -44,8 +44,8 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition; 0 is no limit or not stated. `cores`, `memory_bytes`: of its smallest node. `gpu_cores`,
-    `gpu_memory_bytes`: its defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
+    """A partition; 0 means no limit or unknown. `cores`, `memory_bytes`: of its smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
 
     name: str
     default: bool = False
@@ -63,8 +63,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Cores and memory for a pilot: the share of one GPU of the smallest node, else the smallest node, within the
-        limits of the partition."""
+        """Cores and bytes of memory for a pilot, within limits: one GPU's share of the smallest node, else that
+        node."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -77,7 +77,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """A cluster as this user sees it. `preempts`: partitions preempt each other."""
+    """A cluster. `preempts`: partitions preempt each other's jobs."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -91,7 +91,7 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Ask the commands of this host. `trouble` is the first error."""
+    """Read the cluster by Slurm's commands. `trouble`: the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -113,8 +113,7 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
-    --oneliner`."""
+    """Return open partitions, from `sinfo` (one line per kind of node) and `scontrol show partition --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -153,7 +152,7 @@ def read_partitions(text: str, shown: str) -> list[Partition]:
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:
-    """Return the GPUs of a node by type, from `gpu:a10:2(S:0-1),gpu:titanx:1`."""
+    """Return GPU types and counts from `gpu:a10:2(S:0-1),gpu:titanx:1`."""
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
@@ -209,7 +208,7 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. With another `user_domain` than the host it runs jobs as other users."""
+    """A machine of HTCondor's pool. Its `user_domain` differs from this host's if it runs jobs as other users."""
 
     cores: int
     memory_bytes: int
@@ -237,7 +236,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network that is faster than the one of the host's name, or empty."""
+        """A network faster than that of the host's name; empty if none."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
@@ -248,7 +247,7 @@ def inspect_host() -> HostFacts:
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
     slurm = ask(run) if kind is ProviderKind.SLURM else None
-    if slurm is not None and slurm.trouble and len(found) > 1:  # installed, not configured: another one may work
+    if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm is not configured: try the next batch system
         found = [*found[1:], found[0]]
         kind, command = found[0]
         slurm = None
@@ -287,7 +286,7 @@ def scratch_places() -> list[ScratchPlace]:
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
-    """Return the names of open queues, from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
+    """Return open queues from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if kind is ProviderKind.GRID_ENGINE:
         return [words[0] for words in lines]
@@ -298,7 +297,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """Return machines from `condor_status -af`: cores, MiB of memory, GPUs, user domain (`undefined` if none)."""
+    """Return machines from `condor_status -af`: cores, MiB of memory, GPUs, user domain."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -312,7 +311,7 @@ _NODES = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""Of slots: with `-startd`, HTCondor 25 shows daemons, which have none of these."""
+"""The command that lists slots: with `-startd`, HTCondor 25 lists daemons, which lack these attributes."""
 
 
 def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:

@@ -27,13 +27,13 @@ from stoker.units import parse_seconds
 
 _ANSWER_S = 20.0
 _REASONS_S = 5.0
-"""Batch systems report reasons of pending blocks at the next query."""
+"""Seconds to wait for a batch system's next query, which shows why blocks are pending."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """Return the status once the batch systems have answered for all first blocks, or the time is up."""
+    """Return the status when the batch systems have answered for all first blocks, or after a time limit."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
@@ -71,23 +71,24 @@ _END_S = 60.0
 @click.command(short_help="Start a session that outlives programs.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Print the exact submit script of each site, and submit nothing.")
-@click.option("--idle", metavar="TIME", default="", help='End it when no program has used it for TIME ("8 h").')
-@click.option("--folder", metavar="DIR", default="", help="Keep its files in DIR, which compute nodes must see.")
+@click.option("--idle", metavar="TIME", default="", help='End the session after TIME without a program ("8 h").')
+@click.option(
+    "--folder", metavar="DIR", default="", help="Keep the session's files in DIR, which compute nodes must see."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait for the first blocks, and stay up even if they are refused.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
     """Start a session that stays: its manager, and pilots of the SITE files (default: this machine).
 
-    Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, one after another or at the same
-    time, and find the contexts of earlier programs hot. It stays up when they leave, and when you log out; `stoker
-    down` ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch
-    system refuses the first block, the session ends again, and the reason is shown.
+    Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, and find the contexts of earlier
+    programs hot. It stays up when they leave, and when you log out; `stoker down` ends it. A walltime over the limit of
+    Slurm's partition is refused at once. If the batch system refuses the first block, the session ends with the reason.
     """
     wanted = new_sessions.collect(sites)
     idle_s = _idle(idle)
-    path = Path(folder)  # the folder of a session that fails to start is removed, so it must be empty before
+    path = Path(folder)  # the folder must be empty, because it is removed if the session fails to start
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
-        raise ConfigError(f"--folder: {path} is not empty; name one that the session has to itself", key="folder")
+        raise ConfigError(f"--folder: {path} is not empty; name a new or empty folder", key="folder")
     for note in doctor_site.refuse(wanted):
         console.note(note)
     if dry_run:
@@ -101,7 +102,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         holder = detached.start(made, waiting=console.note)
         status = heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
-        if not made.file.exists():  # its manager has not come up
+        if not made.file.exists():  # its manager never listened
             detached.forget(made)
             raise
         name = made.read().session
@@ -133,8 +134,8 @@ def _refused(
     again = " ".join(["stoker up", *map(str, files)])
     lines = [
         words,
-        f"session {status.session} has ended again; mend the site file and try again",
-        f"the submit script, and the batch system's answer to it: {again} --dry-run",
+        f"session {status.session} was ended; fix the site file and try again",
+        f"the submit script and the batch system's answer: {again} --dry-run",
         f"attempts: stoker logs factory {status.session}; to stay up and keep trying: {again} --no-wait",
     ]
     raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
@@ -149,7 +150,7 @@ def render(
     now: datetime.datetime,
     why: str = "",
 ) -> list[str]:
-    """Return the lines of `stoker up`. `why`: the reason if the submitted blocks have already ended."""
+    """Return the lines that `stoker up` prints. `why`: why the submitted blocks have ended."""
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
@@ -157,15 +158,15 @@ def render(
     if pending:
         soonest = show_status.soonest(pending)
         first = f"; the first is expected at {show_status.start_in_words(soonest, now)}" if soonest else ""
-        out.append(f"  queued   {len(pending)}   {show_status.reasons(pending) or 'no reason is told yet'}{first}")
+        out.append(f"  queued   {len(pending)}   {show_status.reasons(pending) or 'no reason given yet'}{first}")
     if status.pilots:
         out.append(f"  here     {len(status.pilots)}   {', '.join(pilot.pilot for pilot in status.pilots[:4])}")
     out += [f"  trouble  {source}: {text}" for source, text in status.trouble.items()]
     out += [f"  ended    {text}" for text in show_status.ended_in_words(status.ended_blocks)]
     if why:
         out += [
-            f"no pilot has come; the first job {why.partition(': ')[2] or why}",
-            "mend the site file and start another session",
+            f"no pilot has joined; the first job {why.partition(': ')[2] or why}",
+            "fix the site file and start another session",
             f"its output: stoker logs b1 {status.session}; end this one: stoker down {status.session}",
         ]
         return out
@@ -190,7 +191,7 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
             kind = "job" if len(ids) == 1 else "jobs"
             told.append(f"{blocks} submitted to {where} ({kind} {show_status.job_ids(ids)})")
         else:
-            told.append(f"{blocks} asked of {where}")
+            told.append(f"{blocks} requested from {where}")
     return told
 
 
@@ -202,5 +203,5 @@ def _idle(text: str) -> float:
     except UnitError as error:
         raise ConfigError(f"--idle: {error}", key="idle") from None
     if seconds < 1:
-        raise ConfigError(f"--idle: {text} is too short to join a session in", key="idle")
+        raise ConfigError(f"--idle: {text} is too short for a program to join; write for example 8 h", key="idle")
     return seconds

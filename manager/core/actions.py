@@ -1,7 +1,6 @@
-"""Carry out the plans of policies, and take advice.
+"""Check and carry out the actions of policies; record advice.
 
-Each action is checked before it changes anything; otherwise PolicyError is raised. Advice counts
-until a measurement.
+An invalid action changes nothing and raises PolicyError. A measurement replaces advice.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from stoker.manager.core import (
     events,
     holding,
     libraries,
+    nodes,
     pilots,
     queues,
     seams,
+    sleepers,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
@@ -35,8 +36,8 @@ _SHOWN_ACTIONS = 4
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
     """Carry out a policy's actions in order; a generator sees the effects of each."""
-    if plan is None:  # a slip that policies of other people's own make
-        manager.illegal(PolicyError("None is no plan: that is a sequence of actions, () for none"), seam=seam)
+    if plan is None:  # a common mistake in custom policies
+        manager.illegal(PolicyError("None is not a plan; return a sequence of actions, () for none"), seam=seam)
         return
     done: list[Action] = []
     for action in plan:
@@ -50,24 +51,28 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
 
 
 def apply(manager: Manager, action: Action, *, seam: str) -> None:
-    """Carry out one action of a seam's policy."""
     match action:
         case seams.Send():
             _send(manager, action)
         case seams.SendGang():
             _send_gang(manager, action)
         case seams.Drop():
-            ending.fail_call(manager, _waiting(manager, action.call), Failure(FailureKind.DROPPED, action.reason))
+            dropped = Failure(FailureKind.DROPPED, action.reason, retry_after_s=action.retry_after_s)
+            ending.fail_call(manager, _waiting(manager, action.call), dropped)
         case seams.Evict():
             _evict(manager, action)
         case seams.TakeBack():
             if action.count < 1:
-                raise PolicyError(f"{action.count} calls cannot be taken back")
+                raise PolicyError(f"{action.count} calls cannot be taken back; the least is 1")
             holding.ask_back(manager, _library(manager, action.library), action.count)
         case seams.Load():
             _load(manager, action)
         case seams.Unload():
             libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
+        case seams.Sleep():
+            sleepers.order_sleep(manager, _here(_library(manager, action.library)))
+        case seams.Wake():
+            sleepers.order_wake(manager, _here(_library(manager, action.library)))
         case seams.Resize():
             _resize(manager, action)
         case seams.FailCall():
@@ -94,7 +99,7 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
 
 
 def _no_action(answer: Never) -> NoReturn:
-    raise PolicyError(f"{answer!r} is no action")
+    raise PolicyError(f"{answer!r} is not an action")
 
 
 def _waiting(manager: Manager, id: int) -> Call:
@@ -138,14 +143,17 @@ def _send(manager: Manager, action: seams.Send) -> None:
     call = _waiting(manager, action.call)
     library, group = _with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
-        raise PolicyError(f"call {call.id} wants a gang of {group.options.gang[0]}")
-    if action.reserve_bytes and not action.offer:
-        raise PolicyError(f"call {call.id} is no offer: only an offer changes a reservation")
+        raise PolicyError(f"call {call.id} needs SendGang, with a gang of {group.options.gang[0]}")
+    if (action.reserve_bytes or action.preempts) and not action.offer:
+        raise PolicyError(f"call {call.id} is not an offer; only an offer may set reserve_bytes or preempts")
+    for other in action.preempts:
+        if other == library.id or not set(library.devices) & set(_library(manager, other).devices):
+            raise PolicyError(f"library {library.id} cannot preempt library {other}: they share no device")
     queues.leave_queue(manager, call)
     if not action.offer:
         holding.give(manager, library, call)
     else:
-        if action.reserve_bytes:
+        if action.reserve_bytes and not action.preempts:
             libraries.promise_resize(library, action.reserve_bytes)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
@@ -155,12 +163,13 @@ def _send(manager: Manager, action: seams.Send) -> None:
             RunCalls(
                 library.id, group.function.key, [call.spec], group.options, blob, offer=True,
                 reserve_bytes=action.reserve_bytes, waited_s=_waited_s(manager, library, call),
+                preempts=action.preempts,
             ),
         )  # fmt: skip
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
-    """Return the time a call has waited for an offer, without the load it waited for (SLINFER §IX-A)."""
+    """Return the seconds that a call has waited, without its library's load (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
@@ -171,7 +180,7 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
     call = _waiting(manager, action.call)
     smallest, largest = call.group.options.gang
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
-        raise PolicyError(f"a gang of {len(action.libraries)} for a call that wants {smallest} to {largest}")
+        raise PolicyError(f"a gang of {len(action.libraries)} for a call that needs {smallest} to {largest}")
     members = tuple(_with_room(manager, id, call) for id in action.libraries)
     queues.leave_queue(manager, call)
     holding.give_gang(manager, members, call)
@@ -189,7 +198,7 @@ def _evict(manager: Manager, action: seams.Evict) -> None:
     holder = call.holder.members[0] if isinstance(call.holder, Gang) else call.holder
     unsent = manager.sends.get(holder)
     if unsent and call in unsent:
-        raise PolicyError(f"call {action.call} is being sent in this very moment")
+        raise PolicyError(f"call {action.call} is being sent at this moment")
     manager.say(holder.pilot, EvictCall(holder.id, call.id))
 
 
@@ -202,7 +211,7 @@ def _ask(manager: Manager, action: seams.Ask) -> None:
         case events.OfFunction(function=function, recipe=key):
             cost = manager.state.costs.get((function, key))
             if cost is None:
-                raise PolicyError(f"no call of function {function} on context {key} has come")
+                raise PolicyError(f"no call of function {function} on context {key} was submitted")
             name = cost.function.measured_as
         case events.OfPace(library=library, call=call):
             holder = _library(manager, library)
@@ -210,18 +219,19 @@ def _ask(manager: Manager, action: seams.Ask) -> None:
                 raise PolicyError(f"library {library} does not hold call {call}")
             log, start = blame.log_of(holder), holder.printed_to
         case events.OfFailure():
-            raise PolicyError("it decides each failure without that")
+            raise PolicyError("advice on failures cannot be requested; the manager requests it itself")
     manager.out.append(events.AskAdvice(about, name, log, start))
 
 
 def _quarantine(manager: Manager, action: seams.Quarantine) -> None:
     pilot = _pilot(manager, action.pilot)
     if not 0 < action.for_s < math.inf:
-        raise PolicyError(f"a quarantine of {action.for_s} seconds")
+        raise PolicyError(f"a quarantine of {action.for_s} seconds is not allowed; it must be more than 0 and finite")
     devices = [device for device in pilot.devices.values() if action.device in (None, device.id)]
     if not devices:
         raise PolicyError(f"{pilot.id} has no device {action.device}")
     pilots.quarantine_devices(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
+    nodes.judge_pilot(manager, pilot)
 
 
 def _want_blocks(manager: Manager, action: seams.WantBlocks) -> None:
@@ -240,7 +250,7 @@ def _load(manager: Manager, action: seams.Load) -> None:
     if pilot.state is not PilotState.HERE:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
-        raise PolicyError("a library needs devices, each once")
+        raise PolicyError("a library needs one device or more, each listed once")
     faulty = [id for id in action.devices if id in pilot.devices and pilot.devices[id].fault]
     if faulty:
         raise PolicyError(f"{faulty[0]} of {pilot.id} is quarantined")
@@ -248,15 +258,23 @@ def _load(manager: Manager, action: seams.Load) -> None:
     if unknown:
         raise PolicyError(f"{pilot.id} has no device {unknown[0]}")
     if action.memory_bytes < 0:
-        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
+        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised: the number is negative")
     for id in action.devices:
         device = pilot.devices[id]
         staying = sum(library.state is not LibraryState.STOPPING for library in device.libraries.values())
         if 0 < device.facts.processes <= staying:
-            raise PolicyError(f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and has one")
+            raise PolicyError(
+                f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and already has that many"
+            )
     libraries.load_library(
         manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes
     )
+
+
+def _here(library: Library) -> Library:
+    if library.pilot.state is not PilotState.HERE:
+        raise PolicyError(f"library {library.id} is on a pilot that is {library.pilot.state.value}")
+    return library
 
 
 def _resize(manager: Manager, action: seams.Resize) -> None:
@@ -266,12 +284,11 @@ def _resize(manager: Manager, action: seams.Resize) -> None:
             f"library {library.id} is {library.state.value} on a pilot that is {library.pilot.state.value}"
         )
     if action.memory_bytes < 0:
-        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
+        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised: the number is negative")
     libraries.resize(manager, library, action.memory_bytes)
 
 
 def take_advice(manager: Manager, event: events.AdviceArrived) -> None:
-    """Take advice, and pass it to the policies."""
     about, advice = event.about, event.advice
     if isinstance(about, events.OfContext) and isinstance(advice, events.CostAdvice):
         _of_context(manager, about, advice, event.source)
@@ -284,7 +301,7 @@ def take_advice(manager: Manager, event: events.AdviceArrived) -> None:
     elif isinstance(about, events.OfPace) and isinstance(advice, events.PaceAdvice):
         _of_pace(manager, about, advice)
     else:
-        manager.state.refuse(f"{type(advice).__name__} on a subject that it is not for")
+        manager.state.refuse(f"{type(advice).__name__} on a subject of another kind")
 
 
 def _of_context(manager: Manager, about: events.OfContext, advice: events.CostAdvice, source: str) -> None:

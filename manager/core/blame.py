@@ -1,13 +1,12 @@
-"""Whose fault a failure is: calls that lost their pilots, verdicts of the advisor, pilots that cannot hold a
-context.
+"""Find the cause of failures: bad calls, the advisor's verdicts, unfit pilots.
 
-*Verdicts* on failures arrive late or never. Stories show them, and policies may quarantine a device. Each failing
-function is asked about twice at once on each pilot, then every `AGAIN_S`.
+*Verdicts* arrive late or never. Policies may quarantine a device after them. For each failing function on a pilot, the
+manager asks the advisor twice within seconds, then every `AGAIN_S`.
 
-*Printed progress*: a timer asks the advisor about the logs of calls that do not report progress.
+*Printed progress*: a timer asks the advisor about the logs of calls that report no progress.
 
-*Unfit pilots*: a full disk does not count against a recipe. The pilot is skipped for that context, or for all if it
-could not write at all, until `UNFIT_RETRY_S` have passed.
+*Unfit pilots*: a full disk does not count against a recipe. For `UNFIT_RETRY_S` the pilot does not load that context,
+or any context if the load failed outside its fetch.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-ALONE_AFTER = 3  # After this many losses a call runs alone; the next loss is its end
-MOST_LOSSES = 10  # Losses after which a call is given up that never ran alone
-CUTS = 2  # Cuts by walltimes after which a call is given up
+ALONE_AFTER = 3  # Losses after which a call runs alone; one more loss fails the call
+MOST_LOSSES = 10  # Losses that fail a call that never ran alone
+CUTS = 2  # Cuts by walltimes that fail a call
 
 
 def why_apart(state: State, call: Call) -> str:
-    """Say what a call that waits apart waits for."""
+    """Return why a call waits apart; empty if it does not."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
     if not is_suspect(trial) and trial.faults:
         last = trial.faults[-1]
         pause_s = last.pauses_until - state.now
-        when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or there later"
-        return f"{last.pilot} failed it ({last.failure.message}); is to run again {when}"
+        when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or later on this one"
+        return f"{last.pilot} failed it ({last.failure.message}); runs again {when}"
     if not is_suspect(trial):
         return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
     count = len(trial.counted)
-    if awaits_word(trial):
+    if awaits_batch_reason(trial):
         return f"lost {count} pilots; waits for the batch system's record of the last one"
     where = f": {trial.pilot.id} is kept for it and ends other calls first" if trial.pilot is not None else ""
-    return f"lost {count} pilots or libraries while it ran, and is to run alone on a pilot{where}"
+    return f"lost {count} pilots or libraries while it ran; runs alone on a pilot next{where}"
 
 
 def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure that ends a call; None if it is tried again."""
+    """Return the failure that ends a call; None to try the call again."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -73,7 +72,7 @@ def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
 
 
 def _evidence(state: State, call: Call, loss: Loss) -> str:
-    what = loss.failure.message if loss.failure is not None else last_words(state, loss.pilot)
+    what = loss.failure.message if loss.failure is not None else loss_description(state, loss.pilot)
     took = f"; {show_library(loss.library)} used up to {show_bytes(loss.memory_bytes)} meanwhile"
     after = show_seconds(loss.at - call.submitted_at)
     return (
@@ -82,16 +81,15 @@ def _evidence(state: State, call: Call, loss: Loss) -> str:
     )
 
 
-def last_words(state: State, pilot: Pilot) -> str:
+def loss_description(state: State, pilot: Pilot) -> str:
     block = state.block_of(pilot)
     words = [pilot.loss.value if pilot.loss is not None else "", pilot.notes[-1][1] if pilot.notes else ""]
     if block is not None and block.reason:
-        words.append(f"the batch system says {block.reason}")
+        words.append(f"the batch system reports {block.reason}")
     return ", ".join(word for word in words if word)
 
 
 def times(count: int) -> str:
-    """Say how often, in words."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
@@ -99,29 +97,29 @@ def is_suspect(trial: Trial) -> bool:
     return len(trial.counted) >= ALONE_AFTER
 
 
-def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
+def is_held_back(manager: Manager, call: Call, trial: Trial) -> bool:
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
         return judge_trial(manager.state, call, trial) is not None
     return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
 
 
-def awaits_word(trial: Trial) -> bool:
-    """True if only the batch system's reason can still save the call."""
+def awaits_batch_reason(trial: Trial) -> bool:
+    """True if the batch system's reason can still save the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 
 
 AGAIN_S = 60.0
-SOON_S = 2.0  # Least seconds between the first two questions
+SOON_S = 2.0  # Least seconds between the first two questions about a function
 FORGET_S = 600.0  # Seconds without failures after which a function counts as new
-MOST_NAMES = 64  # Failing functions with questions on a pilot
+MOST_NAMES = 64  # Most failing functions of a pilot about which the advisor is asked
 SHOWN_LINES = 2
-LEAST_SURE = 0.5  # A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too
-KEPT = 20  # Verdicts that a pilot keeps, the last ones
+LEAST_SURE = 0.5  # Histories show only verdicts at least this sure; policies and `stoker explain --json` get all
+KEPT = 20  # Latest verdicts kept for a pilot
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
-# Ends on request, by a limit, or with a clear reason: the advisor is not asked.
+# The advisor gets no question about these failures: ends on request, by a limit, or with a clear reason.
 UNASKED = frozenset({
     FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE, FailureKind.SERIALIZATION,
     FailureKind.GANG, FailureKind.CONTEXT,
@@ -144,7 +142,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record a verdict. True if its pilot is still here."""
+    """Record a verdict. Return True if its pilot is known."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -181,7 +179,7 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
 
 
 def printed_in(library: Library) -> Printed | None:
-    """Return the output of a library's only call; None without a log."""
+    """Return where a one-slot library's call prints; None without a log."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
@@ -192,7 +190,7 @@ def log_of(library: Library) -> str:
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64  # Questions at once; the others follow
+MOST = 64  # Most questions at one timer event; later events ask the remaining ones
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
@@ -201,7 +199,6 @@ def watch_printing(manager: Manager, library: Library) -> None:
 
 
 def ask_about_printing(manager: Manager, _: str) -> None:
-    """Ask about calls that have run for a while; repeat while any runs."""
     state = manager.state
     busy = [library for library in state.libraries.values() if library.held and library.pilot.folder]
     asked = [question for library in busy if (question := _question(manager, library)) is not None]
@@ -225,13 +222,13 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
 
 UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last one repeats
 LASTING_TIMES = 3  # Times in a row after which a pilot counts as lastingly unfit
-EVERY = ""  # In place of a recipe's key: every context
+EVERY = ""  # Key in `Pilot.unfit` that means every context
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Mark a pilot as unfit for a context, or for all. `waits_s`: other libraries free the room by then.
+    """Mark a pilot as unfit for a context, or for all. `waits_s`: seconds until other libraries free cache space.
 
-    Libraries that fail while it is unfit, because they were started before, have the same cause and count once.
+    Failures while it is unfit have the same cause and do not count.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
@@ -255,7 +252,6 @@ def forgive_pilot(pilot: Pilot, key: str) -> None:
 
 
 def why_unfit(pilot: Pilot, key: str, now: float) -> str:
-    """Say why a pilot cannot hold a context now; empty if it can."""
     for about in (EVERY, key):
         until, why = pilot.unfit.get(about, (0.0, ""))
         if now < until:
@@ -264,7 +260,6 @@ def why_unfit(pilot: Pilot, key: str, now: float) -> str:
 
 
 def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
-    """True if a pilot was unfit for a context several times in a row."""
     return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
 
 

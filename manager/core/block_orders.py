@@ -1,4 +1,4 @@
-"""Request and release blocks, and take the factory's reports about them."""
+"""Request and release blocks; process the factory's reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Pilot, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Block, SourceState
 from stoker.protocol import show_status, to_client
-from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockOrder, BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.units import show_seconds
@@ -16,19 +16,30 @@ from stoker.units import show_seconds
 
 def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
     state = manager.state
+    allowed = AllowedNodes(exclude=tuple(record.node for record in state.excluded_nodes(source)))
+    _order(manager, source, count, allowed)
+
+
+def request_probe(manager: Manager, source: SourceState, node: str) -> None:
+    """Order a block of one minute, whose pilot tests the devices of a node."""
+    _order(manager, source, 1, AllowedNodes(only=node))
+
+
+def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNodes) -> None:
+    state = manager.state
     orders: list[BlockOrder] = []
     for _ in range(count):
         id = BlockId(f"b{state.next_block}")
         state.next_block += 1
-        _adopt_block(manager, source, id)
-        orders.append(BlockOrder(id, source.source.name))
-    factory = blocks.factory_of(manager.state)
+        _adopt_block(manager, source, id, allowed)
+        orders.append(BlockOrder(id, source.source.name, allowed))
+    factory = blocks.factory_of(state)
     if factory is not None:
         manager.tell(factory, to_client.SubmitBlocks(tuple(orders)))
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block after its running calls; a pending one at once."""
+    """Release a block after its running calls, or at once if it has no pilots."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -39,22 +50,21 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def factory_connected(manager: Manager, client: Client) -> None:
-    """Send a factory all open blocks and cancellations. It replaces any factory before it, whose lost connection may
-    show only seconds later."""
+    """Send a factory all open blocks and cancellations. It replaces an earlier factory that may seem connected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
     here = manager.state.blocks.values()
-    known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in here)
+    known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job, block.allowed) for block in here)
     manager.tell(client, to_client.KnownBlocks(tuple(known)))
     for block in here:
         if block.leaving and not block.pilots:
             manager.tell(client, to_client.CancelBlocks((block.id,), block.leaving))
 
 
-def _adopt_block(manager: Manager, source: SourceState, id: BlockId) -> Block:
+def _adopt_block(manager: Manager, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
     state = manager.state
-    block = blocks.add_block(state, source, id)
+    block = blocks.add_block(state, source, id, allowed)
     for pilot in state.pilots.values():
         if pilot.block == id and (useless := blocks.attach_pilot(manager, block, pilot)):
             release_block(manager, block, useless)
@@ -67,7 +77,7 @@ def pilot_joined(manager: Manager, pilot: Pilot) -> None:
         return
     if useless := blocks.attach_pilot(manager, block, pilot):
         release_block(manager, block, useless)
-    if block.brought == 1:
+    if block.brought == 1 and not block.probes:
         manager.out.append(blocks.wait_record(block, pilot))
     blocks.record_pilot_count(manager, block.source)
     if block.leaving:
@@ -91,13 +101,13 @@ def check_emptied_block(manager: Manager, id: str) -> None:
     gone_s = show_seconds(manager.state.now - block.emptied_at)
     block.abandoned = True
     suspended = show_status.is_suspended(block.reason)
-    job = "has suspended its job" if suspended else "still says that its job runs"
-    release_block(manager, block, f"its pilots went {gone_s} ago, and the batch system {job}")
+    job = "has suspended its job" if suspended else "still lists its job as running"
+    release_block(manager, block, f"its pilots left {gone_s} ago, but the batch system {job}")
     manager.demand_changed = True
 
 
 def release_all_blocks(manager: Manager) -> None:
-    """Close the records of pilots and sources at the session's end."""
+    """Write the last records of pilots and sources."""
     for block in manager.state.blocks.values():
         blocks.settle_losses(manager, block)
     for pilot in manager.state.pilots.values():
@@ -128,7 +138,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """A second hold in a row for one cause stops the source, and withdraws its waiting blocks and this one."""
+    """Stop the source after a second hold in a row for one cause; release its waiting blocks and this block."""
     source = block.source
     if not blocks.record_hold(block, message):
         return
@@ -137,9 +147,7 @@ def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
             release_block(manager, other, _STOPPED)
     if message.phase is BlockPhase.RUNNING:
         release_block(manager, block, _STOPPED)
-    elif (
-        not block.leaving and not message.phase.over
-    ):  # the hold has ended its pilots: they are lost, and leave nothing to wait for
+    elif not block.leaving and not message.phase.over:  # the hold has ended the block's pilots, so cancel it at once
         blocks.mark_released(block, _STOPPED, manager.state.now)
         blocks.cancel_block(manager, block)
     manager.demand_changed = True
@@ -158,7 +166,9 @@ def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
     if source is None or id in state.past_blocks:
         factory = blocks.factory_of(state)
         if factory is not None:
-            manager.tell(factory, to_client.CancelBlocks((id,), "it was over, or its site is no longer the session's"))
+            manager.tell(
+                factory, to_client.CancelBlocks((id,), "the block was over, or its site is no longer in the session")
+            )
         return None
     state.notice(JOURNAL_LOST)
     block = _adopt_block(manager, source, id)
@@ -174,7 +184,7 @@ def _over(manager: Manager, block: Block) -> None:
         if state.pilots[id].state is PilotState.CUT:
             pilots.pilot_lost(manager, id, f"its block {block.id} is over: {block.reason or block.phase.value}")
     manager.demand_changed = True
-    manager.supply_changed |= bool(state.hungry)
+    manager.supply_changed |= bool(state.waiting_contexts)
 
 
 def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:

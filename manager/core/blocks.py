@@ -1,10 +1,10 @@
-"""Blocks and their sources, from the request to the end; losses of their pilots.
+"""Track blocks, their sources, and the losses of their pilots.
 
-A loss is counted at once and *settled* when the batch system gives a reason at its next listing, or after `SETTLE_S`.
+A loss is *settled* when the batch system's next listing gives a reason, or after `SETTLE_S`.
 
-On borrowed machines pilots die all day, so an ended block alone is no sign of a broken source. A block that was
-refused, or ended without a pilot, is a failure, and a pilot that joins resets the count. Blocks whose pilots die young
-and loaded nothing are counted apart.
+On borrowed machines pilots die all day, so an ended block alone shows no broken source. Failures are blocks that were
+refused or ended without a pilot; a pilot that joins resets their count. Blocks whose pilots died young and loaded
+nothing count separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Pilot
 from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import to_client
-from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Source
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReason, PilotEnd, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
@@ -69,7 +69,7 @@ def record_departure(manager: Manager, pilot: Pilot) -> None:
 
 def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     state = manager.state
-    if loss.is_vague and deadlines.is_near_its_end(pilot, pilot.lost_at):
+    if loss.is_unspecific and deadlines.is_near_its_end(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None
@@ -94,8 +94,8 @@ def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
 
 
-YOUNG_S = 60.0  # A pilot that dies younger was useless, unless it loaded something
-KEPT_BLOCKS = 1000  # Ended blocks that are kept for their stories
+YOUNG_S = 60.0  # Seconds; a block is useless if its pilots die earlier and have loaded nothing
+KEPT_BLOCKS = 1000  # Ended blocks kept for their histories
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
@@ -104,13 +104,16 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
     for source in sources:
         known = before.get(source.name) or SourceState(source)
         known.source = source
-        known.held_for = known.hold = known.stopped = ""  # the site file may have been mended
+        known.held_for = known.hold = known.stopped = ""  # the site file may have been corrected
         state.sources[source.name] = known
     manager.demand_changed = True
 
 
-def add_block(state: State, source: SourceState, id: BlockId) -> Block:
-    block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
+def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
+    """Add a block. The block of a probe runs no calls, so its source does not count it."""
+    block = state.blocks[id] = Block(id, source, state.now, allowed)
+    if not block.probes:
+        source.blocks[id] = block
     _relist_block(block)
     return block
 
@@ -135,9 +138,9 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """Record that a block is held. True if its source is stopped, after two holds for the same cause."""
+    """Record that the batch system holds a job. Return True if this stops the source."""
     source = block.source
-    if not message.cause:
+    if not message.cause or block.probes:
         return False
     again, source.held_for = source.held_for == message.cause, message.cause
     why = message.reason if message.reason.startswith("held: ") else f"held: {message.cause}"
@@ -155,12 +158,13 @@ def remove_block(state: State, block: Block) -> None:
     for listed in (source.staying, source.coming, source.filling, source.abandoned):
         listed.pop(block.id, None)
     source.blocks.pop(block.id, None)
-    how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
-    state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
+    if not block.probes:
+        how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
+        state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
     state.past_blocks[block.id] = block
     if len(state.past_blocks) > KEPT_BLOCKS:
         del state.past_blocks[next(iter(state.past_blocks))]
-    if not block.leaving:
+    if not block.leaving and not block.probes:
         _judge_ended_block(block, state.now)
 
 
@@ -191,6 +195,8 @@ def cancel_block(manager: Manager, block: Block) -> None:
 
 def _enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
     block.phase, block.since = phase, manager.state.now
+    if phase is BlockPhase.RUNNING:
+        block.runs_since = manager.state.now
     if phase is BlockPhase.PENDING:
         block.emptied_at = None
     _relist_block(block)
@@ -217,12 +223,14 @@ def _died_young(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """A block brings a pilot. Returns why the block is useless, if so."""
+    """Add a pilot to its block. Return why the block is useless, or ""."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
         block.brought_at = manager.state.now
     _note_running(manager, block)
+    if block.probes:
+        return ""
     source = block.source
     pilot.source = source.source.name
     if pilot.lacks:
@@ -258,7 +266,7 @@ def note_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Update the block and source of a pilot that is gone. `loss` None = not lost."""
+    """Update the block and source of a pilot that is gone. `loss`: None if not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

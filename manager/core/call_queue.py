@@ -1,16 +1,14 @@
-"""Waiting calls of one context: by priority, then the nearest deadline, then in order of arrival.
+"""Queue a context's waiting calls by priority, then deadline, then arrival.
 
-Each priority has three parts. `fresh` is a deque of calls without a deadline that never left it: O(1) amortized. `back`
-is a heap of calls with a deadline and of calls that were sent and returned: O(log n). `gangs` is a heap of calls that
-want several libraries; calls for one library may pass them (`single`).
+Each priority has three parts: `fresh`, a deque of new calls without deadline (O(1) amortized); `back`, a heap of calls
+with a deadline and of returned calls (O(log n)); `gangs`, a heap of calls for several libraries, which other calls may
+pass (`single`).
 
-With `by_deadline`, calls with a deadline precede the others of their priority; a *late* call has none any more. With
-`by_run_time`, a call counts as if it had arrived later by `YIELDS` times its expected run time, so it lets shorter
-calls pass for that long.
+With `by_deadline`, calls with a deadline come first; a *late* call's deadline is ignored. With `by_run_time`, a call
+sorts as if it arrived later by `YIELDS` times its expected run time, so shorter calls pass it.
 
-Calls *apart* wait for a library that the core chooses (see `retries`); `take` never returns them. A call that leaves
-from the middle is not searched for: its ticket no longer matches its entry, which is skipped later, or swept when such
-ghosts outnumber the rest.
+Calls *apart* wait for a library that the core chooses (see `retries`); `take` ignores them. A removed call leaves a
+*ghost*: an entry with an old ticket, which is skipped, or swept once ghosts outnumber calls.
 """
 
 from __future__ import annotations
@@ -28,18 +26,14 @@ from stoker.protocol.ids import CallId
 
 
 class QueueOptions(Protocol):
-    """The part of a group that a queue needs."""
-
     options: CallOptions
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run, 0 = unknown. `reorder` follows each change."""
+        """Expected seconds of a run; 0 = unknown. Call `reorder` after each change."""
 
 
 class Queued(Protocol):
-    """The part of a call that a queue needs."""
-
     id: CallId
     submitted_at: float
     ticket: int
@@ -47,17 +41,17 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """Its group."""
+        """The call's group."""
 
 
 C = TypeVar("C", bound=Queued)
 
-# Its deadline, when it came, its id, its ticket, the call.
+# A call's deadline, arrival time, id and ticket, and the call.
 _Entry = tuple[float, float, int, int, C]
 
-NOT_QUEUED = -1  # The ticket of a call that has left; new calls have 0, returned ones a number
+NOT_QUEUED = -1  # Ticket of a call that left the queue; new calls have 0, returned calls a positive number
 _SWEEP_AT = 1000
-YIELDS = 10.0  # A call lets shorter ones pass for this many times its own expected run time
+YIELDS = 10.0  # Multiple of a call's expected run time for which shorter calls may pass it
 _MOST_EXAMINED = 64
 
 
@@ -71,7 +65,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A priority queue of calls; `gangs` and `timed` count those kinds among `count`."""
+    """A priority queue; `gangs` and `timed` count the gang calls and the calls with a deadline."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -101,7 +95,7 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return up to `limit` calls from the head, looking at `looks` entries of each part."""
+        """Return up to `limit` calls from the head, examining `looks` entries of each part."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -118,7 +112,6 @@ class Queue(Generic[C]):
         self.extend([call])
 
     def extend(self, calls: list[C]) -> None:
-        """Add new calls of one group."""
         options = calls[0].group.options
         if self.is_by_run_time or options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
             for call in calls:
@@ -128,7 +121,7 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Add a call that was sent before, in its old place."""
+        """Put a returned call in its old position."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
@@ -141,17 +134,16 @@ class Queue(Generic[C]):
                 heap[:] = [(*self._key(call), call.ticket, call) for call in waiting]
                 heapq.heapify(heap)
 
-    def put_apart(self, call: C) -> None:
+    def hold_back(self, call: C) -> None:
         self.apart[call.id] = call
         self.count += 1
 
     @staticmethod
     def mark_late(call: C) -> None:
-        """Drop the deadline of an unqueued call."""
         call.late = True
 
     def demote(self, call: C) -> None:
-        """Drop a waiting call's deadline and move it back."""
+        """Ignore a waiting call's deadline and move it back in the queue."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
@@ -193,7 +185,7 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """Return the next gang, of at most `most` libraries if set, or None."""
+        """Return the next gang call, or None. `most`: libraries that it may need; 0 = any number."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -209,7 +201,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield each priority's single call and gang of the nearest deadline."""
+        """Yield the calls with the nearest deadline of each priority."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
@@ -225,7 +217,6 @@ class Queue(Generic[C]):
         return self.rank(one) < self.rank(other)
 
     def rank(self, call: C) -> tuple[int, float, float, int]:
-        """Return a sort key: the smallest goes first."""
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
@@ -322,7 +313,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
 
 
 def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
-    """Yield the entries of a heap in order: after an entry only its two children become candidates."""
+    """Yield a heap's entries in order, without changing the heap."""
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

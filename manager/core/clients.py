@@ -1,11 +1,10 @@
-"""Clients: how they join, what they have received, how they leave; how the session ends.
+"""Clients join, acknowledge results and leave; the session ends.
 
-A program that was cut off may return, so the session keeps its results and definitions for a day.
+The session keeps the results and definitions of a disconnected program for a day. After a gap in the journal, every
+frame of a peer is accepted until its next hello.
 
-Behind a hole in the journal every frame is taken until the peer's next hello.
-
-An event that makes the core raise may be half done. The live shell journals an `EventRefused` in its place and
-restarts the manager from the journal.
+If an event makes the core raise, the state may be half changed. The server journals an `EventRefused` instead and
+restarts the manager.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
-from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams
+from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, outlook, pilots, registry, seams
 from stoker.manager.core.events import (
     ClientGone,
     DiscardObject,
@@ -49,19 +48,19 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client whose number is another client's")
-        wrong = f"its calls carry the number {number}, which is another client's since the journal lost its end"
+        wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
         manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
     return registry.add_client(state, id, number)
 
 
 def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare the number of ends that a client has received. True if the manager lost some."""
+    """Compare a client's count of received ends with the manager's. Return True if the manager lost ends."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # ends that were made since are new to the client, and get new numbers
+    if known is not None and received > known:  # later ends are new to the client and get new numbers
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
@@ -102,7 +101,7 @@ def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
 def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
     if message.recipe in state.contexts and message.function in state.functions:
         return False
-    if not client.inbox.has_hole and client.unnamed is None:
+    if not client.inbox.lost_handled_frames and client.unnamed is None:
         return False
     state.refuse("calls whose context or function was defined in a part of the journal that is lost")
     return True
@@ -135,14 +134,14 @@ def why_submit_fails(
         wrong = f"function {message.function} was not defined"
     elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
-    elif is_known:  # its options were checked when its first calls came
+    elif is_known:  # its options were checked with the group's first calls
         wrong = bounds.wrong_with_calls(message.calls)
     else:
         wrong = bounds.wrong_with(message)
     if wrong:
         state.refuse("submit that names what is not there")
         return Failure(FailureKind.CANCELLED, wrong)
-    limits = context.said_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
+    limits = context.reported_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     if is_known and limits == NO_LIMITS:
         return None
     if unhonoured := seams.refusal(options, manager.policies.honours, limits=limits):
@@ -152,7 +151,7 @@ def why_submit_fails(
 
 
 def without_ended(client: Client, message: Submit) -> Submit:
-    """Leave out resubmitted calls whose ends are on their way."""
+    """Leave out resubmitted calls whose ends are in transit."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -173,14 +172,14 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 
 # ---- leaving
-KEPT_S = 86_400.0  # A kept session keeps results of an absent program for a day,
-MOST_KEPT_BYTES = 64_000_000  # and no more bytes of them than this; files of large results are not counted
-SETTLE_S = 60.0  # Seconds until their size is checked, when the ends of its calls are there
-KEPT_BANNED = 1000  # Banned programs that are remembered
+KEPT_S = 86_400.0  # Seconds that a kept session keeps the results of an absent program
+MOST_KEPT_BYTES = 64_000_000  # Largest size of these results; files of large results do not count
+SETTLE_S = 60.0  # Seconds until this size is checked; by then its cancelled calls have ended
+KEPT_BANNED = 1000  # Banned programs that the manager remembers
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
-    """A client did not return: cancel its calls, and end the session after the last one."""
+    """Cancel the calls of a client that did not return; end a session that is not kept with its last client."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -189,6 +188,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
     if client.observer:
         registry.forget_client(state, client)
         return
+    outlook.note_maps_gone(state, client)
     for context in registry.recompute_client_limits(manager, client):
         dispatch.apply_limits(manager, context)
     if state.kept:
@@ -201,7 +201,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a client that is gone, and after a day everything unused."""
+    """Drop the results of a gone client if they are too large; after a day, forget everything unused."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -217,7 +217,9 @@ def forget_gone_client(manager: Manager, id: str) -> None:
         _drop_results(manager, client, why)
     if is_over:
         if client.id not in state.banned:
-            forgotten = "this program was gone for too long: the session has forgotten it; start the program again"
+            forgotten = (
+                "this program was disconnected for too long, and the session has removed it; start the program again"
+            )
             ban(state, client.id, forgotten)
         registry.forget_client(state, client)
         ending.record_runs(manager)
@@ -237,8 +239,8 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
         if isinstance(end.payload, ObjectRef):
             manager.out.append(DiscardObject(end.payload.source))
     count = len(client.unacked)
-    manager.state.notice(f"{count} results of a program that left and did not come back were dropped {why}")
-    ban(manager.state, client.id, f"this program was gone for too long: its {count} results were dropped {why}")
+    manager.state.notice(f"{count} results of a program that did not reconnect were dropped {why}")
+    ban(manager.state, client.id, f"this program was disconnected for too long: its {count} results were dropped {why}")
     client.first_unacked += count
     client.unacked.clear()
 
@@ -265,7 +267,7 @@ def end_session(manager: Manager, reason: str) -> None:
     if state.ending:
         return
     state.ending = reason
-    failure = Failure(FailureKind.CANCELLED, f"the session ended before it was done: {reason}")
+    failure = Failure(FailureKind.CANCELLED, f"the session ended before the call did: {reason}")
     for call in list(state.calls.values()):
         if call.state is CallState.HELD:
             holding.withdraw(manager, call, running=True)
@@ -285,21 +287,20 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- holes in the journal
 def records_lost(state: State) -> None:
-    """Records are lost here: take each peer's frames until its hello."""
+    """Accept each peer's frames until its next hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
     for inbox in inboxes:
-        inbox.has_hole = True
+        inbox.lost_handled_frames = True
 
 
 def ends_kept(state: State, ends: list[CallEnd]) -> None:
-    """The journal begins again: keep these ends for resubmitted calls."""
     state.kept_ends.update({end.call: end for end in ends})
 
 
 def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """End resubmitted calls that had ended before. Returns the others."""
+    """End resubmitted calls whose ends were kept. Return the other calls."""
     state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
@@ -313,12 +314,11 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
 
 
 # ---- refused events
-ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy that raised in one
-MOST_OF_ONE = 3  # Refused events after which a client is refused
+ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose round raised an exception
+MOST_OF_ONE = 3  # Refused events after which a client is banned
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:
-    """Return the record of an event that made the core raise."""
     match event:
         case FromClient(client=client, sequence=sequence, messages=messages):
             calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]
@@ -336,17 +336,19 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
 
 
 def event_refused(manager: Manager, event: EventRefused) -> None:
-    """A refused event: fail its calls, give up its pilot, or ban its peer."""
+    """Fail the calls of a refused event, give up its pilot, or ban its peer."""
     state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"
-    state.notice(f"the manager failed on {whose}, refused it and was started again: {event.reason}")
+    state.notice(f"the manager failed on {whose}, was started again and refused it: {event.reason}")
     match event.role:
         case "client":
             _client(manager, event)
         case "pilot":
             _ban(manager, event)
-            pilots.pilot_lost(manager, PilotId(event.name), f"the manager failed on what it said: {event.reason}")
+            pilots.pilot_lost(
+                manager, PilotId(event.name), f"the manager failed on one of its messages: {event.reason}"
+            )
         case "timer":
             manager.drop_timer(event.name)
             if event.name.startswith("round/"):
@@ -364,9 +366,9 @@ def _client(manager: Manager, event: EventRefused) -> None:
         _ban(manager, event)
     client.inbox.skip_to(event.sequence)
     client.last_call = max([client.last_call, *event.calls])
-    failure = Failure(FailureKind.CANCELLED, f"the manager failed on the message that it came with: {event.reason}")
+    failure = Failure(FailureKind.CANCELLED, f"the manager failed on the message with this call: {event.reason}")
     end_unaccepted(manager, client, event.calls, failure)
 
 
 def _ban(manager: Manager, event: EventRefused) -> None:
-    ban(manager.state, event.name, f"the manager failed on what you said: {event.reason}")
+    ban(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")

@@ -1,16 +1,18 @@
-"""Deadlines of calls, forecasts for clients, and what fits before a walltime.
+"""Deadlines of calls, forecasts for clients, and work that fits before a walltime.
 
-*Deadlines*, under a policy with `Dispatch.by_deadline`. A call is *lost* when it would be late even if it began now and
-took as long as the shortest run of its function, once `KNOWN_RUNS` runs were seen. It is dropped if its user wants that
-(`late="drop"`); otherwise its client is told, and it goes behind the calls that can still be in time.
+*Deadlines*, under a policy with `Dispatch.by_deadline`: a call is *lost* if it would be late even if it started now and
+took the least run time of its function (known after `KNOWN_RUNS` runs). It is dropped if its user set `late="drop"`.
+Otherwise calls that can be in time go first.
 
-*Forecasts*: a client is told of changes only, by more than `forecast_tolerance_s`. An end behind the deadline by less
-than that counts as in time.
+*Forecasts*: clients hear only of changes by more than `forecast_tolerance_s`. An end that misses the deadline by less
+is in time.
 
-*Walltime*: only this file compares work with the time that a pilot has left. A pilot is drained `drain_margin_s` before
-its end. Until then it gets no call that is expected to run longer, unless no pilot has more time. A call that was cut
-off needs more time than it ran, or about as much as any pilot has. Two loads that the walltime cut off bound a load
-time that was never measured.
+*Run times* depend on the device kind once its speed is known (`stoker.manager.core.speeds`).
+
+*Walltime*: only this file compares work with a pilot's remaining time. A pilot drains `drain_margin_s` before its end.
+Until then it gets no call that is expected to run beyond its end, unless no pilot has more time. A call that was cut
+off needs more time than it ran, or about the longest walltime. After two cut-off loads, the longer one counts as load
+time until one is measured.
 """
 
 from __future__ import annotations
@@ -21,23 +23,24 @@ from stoker.manager.core import ending, holding, queues
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.seams import Forecast, PolicyError, View
+from stoker.manager.core.speeds import run_s_on
 from stoker.manager.core.state import Cut, Trial
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-KNOWN_RUNS = 3  # One slow first run must not make every later call look lost
-_SOON_S = 0.001  # A timer that fires this much early does not ask for another one in no time
+KNOWN_RUNS = 3  # Runs before the least time counts: one slow first run must not make later calls look lost
+_SOON_S = 0.001  # Seconds added to a timer, so that an early timer does not set itself again at once
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop or mark late new calls that are lost. Returns the others."""
+    """Drop lost new calls or mark them late. Return the calls that were not dropped."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
             if call.group.options.objective.drop_late:
-                queues.enqueue(call.group.context, [call])  # whatever waits is in its queue until it ends
+                queues.enqueue(call.group.context, [call])  # a waiting call must be in its queue until it ends
                 ending.fail_call(manager, call, Failure(FailureKind.DROPPED, _why_lost(manager.state.now, call)))
                 continue
             _tell_late(manager, call)
@@ -93,7 +96,7 @@ def _latest_start(call: Call) -> float:
 def _tell_late(manager: Manager, call: Call) -> None:
     state = manager.state
     queues.mark_late(call)
-    call.note(state.now, "cannot be in time any more; calls that can be go first")
+    call.note(state.now, "can no longer meet its deadline; calls that can meet theirs run first")
     before = state.forecasts.get(call.id)
     if before is None or before.in_time:
         holding.record_forecast(manager, call, state.now + call.group.cost.run_s, in_time=False)
@@ -105,7 +108,7 @@ def note_forecast(manager: Manager, action: Forecast) -> None:
     if call is None:
         raise PolicyError(f"there is no call {action.call}")
     context = call.group.context
-    of_others = context.recipe.loader and context.run_s  # all functions without a context share one
+    of_others = context.recipe.loader and context.run_s  # functions without a loader share one context
     if not (context.paces.measured or call.group.cost.run_s or of_others):
         return
     due_at = call.group.options.objective.deadline_at
@@ -116,7 +119,7 @@ def note_forecast(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """True unless the end is provably late; `due_at` 0 = no deadline."""
+    """True unless the end is late by more than the tolerance; `due_at` 0 = no deadline."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -133,27 +136,33 @@ def send_forecasts(manager: Manager) -> None:
             manager.tell(client, Forecasts(said, manager.state.now))
 
 
-MARGIN_S = 20.0  # Remaining walltime when a pilot of short calls is drained
-MOST_OF_IT = 0.25  # The margin is no more than this part of the whole time, so that short jobs do some work
-CAUTION = 1.5  # A call is taken to run this much longer than the mean
+MARGIN_S = 20.0  # Remaining seconds at which a pilot of short calls drains
+MOST_OF_IT = 0.25  # Largest part of the walltime that the margin may take, so that short jobs do some work
+CAUTION = 1.5  # Factor on a call's expected run time
 _GRACE_S = 2.0
-_LOAD_CAUTION = 1.2  # A load is taken to last this much longer than was measured
+_LOAD_CAUTION = 1.2  # Factor on the measured load time
 _CUT_LOADS = 2
-SLACK_S = 60.0  # A pilot that leaves this close to its walltime's end (or in its last quarter) leaves because of it
+SLACK_S = 60.0  # A pilot lost in these last seconds (at most a quarter of its walltime) is lost because of its walltime
 _SLACK_PART = 0.25
-_FRESH = 0.9  # A pilot that has this part of its walltime left, or of the longest one, is as good as any
-_WHOLE = 0.6  # A cut counts if the call had this part of its pilot's time
-_LAST_S = 4.0  # A pilot that hands its objects on keeps this much of its walltime for its own end
+_FRESH = 0.9  # A pilot with this part of its own or the longest walltime left is as good as any
+_WHOLE = 0.6  # A cut counts if the call had this part of its pilot's walltime
+_LAST_S = 4.0  # Seconds of walltime that a pilot which hands on objects keeps for its own exit
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
-    """Seconds until a pilot's walltime ends; infinity without one."""
+    """Return the remaining seconds; infinity without a walltime."""
     return pilot.ends_at - now if pilot.ends_at else math.inf
+
+
+def expected_run_s(library: Library, call: Call) -> float:
+    """Return the expected seconds of a call in a library, or of its context's calls; 0 = unknown."""
+    cost, context = call.group.cost, library.context
+    return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
 
 def call_fits(view: View, library: Library, call: Call) -> bool:
     pilot = library.pilot
-    return not pilot.ends_at or run_fits(view, pilot, call.group.cost.run_s or library.context.run_s)
+    return not pilot.ends_at or run_fits(view, pilot, expected_run_s(library, call))
 
 
 def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
@@ -167,7 +176,7 @@ def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
 def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
     """True if a call that was cut off fits a pilot's remaining time."""
     pilot = library.pilot
-    if not run_fits(view, pilot, max(call.group.cost.run_s, trial.longest_s)):
+    if not run_fits(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False
     if not trial.cuts or not pilot.ends_at:
         return True
@@ -201,7 +210,8 @@ def _load_has_time(context: Context, kind: str, *, left_s: float, lasts_s: float
     needed_s = _LOAD_CAUTION * _load_s(context, kind)
     if not needed_s:
         return True
-    return needed_s < left_s - drain_margin_s(lasts_s, run_s=context.run_s) and needed_s + context.run_s < left_s
+    run_s = run_s_on(context.speeds, context, kind)
+    return needed_s < left_s - drain_margin_s(lasts_s, run_s=run_s) and needed_s + run_s < left_s
 
 
 def _load_s(context: Context, kind: str) -> float:
@@ -211,7 +221,7 @@ def _load_s(context: Context, kind: str) -> float:
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
-    """Seconds before its end at which a pilot is drained."""
+    """Return the seconds before its end at which a pilot drains."""
     return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
 
 
@@ -220,8 +230,8 @@ def drain_soonest_at(pilot: Pilot, now: float) -> float:
 
 
 def drain_in_s(pilot: Pilot, now: float) -> float:
-    """Seconds until a pilot is drained; infinity without a walltime."""
-    run_s = max((library.context.run_s for library in pilot.libraries.values()), default=0.0)
+    here = ((library.context, library.kind) for library in pilot.libraries.values())
+    run_s = max((run_s_on(context.speeds, context, kind) for context, kind in here), default=0.0)
     return walltime_left_s(pilot, now) - drain_margin_s(pilot.lasts_s, run_s=run_s)
 
 
@@ -230,5 +240,4 @@ def is_near_its_end(pilot: Pilot, now: float) -> bool:
 
 
 def time_to_hand_on_s(pilot: Pilot, now: float) -> float:
-    """Seconds that a leaving pilot may stay; 0 or less: none."""
     return walltime_left_s(pilot, now) - _LAST_S

@@ -1,9 +1,7 @@
-"""Calls between queues and libraries: submit, place, feed libraries with room, end, return. The hot path.
+"""Calls between queues and libraries: submit, place, feed, end, return.
 
-A step here runs a million times, so the calls of one frame are handled together.
-
-A call that may have killed its library (`kills`) runs alone in a library until it is judged; a call that may have
-killed its pilot has a whole pilot (`retries`).
+This is the hot path, so the calls of one frame are handled together. A call that may have killed its library (`kills`)
+runs alone in a library; a call that may have killed its pilot gets a whole pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ from stoker.protocol import pace, to_client
 from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
 from stoker.protocol.ids import ClientId
-from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned
+from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned, OfferAccepted
+from stoker.protocol.to_pilot import EvictCall
 
-ASK_PAUSE_S = 0.05  # Seconds between two questions about a context without a library
+ASK_PAUSE_S = 0.05  # Least seconds between two residency decisions for a context without a library
 
 
 def feed_library(manager: Manager, library: Library) -> None:
@@ -32,8 +31,8 @@ def feed_library(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
-    # A library that is filled up again is listed once, afterwards. Until then the index shows it as it was, so a policy
-    # that gives it nothing is asked again with the library listed.
+    # To save time, a library is relisted once, after it is filled. Until then its index entry is old. If a policy gives
+    # it no call, it is relisted and the policy is asked again.
     apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
     listed = library.stuck or not queue.count or queue.gangs or apart
     if listed:
@@ -68,9 +67,9 @@ def feed_library(manager: Manager, library: Library) -> None:
     actions.carry_out(manager, dispatch.dry(state, library), seam="dispatch")
     if context.limits != NO_LIMITS:
         actions.carry_out(manager, manager.policies.residency.idle(state, library), seam="residency")
-    for hungry in state.hungry.values():
-        if hungry.starved_since is not None and state.now - hungry.asked_at >= ASK_PAUSE_S:
-            manager.dirty[hungry] = None
+    for context in state.waiting_contexts.values():
+        if context.starved_since is not None and state.now - context.asked_at >= ASK_PAUSE_S:
+            manager.dirty[context] = None
 
 
 def _take_from_others(manager: Manager, library: Library) -> None:
@@ -82,12 +81,12 @@ def _take_from_others(manager: Manager, library: Library) -> None:
 
 def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
     group = head.group
-    if head.by_itself:
+    if head.runs_alone:
         if library.load:
             return False
         count = 1
     taken = queues.dequeue(library.context, group, count)
-    barred = [call for call in taken if call.by_itself and call is not head]
+    barred = [call for call in taken if call.runs_alone and call is not head]
     if library.zombies:
         barred += [call for call in taken if call.id in library.zombies and call not in barred]
     for call in barred:
@@ -109,7 +108,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Offer a queue to libraries with room in the policy's order."""
+    """Offer a queue to libraries with free capacity, in the policy's order."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -126,7 +125,6 @@ def serve_queue(manager: Manager, context: Context) -> None:
 
 # ---- placing
 def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
-    """Accept new calls of a group: place or queue them."""
     fresh = holding.accept(manager, group, specs)
     if not fresh:
         return
@@ -137,6 +135,7 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
         for changes in manager.tracked:
             changes.calls.update(call.id for call in fresh)
     context = group.context
+    context.submitted_at = manager.state.now
     if manager.state.orphans:
         fresh = pilots.claim_orphans(manager, fresh)
         if not fresh:
@@ -161,11 +160,11 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
     if context.index:
         serve_queue(manager, context)
     if context.queue.count:
-        queues.note_hungry(manager, context)
+        queues.note_waiting(manager, context)
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask the policy where a call goes. `again`: it was sent before."""
+    """Ask the policy for a call's library. `again`: the call was sent before."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):
@@ -182,7 +181,7 @@ def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
     if answer is not None:
         actions.carry_out(manager, (answer,) if isinstance(answer, Struct) else answer, seam="dispatch")
     if context.queue.count:
-        queues.note_hungry(manager, context)
+        queues.note_waiting(manager, context)
 
 
 def _retry_call(manager: Manager, call: Call, *, why: str) -> None:
@@ -231,9 +230,9 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
             continue
         others += 1
         if not outcome.ok:
-            total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
+            total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds, failed=True)
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # watched: account it like any other, or a replay would differ
+        ending.end_call(manager, call, outcome)  # account watched calls like others, or a replay would differ
     if group is not None:
         total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -257,7 +256,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         now = manager.state.now
         second = int(now)
         for counts in (manager.state.rate, library.context.rate, library.pilot.rate):
-            if counts and counts[-1][0] == second:  # `recent.add`, without the call
+            if counts and counts[-1][0] == second:  # `pace.count_recent`, inlined
                 counts[-1][1] += total
             else:
                 pace.count_recent(counts, total, now=now)
@@ -279,15 +278,15 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
         still_open is not None
         and options is not None
         and options.gang[1] == 1
-        and not options.stream  # its client may lack pieces that came from there
+        and not options.stream  # its client may lack pieces from this library
         and not any(device.fault for device in library.devices)
     ):
-        still_open.note(manager.state.now, f"{library.pilot.id}, which had been given up, has finished it")
+        still_open.note(manager.state.now, f"{library.pilot.id}, which had been counted as lost, finished it")
         if still_open.state is CallState.HELD:
             holding.withdraw_to_queue(manager, still_open)
         ending.end_call(manager, still_open, outcome)
     elif pilots.end_orphan(manager.state, outcome) or outcome.call in manager.state.forgotten:
-        pass  # its client may still read its result
+        pass  # its client may still read the result
     elif isinstance(outcome.payload, ObjectRef):
         manager.out.append(DiscardObject(outcome.payload.source))
     return 1
@@ -295,7 +294,7 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
 
 # ---- calls that return
 def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
-    """A library returns or refuses calls that it has not begun."""
+    """Requeue calls that a library returned or refused before they started."""
     state = manager.state
     back: list[Call] = []
     for id in message.calls:
@@ -308,18 +307,38 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
             state.refuse("return of a call that the library does not hold")
     queues.relist_library(manager, library)
     if message.refused:
-        library.required_bytes = message.required_bytes
+        library.required_bytes, library.over_s = message.required_bytes, message.over_s
         if not all(
             call.offered for call in back
-        ):  # a library refuses calls that were no offers when it is about to end
+        ):  # a library refuses calls without an offer only when it is about to exit
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
             _retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:
         holding.gave_back(library)
-        holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not begun it")
+        holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not started it")
     if not library.held and library.state is LibraryState.READY and not message.refused:
         feed_library(manager, library)
+
+
+def offer_accepted(manager: Manager, library: Library, message: OfferAccepted) -> None:
+    """End the libraries that a call preempts, and evict their calls (SLINFER §VIII-A)."""
+    call = library.held.get(message.call)
+    if call is None or not call.offered:  # it was cancelled meanwhile
+        if message.reserve_bytes:
+            libraries.resize(manager, library, library.promised_bytes)
+        return
+    for id in message.preempts:
+        victim = library.pilot.libraries.get(id)
+        if victim is None or victim.state is not LibraryState.READY:
+            continue
+        unsent = manager.sends.get(victim, ())
+        for held in victim.held.values():
+            if held not in unsent and not isinstance(held.holder, Gang):
+                manager.say(victim.pilot, EvictCall(victim.id, held.id))
+        libraries.stop_library(manager, victim, reason=f"{library.context.recipe.name} grows next to it")
+    if message.reserve_bytes:
+        libraries.promise_accepted(library, message.reserve_bytes)
 
 
 def calls_progressed(manager: Manager, library: Library, message: CallsProgress) -> None:
@@ -335,7 +354,7 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
                 state.refuse("progress of a call that the library does not hold")
             continue
         if isinstance(call.holder, Gang):
-            if call.holder.members[0] is not library:  # every rank may report; the first one's counts
+            if call.holder.members[0] is not library:  # every rank may report; the reports of rank 0 count
                 continue
             gangs.gang_progressed(manager, call, call.holder, report)
         holding.record_progress(state, report)

@@ -1,27 +1,30 @@
-"""The end of a call: exactly one for each, counted, with its cost and its failure.
+"""End each call exactly once; count its cost and failure.
 
-`stoker calls` groups failed calls by function, exception and line; each group names its last call, whose story is kept
-longest.
+`stoker calls` groups failed calls by function, exception and line.
 """
 
 from __future__ import annotations
 
+import bisect
+import operator
 import re
 from collections.abc import Mapping
 from signal import Signals
 
 from stoker.manager.core import blame, holding, queues, registry
-from stoker.manager.core.events import ContextAdvice, RecordRuns
+from stoker.manager.core.events import ContextAdvice, RecordRuns, RecordSpeed
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library
+from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library, SlowRun
 from stoker.manager.core.per_context import Cost, work_of
+from stoker.manager.core.speeds import NEW_WEIGHT, KindRuns
 from stoker.manager.core.state import State
 from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, show_call, show_library
+from stoker.protocol.status import SlowCall
 from stoker.units import first_words
 
-MOST = 200  # Groups that are kept apart; further kinds count together
+MOST = 200  # Failure groups; further kinds of failures count together
 _OTHERS = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
@@ -64,7 +67,30 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-KEPT_FAILURES = 1000  # Failed calls that are kept for `stoker explain`
+MOST_SLOW = 10  # Kept runs of the slowest calls
+_BY_RUN_TIME = operator.attrgetter("run_s")
+
+
+def _note_slowest(state: State, library: Library, group: Group, ends: list[CallEnd]) -> None:
+    """Keep the slowest of these runs if it is among the session's slowest."""
+    outcome = max(ends, key=_BY_RUN_TIME) if len(ends) > 1 else ends[0]
+    slowest = state.slowest
+    if len(slowest) == MOST_SLOW:
+        if outcome.run_s <= slowest[0].run_s:
+            return
+        del slowest[0]
+    name, context = group.function.name, group.context.recipe.name
+    bisect.insort(slowest, SlowRun(outcome.run_s, outcome.call, name, context, library.pilot.id, state.now))
+
+
+def list_slowest(state: State) -> tuple[SlowCall, ...]:
+    return tuple(
+        SlowCall(show_call(run.call), run.function, run.context, run.pilot, run.run_s, state.now - run.ended_at)
+        for run in reversed(state.slowest)
+    )
+
+
+KEPT_FAILURES = 1000  # Failed calls kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
@@ -96,7 +122,7 @@ def end_silently(manager: Manager, call: Call) -> None:
 
 
 def forget_failure(state: State, outcome: CallEnd) -> None:
-    """Uncount the failure of a call whose client has its result."""
+    """Uncount a failure whose result the client has."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
@@ -134,7 +160,6 @@ def _count_closed(manager: Manager, group: Group, count: int) -> None:
 
 
 def count_ended_before(state: State) -> None:
-    """Count a resubmitted call that had ended."""
     state.done += 1
 
 
@@ -161,7 +186,7 @@ def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: 
 
 
 def place_of(holder: Library | Gang) -> str:
-    """Say where a call runs: `lib-3 (cuda:0 of n014)`."""
+    """Return where a call runs: `lib-3 (cuda:0 of n014)`."""
     members = holder.members if isinstance(holder, Gang) else (holder,)
     places = [
         f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
@@ -171,7 +196,6 @@ def place_of(holder: Library | Gang) -> str:
 
 
 def send_results(manager: Manager) -> None:
-    """Number ends of calls and send them to connected clients."""
     results, manager.results = manager.results, {}
     for client, ends in results.items():
         if not ends:
@@ -194,64 +218,89 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
     fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
 
 
-_NEW_WEIGHT = 0.2  # A mean run time follows the last runs with at least this weight
 _CHANGED = 1.5
 
 
 def account_runs(
-    manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float
-) -> int:
-    """Count runs of a group and deliver the ends in `good`; `others`: further runs. Returns the number."""
+    manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float,
+    failed: bool = False,
+) -> int:  # fmt: skip
+    """Count a group's runs, deliver the ends in `good`, and return the count. `others`: number of further runs.
+    `failed`: some failed, so their times say nothing about the device.
+    """
     count = len(good) + others
     if good:
         _count_closed(manager, group, len(good))
         manager.results_of(group.client).extend(good)
+        _note_slowest(manager.state, library, group, good)
     if not count:
         return 0
     context, cost, mean = library.context, group.cost, seconds / count
     cost.runs += count
     weight = count / cost.runs
-    cost.run_s += (mean - cost.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
+    cost.run_s += (mean - cost.run_s) * (weight if weight > NEW_WEIGHT else NEW_WEIGHT)
     if library.context.queue.is_by_run_time:
         _reorder_by_cost(context, cost)
     if mean < cost.least_s:
         cost.least_s = mean
     context.runs += count
     weight = count / context.runs
-    context.run_s += (mean - context.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
+    context.run_s += (mean - context.run_s) * (weight if weight > NEW_WEIGHT else NEW_WEIGHT)
     context.run_total_s += seconds
-    kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0, 0.0])
-    kind[0] += count
-    kind[1] += seconds
-    kind[2] += count * max(1, group.options.batch)
+    kind, options = library.kind, group.options
+    here = cost.by_kind.get(kind)
+    if here is None:
+        here = cost.by_kind[kind] = KindRuns()
+    here.count(count, seconds, items=count * max(1, options.batch))
     manager.state.unrecorded[cost] = None
+    if manager.policies.compares_kinds and (len(context.index.of_kind) > 1 or context.speeds.of):
+        _compare_kinds(library, group, count, seconds, failed=failed)
     return count
+
+
+def _compare_kinds(library: Library, group: Group, count: int, seconds: float, *, failed: bool) -> None:
+    context, kind, options = library.context, library.kind, group.options
+    here = context.by_kind.get(kind)
+    if here is None:
+        here = context.by_kind[kind] = KindRuns()
+    here.count(count, seconds)
+    present = context.index.of_kind.keys()
+    if len(present) > 1 and not failed and options.gang[1] == 1:
+        work = group.function.key, options.batch
+        if context.speeds.learn(work, kind, calls=count, seconds=seconds, present=present):
+            queues.rank_libraries(context)
 
 
 def record_runs(manager: Manager) -> None:
     manager.state.recorded_at = manager.state.now
     unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
+    contexts = manager.state.contexts
     for cost in unrecorded:
-        for kind, (count, seconds, items) in cost.by_kind.items():
-            manager.out.append(
-                RecordRuns(cost.recipe, cost.function.measured_as, kind, int(count), seconds, int(items))
-            )
-        cost.by_kind = {}
+        for kind, runs in cost.by_kind.items():
+            if runs.calls:
+                record = RecordRuns(cost.recipe, cost.function.measured_as, kind, runs.calls, runs.seconds, runs.items)
+                manager.out.append(record)
+                runs.recorded()
+        if cost.recipe in contexts:
+            for (kind, other), ratio in contexts[cost.recipe].speeds.take_unrecorded():
+                manager.out.append(RecordSpeed(cost.recipe, kind, other, ratio))
 
 
 def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
+    context.speeds.advise({kind: advice.speed for kind, advice in by_kind.items()})
+    queues.rank_libraries(context)
     for advice in by_kind.values():
         if not context.run_s:
             context.run_s = advice.run_s
     sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
-    if sizes:  # the slowest kind counts: the call may run on any
+    if sizes:  # the slowest device kind counts, because the call may run on any
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.tell(slowest, meet_s=meet_s)
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Take advice on a function that never ran. True if a run time is known now."""
+    """Record advice on a function that never ran. Return True if it has a run time."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

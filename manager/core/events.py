@@ -1,35 +1,36 @@
 """Events and commands of the manager, and the subjects of advice.
 
-Each event is journalled with its time; replaying them gives the same state. A shell carries commands out after their
-events are in the journal.
+Each event is journalled with its time; a replay gives the same state. Commands run after their events are in the
+journal.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.step_times import StepTimes
 from stoker.protocol import to_client, to_manager, to_pilot
-from stoker.protocol.blocks import LossReason, PilotEnd, Source
+from stoker.protocol.blocks import LossReason, NodeRecord, PilotEnd, Source
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
-    """The cost of a context: its loads and memory."""
+    """Subject: the load time and memory of a context."""
 
     recipe: RecipeKey
 
 
 class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
-    """The cost of a function's calls on a context."""
+    """Subject: the cost of a function's calls on a context."""
 
     function: FunctionKey
     recipe: RecipeKey
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Whose fault a failed call was, or a failed load (`call` -1)."""
+    """Subject: the cause of a failed call, or failed load (`call` -1)."""
 
     pilot: PilotId
     library: LibraryId
@@ -38,7 +39,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """How fast a running call progresses, by its output."""
+    """Subject: progress of a running call, read from its output."""
 
     library: LibraryId
     call: CallId
@@ -53,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame of a client. `sequence` 0 = not numbered."""
+    """A frame from a client. `sequence`: its number; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -61,7 +62,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame of a pilot. `sequence` 0 = not numbered."""
+    """A frame from a pilot. `sequence`: its number; 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -69,35 +70,32 @@ class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
 
 
 class PilotCut(_Event, frozen=True, array_like=True, tag="cut"):
-    """The connection to a pilot broke; it may return within its lease."""
+    """A pilot's connection broke; it may return within its lease."""
 
     pilot: PilotId
 
 
 class PilotLost(_Event, frozen=True, array_like=True, tag="lost"):
-    """A pilot did not return, or fell silent."""
+    """A pilot did not reconnect in time, or sent no heartbeats."""
 
     pilot: PilotId
     reason: str
 
 
 class ClientGone(_Event, frozen=True, array_like=True, tag="client-gone"):
-    """A client did not return."""
-
     client: ClientId
 
 
 class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
-    """A timer fired."""
-
     key: str
 
 
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
 
-    `sd`: standard deviations. `paces`: seconds for a unit of work by gang size; `meet_s`: until a gang has met.
-    `slots`: calls at once. `steps`: step times of its engine.
+    `sd`: standard deviation. `paces`: seconds per unit of work, by gang size. `meet_s`: seconds until the ranks of a
+    gang have connected. `slots`: concurrent calls. `steps`: step times of the engine. `speed`: relative to the fastest
+    kind. `cache`: memory by cached tokens.
     """
 
     load_s: float = 0.0
@@ -110,10 +108,12 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     meet_s: float = 0.0
     slots: int = 0
     steps: StepTimes | None = None
+    speed: float = 0.0
+    cache: TokenCache | None = None
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """The session's sources, and how long pilots wait for an absent manager (0 = unknown)."""
+    """The session's sources. `lease_s`: seconds that pilots wait for an absent manager (0 = unknown)."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
@@ -124,7 +124,7 @@ class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The shell ends the session, unused for the agreed time."""
+    """The server ends the session: it is unused, or `stoker down` ran."""
 
     reason: str
 
@@ -136,8 +136,9 @@ class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Whose fault a failure is, from 0 to 1 `sure`. `kind`: `user`, `framework` or `infrastructure`; `proof`: log
-    lines."""
+    """Cause of a failure. `kind`: `user`, `framework` or `infrastructure`; `sure`: confidence, 0 to 1; `proof`: log
+    lines.
+    """
 
     kind: str
     component: str
@@ -147,8 +148,9 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress of a call by its output; 0 = unknown. `slowed`: lost share of its best rate; `best_ago_s`: age of
-    that rate."""
+    """Progress of a call, read from its output; 0 = unknown. `slowed`: lost share of its best rate; `best_ago_s`:
+    seconds since that rate.
+    """
 
     done: float
     total: float
@@ -163,7 +165,7 @@ Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
-    """Advice on a subject. `source`: its origin, in words."""
+    """Advice on a subject; `source` describes its origin."""
 
     about: About
     advice: Advice
@@ -179,25 +181,25 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal; `lost`: damaged bytes."""
+    """The manager restarted from its journal; `lost`: damaged bytes in it."""
 
     lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """Why no factory has said hello for a while; empty: there is one."""
+    """Why no factory is connected; empty if one is."""
 
     reason: str
 
 
 class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
-    """A sentence of the shell for `stoker status`."""
+    """A notice for `stoker status`."""
 
     text: str
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event of `role` and `name` made the core raise; the manager restarted without it."""
+    """An event made the core raise an exception; the manager restarted without it. `role`, `name`: its origin."""
 
     role: str
     name: str
@@ -207,20 +209,33 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
 
 
 class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
-    """Frames that the shell has refused, by kind."""
+    """Number of frames that the server refused, by kind."""
 
     counts: dict[str, int]
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """Bytes of the journal are damaged here."""
+    """The journal has lost `bytes` here."""
 
     bytes: int
     reason: str
 
 
+class NodesHeard(_Event, frozen=True, array_like=True, tag="nodes"):
+    """Nodes that earlier or other sessions excluded, or that may be used again."""
+
+    records: tuple[NodeRecord, ...]
+
+
+class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
+    """This session shall probe a node; no other session has probed it lately."""
+
+    source: str
+    node: str
+
+
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """The journal begins again with these ends."""
+    """A new journal begins with these call ends from the old one."""
 
     ends: list[CallEnd]
 
@@ -229,37 +244,33 @@ Event = (
     FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | FormerAdvice
     | ManagerRestarted
     | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused | RecordsLost | EndsKept
-    | FramesRefused
+    | FramesRefused | NodesHeard | ProbeClaimed
 )  # fmt: skip
 
 
 # ---- commands
 class ToPilot(msgspec.Struct, frozen=True, gc=False):
-    """Send a message to a pilot."""
-
     pilot: PilotId
     message: to_pilot.ToPilot
 
 
 class ToClient(msgspec.Struct, frozen=True, gc=False):
-    """Send a message to a client."""
-
     client: ClientId
     message: to_client.ToClient
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Return `TimerFired(key)` at this time, replacing an earlier one."""
+    """Deliver `TimerFired(key)` at this time, replacing an earlier timer."""
 
     at: float
     key: str
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Ask about a subject; the answer is an `AdviceArrived`, later or never.
+    """Ask the advisor, which answers with `AdviceArrived`, later or never.
 
-    `name`: function or context. `log`, `start`, `end`: the call's part of a log in bytes (`end` 0 = unknown). `said`:
-    text of a failure.
+    `name`: function or context. `log`, `start`, `end`: log file, and byte range of the call's output (`end` 0 =
+    unknown). `said`: text of a failure.
     """
 
     about: About
@@ -271,7 +282,7 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Record the cost of a load, in seconds and bytes. `slots` 0 = unknown."""
+    """Record a load's cost, in seconds and bytes. `slots` 0 = unknown."""
 
     recipe: RecipeKey
     name: str
@@ -285,7 +296,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Record calls and their total time since the last record."""
+    """Record the number and total run time of calls since the last record."""
 
     recipe: RecipeKey
     function: str
@@ -296,12 +307,21 @@ class RecordRuns(msgspec.Struct, frozen=True):
 
 
 class RecordPace(msgspec.Struct, frozen=True):
-    """Record the seconds of a unit of work for a gang size."""
+    """Record the seconds per unit of work that gangs of a size need."""
 
     recipe: RecipeKey
     kind: str
     size: int
     pace_s: float
+
+
+class RecordSpeed(msgspec.Struct, frozen=True):
+    """Record how long equal calls take on one device kind relative to another."""
+
+    recipe: RecipeKey
+    kind: str
+    other: str
+    ratio: float
 
 
 class RecordWait(msgspec.Struct, frozen=True):
@@ -316,7 +336,7 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Record how long a pilot of a source stayed, and its end."""
+    """Record how long a pilot stayed, and how it ended."""
 
     source: str
     stay_s: float
@@ -325,10 +345,23 @@ class RecordStay(msgspec.Struct, frozen=True):
 
 
 class RecordPilots(msgspec.Struct, frozen=True):
-    """Record how many pilots of a source are here."""
+    """Record a source's number of connected pilots."""
 
     source: str
     pilots: int
+
+
+class RecordNode(msgspec.Struct, frozen=True):
+    """Keep a node's record for later and other sessions."""
+
+    record: NodeRecord
+
+
+class ClaimProbe(msgspec.Struct, frozen=True):
+    """Ask to probe a node, `every_s` seconds after the last probe of any session. `ProbeClaimed` is the consent."""
+
+    record: NodeRecord
+    every_s: float
 
 
 class DiscardObject(msgspec.Struct, frozen=True):
@@ -338,29 +371,37 @@ class DiscardObject(msgspec.Struct, frozen=True):
 
 
 class EndManager(msgspec.Struct, frozen=True):
-    """The session is over: send what is left, and exit."""
+    """Send the remaining messages and exit."""
 
     reason: str
 
 
 class RecordSteps(msgspec.Struct, frozen=True):
-    """Record step times of a model's engine."""
-
     recipe: RecipeKey
     kind: str
     times: StepTimes
 
 
-Record = RecordLoad | RecordRuns | RecordPace | RecordSteps | RecordWait | RecordStay | RecordPilots
-Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | EndManager
+Record = (
+    RecordLoad
+    | RecordRuns
+    | RecordPace
+    | RecordSpeed
+    | RecordSteps
+    | RecordWait
+    | RecordStay
+    | RecordPilots
+    | RecordNode
+)
+Command = ToPilot | ToClient | SetTimer | AskAdvice | ClaimProbe | Record | DiscardObject | EndManager
 
 
 # ---- messages of the advisor
-LONGEST_MESSAGE = 65_536  # Longer ones are not sent
+LONGEST_MESSAGE = 65_536  # Bytes; longer messages are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The advisor's answer to a question; None: it found nothing."""
+    """The advisor's answer; `found`: None if it found nothing."""
 
     about: About
     found: AdviceArrived | None

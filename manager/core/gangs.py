@@ -1,9 +1,9 @@
-"""Calls that run on several libraries at once: they start, meet and end together.
+"""Calls that run on several libraries at once.
 
-Rank 0 says where it listens, and the manager tells the others. The call ends with its last member, with rank 0's
-result. When a member is lost, the whole call is requeued with rank 0's last checkpoint. Ranks often notice a loss
-before the manager does (`FailureKind.GANG`); such an end does not end the call unless it repeats. No library waits for
-an incomplete gang, so gangs cannot deadlock.
+Rank 0 reports where it listens, and the manager tells the other ranks. The call ends with its last member, with rank
+0's result. When a member is lost, the call is requeued with rank 0's last checkpoint. Ranks often notice a loss before
+the manager (`FailureKind.GANG`); such an end requeues the call unless it repeats. No library waits for an incomplete
+gang, so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang
 
 _BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
-MOST_BREAKS = 10  # Breaks after which a call is given up, although its libraries live
+MOST_BREAKS = 10  # Breaks that fail a call, although its libraries live
 
 
 def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
@@ -43,11 +43,11 @@ def remind_of_rank0(manager: Manager, library: Library) -> None:
 
 
 def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Learn the pace of a gang from rank 0's reports; the first may only start the clock."""
+    """Learn a gang's pace from rank 0's reports; the first report may only start the measurement."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
-    if begins or report.done < done:  # it continues from a checkpoint
+    if begins or report.done < done:  # the run continues from a checkpoint
         gang.report = (now, report.done)
     elif report.done > done and now > began_at:
         if before is not None or not call.spec.progress:
@@ -56,7 +56,7 @@ def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgre
 
 
 def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """End a member's part. The last one, or a failure, ends the call."""
+    """Record a member's end. The last member, or a failure, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
         manager.state.refuse("end of a gang that is not one")
@@ -73,7 +73,7 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """The kernel killed a rank for memory. True if the call has ended."""
+    """Count a rank that was killed for lack of memory. Return True if the call ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _gave_up(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)
@@ -94,14 +94,13 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
         return False
     last = outcome.failure
     assert last is not None
-    text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {last.message}"
+    text = f"its ranks lost their connection {breaks} times; the last time on {library.pilot.id}: {last.message}"
     failure = msgspec.structs.replace(last, message=text, pilot=library.pilot.id, library=library.id)
     ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=failure))
     return True
 
 
 def _account(manager: Manager, call: Call, gang: Gang) -> None:
-    """Learn the pace of a gang that never reported: it has done its items when it ends."""
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1

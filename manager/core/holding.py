@@ -1,11 +1,9 @@
-"""Which library holds which call, and records of open calls; only this file writes them.
+"""Record which library holds which call, and facts of open calls; only this file writes them.
 
-A library gets a call here (`give`, `give_all`, `give_gang`, `offer`, `resume`) and loses it here. A call that is
-withdrawn keeps its slot as a *zombie* until the pilot says that the slot is free. Calls given and orders to drop leave
-at the end of the event.
+A withdrawn call keeps its slot as a *zombie* until the pilot reports the slot free. Calls and orders to drop calls are
+sent at the end of the event.
 
-Records of progress, forecasts and broken gangs are in dicts of the state, because of a million calls nearly none has
-any.
+Facts that few calls have (progress, forecasts, broken gangs) are in dicts of the state.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ _GROUP = attrgetter("group")
 
 
 def places_changed(manager: Manager, context: Context) -> None:
-    """Libraries or pilots changed: calls apart may find a place."""
+    """Note that calls apart (see `retries`) may find a library."""
     manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
 
 
 def trial_of(manager: Manager, call: Call) -> Trial:
-    """Return what a call has lost since it last saved progress."""
+    """Return a call's losses, cuts and faults since it last saved progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial.gets_on(call.spec.progress)
@@ -94,7 +92,7 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count a lost rank and return the count. `by_ranks`: its ranks lost each other."""
+    """Count a broken run of a gang call; return the count. `by_ranks`: its ranks lost each other."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at
@@ -102,14 +100,14 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
 
 
 def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return gang calls of a dead library that other ranks broke first."""
+    """Return the gang calls of a dead library whose runs other ranks had broken before."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
     # Ranks that die together count once, and only in the run that broke.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def forgive_broken_gangs(state: State, library: Library) -> None:
-    """A lost library excuses the earlier breaks of its gangs."""
+    """Uncount one earlier break of each gang call that a lost library ran."""
     breaks = state.breaks
     for id in library.zombies:
         if id in breaks:
@@ -141,7 +139,6 @@ GANG_GRACE_S = 10.0
 
 
 def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
-    """Open and return the new calls among these."""
     state, calls = manager.state, manager.state.calls
     now = state.now
     fresh: list[Call] = []
@@ -190,14 +187,14 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
-    """Let a library hold a call that its pilot may refuse."""
+    """Give a library a call that its pilot may refuse."""
     give(manager, library, call)
     manager.sends[library].remove(call)
     call.offered = True
 
 
 def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
-    """Let libraries hold a call together; the caller sends it."""
+    """Give a call to libraries together; the caller sends it."""
     call.state = CallState.HELD
     call.holder = Gang(members)
     call.sent_at = manager.state.now
@@ -206,18 +203,17 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
 
 
 def may_go_on(library: Library, call: Call) -> bool:
-    """True if a library may hold a call that it already runs."""
-    suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
+    """True if a library may keep a call that it runs."""
+    suspect = library.suspect is not None or (call.runs_alone and library.slots > 1)
     return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
 
 def serves(library: Library, group: Group) -> bool:
-    """True if calls of a group may run in a library."""
     return library.context is group.context or library.context.recipe.key in group.options.variants
 
 
 def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
-    """Let a library hold a call that it already runs."""
+    """Let a library keep a call that it runs."""
     library.zombies.pop(call.id, None)
     call.state = CallState.HELD
     call.holder = library
@@ -227,14 +223,14 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
     queues.relist_library(manager, library)
 
 
-# ---- they leave them
+# ---- calls leave libraries
 def end_good(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
-    """End calls of one group that ended well in their only library: the hot path.
+    """End successful calls of one group: the hot path.
 
-    Returns the number of such ends; the call of the next end, taken out (None: not held, or no end is left); the group;
-    and `seconds` plus their run times.
+    Return the number of these ends; the call of the next end, removed, or None (not held, or no end left); the group;
+    and `seconds` plus run times.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -255,7 +251,6 @@ def end_good(
 
 
 def end_one(manager: Manager, call: Call) -> None:
-    """End a call that was taken out of its only library."""
     call.state = CallState.ENDED
     call.holder = None
     del manager.state.calls[call.id]
@@ -276,14 +271,14 @@ def _release_holder(manager: Manager, call: Call) -> None:
         withdraw(manager, call, running=True)
     call.holder = None
     trial = manager.state.trials.get(call.id)
-    if trial is not None:  # the pilot that was reserved for it serves others
+    if trial is not None:  # the pilot that was reserved for the call serves others again
         free_reserved_pilot(manager, trial)
 
 
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
     """Let a held call wait again; the caller queues it."""
     _release_holder(manager, call)
-    manager.state.printed.pop(call.id, None)  # it says nothing about the next run
+    manager.state.printed.pop(call.id, None)  # it does not apply to the next run
     call.offered = False
     call.state = CallState.WAITING
     call.note(manager.state.now, why)
@@ -291,7 +286,7 @@ def wait_again(manager: Manager, call: Call, *, why: str) -> None:
 
 
 def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
-    """Requeue held calls by arrival, and serve their queues after the event."""
+    """Requeue held calls; serve their queues after the event."""
     for call in calls:
         wait_again(manager, call, why=why)
         context = call.group.context
@@ -344,7 +339,7 @@ def progressed(manager: Manager, library: Library) -> None:
 
 # ---- slots that stay taken
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Tell a library to drop a call (`running`: even if it runs); its slot stays taken."""
+    """Tell a library to drop a call (`running`: even if it runs)."""
     library.zombies[id] = running
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
@@ -354,12 +349,12 @@ def occupy(library: Library, id: CallId) -> None:
 
 
 def slot_is_free(library: Library, id: int) -> bool:
-    """Free a withdrawn call's slot. False if it took none."""
+    """Free a withdrawn call's slot. Return False if the call had no slot."""
     return library.zombies.pop(id, None) is not None
 
 
 def now_holds(library: Library, listed: Container[int]) -> list[Call]:
-    """Take out and return calls that a library lacks."""
+    """Remove and return held calls that the pilot's list of a library lacks."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
         del library.held[call.id]
@@ -367,14 +362,13 @@ def now_holds(library: Library, listed: Container[int]) -> list[Call]:
 
 
 def now_occupies(library: Library, listed: Container[int]) -> None:
-    """Free all slots that a pilot's list does not name."""
+    """Free the slots of withdrawn calls that the pilot's list of a library lacks."""
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
     library.taking = 0
 
 
 # ---- backlogs
 def ask_back(manager: Manager, library: Library, count: int) -> None:
-    """Ask a library to return calls that it has not begun."""
     library.taking += count
     manager.say(library.pilot, TakeBack(library.id, count))
 
@@ -395,7 +389,7 @@ def send_calls(manager: Manager) -> None:
         if not given:
             continue
         group = given[0].group
-        specs = [call.spec for call in given if call.group is group]  # the hot path: nearly always all of them
+        specs = [call.spec for call in given if call.group is group]  # the hot path: nearly always all calls
         if len(specs) == len(given):
             _send(manager, library, group, specs)
         else:
@@ -418,7 +412,7 @@ def blob_for(library: Library, group: Group) -> FunctionBlob | None:
 
 
 def forget_sent(library: Library, *functions: FunctionKey) -> None:
-    """A library lost these functions, or may have lost any: send them again."""
+    """Send these functions again to a library that lost them (default: all)."""
     library.functions.difference_update(functions or tuple(library.functions))
 
 

@@ -1,15 +1,18 @@
-"""Libraries from load to end: memory promised to them, loads that failed, snapshots.
+"""Libraries from load to end: promised memory, failed loads, snapshots.
 
-`LOAD_TRIES` failed loads in a row give a context up, as do `LOADS` pilots lost while they only loaded it.
+A context is given up after `LOAD_TRIES` failed loads in a row, or `LOADS` pilots lost while they only loaded it.
 
-A *snapshot* is a loaded context in a form that loads fast (`stoker.contexts.snapshot`). The first library that makes
-one offers it, by recipe and device kind. A pilot waits for it no longer than it took to make.
+*Snapshots* (`stoker.contexts.snapshot`) are kept by recipe and device kind. The first library that makes one offers it.
+A pilot waits for it no longer than it took to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core import blame, ending, holding, objects, queues
 from stoker.manager.core.events import ContextAdvice, RecordSteps
 from stoker.manager.core.manager import Manager
@@ -20,15 +23,16 @@ from stoker.manager.core.transfers import Snapshot
 from stoker.protocol import to_manager
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import LibraryId, RecipeKey
+from stoker.protocol.to_manager import LibraryPhase
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
 LOAD_TRIES = 2  # Failed loads in a row after which a context is given up
-LOADS = 4  # Pilots in a row, lost while they only loaded a context
+LOADS = 4  # Pilots lost in a row while they only loaded a context, after which it is given up
 
 
 def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
-    """Take advice on what was never measured. `source`: its origin."""
+    """Record advice on unmeasured costs. `source`: its origin."""
     if not context.loads and not context.advice:
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
@@ -51,8 +55,16 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     before = context.advice.get(facts.kind)
     context.advice[facts.kind] = ContextAdvice(
         seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots,
-        steps=before.steps if before is not None else None,
+        steps=before.steps if before is not None else None, speed=before.speed if before is not None else 0.0,
+        cache=message.cache,
     )  # fmt: skip
+
+
+def take_cache(library: Library, cache: TokenCache | None) -> None:
+    """Record the memory by cached tokens of a library that was found loaded."""
+    advice, kind = library.context.advice, library.devices[0].facts.kind
+    if cache is not None:
+        advice[kind] = msgspec.structs.replace(advice.get(kind, ContextAdvice()), cache=cache)
 
 
 def record_failed_load(library: Library, failure: Failure) -> bool:
@@ -64,7 +76,6 @@ def record_failed_load(library: Library, failure: Failure) -> bool:
 
 
 def has_given_up(context: Context) -> bool:
-    """True if too many loads of a context failed in a row."""
     return context.load_failures >= LOAD_TRIES
 
 
@@ -89,7 +100,7 @@ def undo_lost_load(state: State, pilot: Pilot) -> None:
 
 
 def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that loads certainly killed, once too many."""
+    """Return the pilots that loads surely killed; empty if fewer than `LOADS`."""
     counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
     if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
         return []
@@ -121,15 +132,15 @@ def _is_available(manager: Manager, snapshot: Snapshot) -> bool:
     return object is not None and bool(object.whole)
 
 
-_MOST_MEASURED = 64  # Measurements of a library's memory that are kept, the newest
-KEPT_LIBRARIES = 200  # Ended libraries that are kept for their stories
+_MOST_MEASURED = 64  # Latest memory measurements kept of a library
+KEPT_LIBRARIES = 200  # Ended libraries kept for their histories
 
 
 def promise(library: Library, memory_bytes: int) -> None:
     """Promise a library memory on each of its devices.
 
     Raises:
-        PolicyError: it exceeds the budget.
+        PolicyError: the memory exceeds a device's budget.
     """
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
@@ -154,6 +165,13 @@ def promise_resize(library: Library, memory_bytes: int) -> None:
     library.resizing.append(memory_bytes)
 
 
+def promise_accepted(library: Library, memory_bytes: int) -> None:
+    """Change a library's reservation as its pilot already did, as far as the budget allows."""
+    room = max(0, min(device.budget_bytes for device in library.devices))
+    promise(library, min(memory_bytes, library.promised_bytes + room))
+    library.resizing.append(memory_bytes)
+
+
 def resize_again(manager: Manager, library: Library) -> None:
     if library.resizing:
         manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
@@ -161,27 +179,28 @@ def resize_again(manager: Manager, library: Library) -> None:
 
 
 def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
-    """A library reports its size: resized on request, or measured."""
+    """Record a library's device memory, after an order or a measurement."""
     size, waiting = message.device_memory_bytes, library.resizing
     if message.measured:
-        _holds(manager, library, size)
+        holds(manager, library, size)
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
         manager.state.refuse(
             "resize that the manager did not order"
-        )  # an order is repeated after a hello, and answered twice
+        )  # a hello repeats an order, which is then answered twice
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
     if not waiting:  # otherwise the last order is still unanswered
-        _holds(manager, library, size)
+        holds(manager, library, size)
 
 
-def _holds(manager: Manager, library: Library, size: int) -> None:
+def holds(manager: Manager, library: Library, size: int) -> None:
+    """Promise a library what it really has, as far as its devices have room."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     if size > library.promised_bytes + room:
-        library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is left there")
+        library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
     promise(library, min(size, library.promised_bytes + room))
     manager.changed("libraries", library.id)
     manager.supply_changed = True
@@ -247,15 +266,33 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
     if library.state in (LibraryState.STOPPING, LibraryState.GONE):
         return
     library.state = LibraryState.STOPPING
-    library.note(manager.state.now, f"told to stop: {reason}")
-    holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} is to stop")
+    library.note(manager.state.now, f"stopping: {reason}")
+    holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} stops")
+    _serves_no_more(manager, library)
+    manager.say(library.pilot, StopLibrary(library.id, reason))
+
+
+def _serves_no_more(manager: Manager, library: Library) -> None:
     queues.relist_library(manager, library)
     update_tiers(manager, library.devices)
     queues.note_starving(manager, library.context)
     if library.context.queue.gangs:
         holding.serve_after(manager, library.context)
     manager.changed("libraries", library.id)
-    manager.say(library.pilot, StopLibrary(library.id, reason))
+
+
+def put_to_sleep(manager: Manager, library: Library) -> None:
+    library.state = LibraryState.ASLEEP
+    _serves_no_more(manager, library)
+
+
+def begin_to_wake(manager: Manager, library: Library) -> None:
+    """Count a library as loading until it is awake."""
+    library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
+    library.started_at = manager.state.now
+    library.note(manager.state.now, "wakes")
+    queues.note_starving(manager, library.context)
+    manager.changed("libraries", library.id)
 
 
 def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
@@ -266,7 +303,7 @@ def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
 
 
 def detach_library(manager: Manager, library: Library) -> list[Call]:
-    """Unlist a library that is gone. Returns the calls that it held."""
+    """Remove a library that is gone; return the calls that it held."""
     holding.forgive_broken_gangs(manager.state, library)
     held = holding.release_all_of(manager, library)
     library.state = LibraryState.GONE
@@ -292,7 +329,7 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
 
 
 def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
-    """Adopt an unknown library.
+    """Record a library that the manager did not know.
 
     Raises:
         PolicyError: its memory is not free.
@@ -308,18 +345,17 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
 
 
 def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterable[to_manager.LibraryFacts]) -> None:
-    """Take back the libraries that a returned pilot still has."""
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
     for facts in there:
         if facts.library not in kept:
             continue
         library, promised_bytes, was = kept[facts.library]
-        library.state = was if was in (LibraryState.STOPPING, LibraryState.READY) else LibraryState.LOADING
+        library.state = was
         _attach_library(manager, library)
         promise(library, promised_bytes)
         update_tiers(manager, library.devices)
-        library.note(manager.state.now, "back, as it was")
+        library.note(manager.state.now, "reconnected with its pilot")
         queues.relist_library(manager, library)
         queues.note_starving(manager, library.context)
 
@@ -341,7 +377,6 @@ def note_idle(manager: Manager, library: Library) -> None:
 
 
 def update_phase(manager: Manager, library: Library, message: to_manager.LibraryUpdate) -> None:
-    """Update the phase, or the last printed line, of a loading library."""
     if message.phase is not library.phase or not message.line:
         library.note(manager.state.now, message.phase.value)
     library.phase, library.line = message.phase, message.line
@@ -367,7 +402,6 @@ def used_since(library: Library, at: float) -> int:
 
 
 def set_slots(library: Library, slots: int) -> None:
-    """Set how many calls a library runs at once (0 = unknown)."""
     if slots:
         library.slots = library.context.slots = slots
 

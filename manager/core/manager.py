@@ -1,7 +1,7 @@
-"""The state, the policies, and the out-tray of one event: shared by every step.
+"""The state, the policies and the output of one event, shared by every step.
 
-Messages, and calls by library and results by client, leave together at the end of the event. Questions for policies are
-marked here and asked once then (`reactor.settle`).
+At the end of the event policies decide once about marked changes (`reactor.settle`). Then messages, calls and results
+are sent.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """The context of every step.  `strict`: raise on illegal actions. `watch`: calls kept when they end."""
+    """Data of every step. `strict`: raise on illegal actions. `watch`: calls to keep when they end."""
 
     def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
         self.policies = policies
         self.strict = strict
         self.watch = watch
-        self.heartbeat_s, self.lease_s = 5.0, 60.0  # New pilots are told these
+        self.heartbeat_s, self.lease_s = 5.0, 60.0  # Sent to new pilots
         self.out: list[Command] = []
-        self.sends: dict[Library, list[Call]] = {}  # Calls that go to libraries when the event is over (`holding`)
-        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries drop (`holding`)
-        self.results: dict[Client, list[CallEnd]] = {}  # Ends that go to clients when the event is over
-        self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts that go to clients when the event is over
-        self.returned: dict[Context, None] = {}  # Contexts whose queues are served
-        self.dirty: dict[Context, None] = {}  # Contexts for residency
-        self.supply_changed = False  # Devices joined, left or have more room
-        self.apart_due = False  # Calls that are apart (`retries`) may find a place, or their end
-        self.demand_changed = False  # Provisioning is asked, after residency
+        self.sends: dict[Library, list[Call]] = {}  # Calls sent to libraries at the end of the event (`holding`)
+        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries must drop (`holding`)
+        self.results: dict[Client, list[CallEnd]] = {}  # Ends sent to clients at the end of the event
+        self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts sent to clients at the end of the event
+        self.returned: dict[Context, None] = {}  # Contexts whose queues must be served
+        self.dirty: dict[Context, None] = {}  # Contexts for which residency must decide
+        self.supply_changed = False  # Devices joined, left or have more free memory
+        self.apart_due = False  # Calls apart (`retries`) may find a library, or end
+        self.demand_changed = False  # Provisioning must decide, after residency
         self.seams: dict[str, Rounds] = {
             "dispatch": policies.dispatch,
             "residency": policies.residency,
@@ -75,7 +75,6 @@ class Manager:
             getattr(changes, what).add(id)
 
     def wake_resting(self) -> None:
-        """Begin rounds again for resting policies with changes."""
         resting, self.resting = self.resting, []
         for name in resting:
             changes = self.changes[name]

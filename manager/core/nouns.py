@@ -1,6 +1,6 @@
-"""Calls, contexts, libraries, pilots, devices and clients: plain objects that steps change and policies read.
+"""The manager's records: calls, contexts, libraries, pilots, devices and clients. Policies only read them.
 
-A waiting call has no holder; a held one has one, a `Library` or a `Gang`.
+A waiting call has no holder; a held call's holder is a `Library` or a `Gang`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +17,7 @@ from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.events import ContextAdvice, VerdictAdvice
 from stoker.manager.core.per_context import Cost, LoadIndex, Paces
+from stoker.manager.core.speeds import KindRuns, Speeds
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
@@ -26,21 +28,22 @@ from stoker.protocol.wire import Inbox
 
 class CallState(enum.Enum):
     WAITING = "waiting"  # In its context's queue
-    HELD = "held"  # Sent to a library (or a gang of them), which runs it or will
-    ENDED = "ended"  # Its one end has been made; the object lingers only for its story
+    HELD = "held"  # Sent to a library or a gang
+    ENDED = "ended"  # Ended; the record stays only for the call's history
 
 
 class LibraryState(enum.Enum):
-    LOADING = "loading"  # Told to start; fetches, starts, loads
+    LOADING = "loading"  # Fetches, starts, loads or wakes
     READY = "ready"  # Holds its context and serves calls
-    STOPPING = "stopping"  # Told to stop; keeps its memory until it is gone
+    ASLEEP = "asleep"  # Told to sleep, or asleep: its context is in host memory (see `sleepers`)
+    STOPPING = "stopping"  # Told to stop; its memory counts until it is gone
     GONE = "gone"  # Ended
 
 
 class PilotState(enum.Enum):
     HERE = "here"  # Connected
-    CUT = "cut"  # Disconnected; it may return with its libraries
-    DRAINING = "draining"  # Told to end when its running calls are done; gets nothing new
+    CUT = "cut"  # Disconnected; may return with its libraries
+    DRAINING = "draining"  # Exits after its running calls; gets no new calls
     GONE = "gone"  # Ended or lost
 
 
@@ -65,24 +68,24 @@ class Client:
     inbox: Inbox = field(default_factory=Inbox)
     unacked: deque[CallEnd] = field(default_factory=deque)
     first_unacked: int = 0
-    defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that it has defined
-    refusals: int = 0  # Number of its events that made the core raise
-    known_ends: int | None = None  # Ends in the journal, from a restart to the client's next hello
-    unnamed: set[int] | None = None  # While the client submits again: its calls that it has not named yet
-    last_call: int = -1  # The highest id among its calls
-    maps: dict[int, MapRecord] = field(default_factory=dict)  # Its open maps, as it reports them
+    defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that this client defined
+    refusals: int = 0  # Number of the client's events that made the core raise
+    known_ends: int | None = None  # Number of its ends in the journal; set from a restart to its next hello
+    unnamed: set[int] | None = None  # While the client submits again: ids of calls that it has not repeated yet
+    last_call: int = -1  # The highest id of its calls
+    maps: dict[int, MapRecord] = field(default_factory=dict)  # Open maps that the client reported
     open_calls: int = 0
 
 
-# A time and an event.
+# A time and the text of an event.
 Note = tuple[float, str]
 
-KEPT_CALL_NOTES = 200  # Notes of a call: the first half and the last
-KEPT_PILOT_NOTES = 100  # Last notes of a pilot, in addition to the first
+KEPT_CALL_NOTES = 200  # Most notes kept of a call: the first half and the latest
+KEPT_PILOT_NOTES = 100  # Latest notes kept of a pilot, in addition to its first note
 
 
 class Group:
-    """Shared facts of calls of one function, context, client and options."""
+    """Facts shared by calls of one function, context, client and options."""
 
     __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
 
@@ -103,16 +106,17 @@ class Group:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """Unusual events of a call, apart because there may be a million calls."""
+    """Unusual events of a call; separate, because few calls have any."""
 
     notes: list[Note] = field(default_factory=list)
     kills: int = 0
-    cuts_beside: int = 0  # How often its library was ended for the sake of another call while it ran there
+    cuts_beside: int = 0  # How often its library was ended because of another call while this call ran
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function. The garbage collector does not track calls: `holder`, the only cycle, is cleared
-    at the end."""
+    """One invocation of a function. The garbage collector does not track calls: their only cycle, `holder`, is cleared
+    when they end.
+    """
 
     id: CallId
     spec: CallSpec
@@ -123,9 +127,9 @@ class Call(msgspec.Struct, gc=False, eq=False):
     sent_at: float = 0.0
     ticket: int = 0
     offered: bool = False
-    late: bool = False  # True once it can no longer be in time: its deadline does not count any more
-    by_itself: bool = False  # True if it must have a library for itself
-    past: CallPast | None = None  # Unusual events of the call; None for nearly every call
+    late: bool = False  # True once the call cannot meet its deadline, which is then ignored
+    runs_alone: bool = False  # True if the call must run alone in a library
+    past: CallPast | None = None  # Unusual events of the call; None for most calls
 
     @property
     def notes(self) -> list[Note]:
@@ -133,7 +137,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     @property
     def kills(self) -> int:
-        """Libraries that died while it ran in them."""
+        """Libraries that died while they ran this call."""
         return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
@@ -143,7 +147,6 @@ class Call(msgspec.Struct, gc=False, eq=False):
             del past.notes[KEPT_CALL_NOTES // 2]
 
     def remember(self) -> CallPast:
-        """Return its past, made on first use."""
         if self.past is None:
             self.past = CallPast()
         return self.past
@@ -151,20 +154,19 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gang:
-    """The libraries that run one call together."""
-
     members: tuple[Library, ...]
     address: str = ""  # Where rank 0 listens
-    report: tuple[float, float] | None = None  # Time and items done of its last report
+    report: tuple[float, float] | None = None  # Time and number of done items of the last report
     ends: dict[LibraryId, CallEnd] = field(default_factory=dict)
 
 
 class Context:
     __slots__ = (
-        "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
-        "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures", "load_s", "load_total_s",
-        "loads", "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
-        "said_limits", "served", "slots", "starved_since",
+        "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "asleep", "by_kind", "cut_after_s", "cut_loads",
+        "ended", "failed_on", "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures",
+        "load_s", "load_total_s", "loads", "lost_loads", "paces", "queue", "rate", "recipe", "reported_limits",
+        "resident_bytes", "run_s", "run_total_s", "runs", "served", "sleep_failure", "slots", "speeds", "starved_since",
+        "submitted_at", "unsent", "wake_s",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
@@ -173,42 +175,49 @@ class Context:
         self.libraries: dict[LibraryId, Library] = {}
         self.index: LoadIndex[Library] = LoadIndex()  # Its ready libraries by load
         self.advice: dict[str, ContextAdvice] = {}  # By device kind, measured or advised
-        self.advised_by = ""  # Where advice came from, if nothing was measured before it came; empty: from nowhere
-        self.paces = Paces()  # How long work takes on gangs of each size
-        self.ask_at = 1  # Number of waiting calls at which residency is asked again
-        self.asked_at = 0.0  # When it was asked last
-        self.load_failures = 0  # Loads that failed since one worked
+        self.advised_by = ""  # Source of advice that came before any measurement; empty if none did
+        self.paces = Paces()  # Seconds per unit of work, by gang size
+        self.ask_at = 1  # Number of waiting calls at which the residency policy runs again
+        self.asked_at = 0.0  # When the residency policy last ran for this context
+        self.load_failures = 0  # Failed loads since the last successful load
         self.last_failure: Failure | None = None
-        self.failed_on: dict[PilotId, int] = {}  # Loads that failed on each pilot since one worked there
-        self.cut_loads = 0  # Loads that were under way when the walltime of their pilots was over, since one worked
+        self.failed_on: dict[PilotId, int] = {}  # Failed loads on each pilot since its last successful load
+        self.cut_loads = 0  # Loads that a pilot's walltime cut off since the last successful load
         self.apart_lacks = False  # True if a call apart (see `retries`) fits none of its libraries
-        self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since a load worked
+        self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since its last successful load
         self.cut_after_s = 0.0  # Longest cut load, in seconds
-        self.starved_since: float | None = None  # Since when calls wait without any usable library
-        self.slots = recipe.slots or 1  # Calls that one library runs at once, by recipe or last load
+        self.starved_since: float | None = None  # When calls began to wait without a usable library
+        self.slots = recipe.slots or 1  # Concurrent calls of one library, from the recipe or the last load
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
+        self.wake_s = 0.0  # Seconds of its last wake
+        self.asleep: dict[str, tuple[int, int]] = {}  # Measured device and host bytes of a sleeper, by device kind
+        self.sleep_failure = ""  # Why its `sleep` or `wake` failed; then it sleeps no more
         self.resident_bytes = 0
         self.ended = 0  # Ended calls, cancelled ones included
         self.served = 0  # Calls that its libraries ran to their end; a gang's call counts once for each library
-        self.rate: Counts = deque()  # Its calls that ended in each of the last seconds
+        self.rate: Counts = deque()  # Calls that ended in each recent second
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
+        self.by_kind: dict[str, KindRuns] = {}  # Runs by device kind, while kinds are compared
+        self.speeds = Speeds()  # Speeds of device kinds
+        self.submitted_at = 0.0  # When its last call was submitted
+        self.unsent: int | None = None  # Calls that open maps will still submit (-1: unknown); None without a map
         self.limits = NO_LIMITS  # Limits on its libraries, combined over all programs
-        self.said_limits: dict[ClientId, LibraryLimits] = {}  # By program, also of absent ones
+        self.reported_limits: dict[ClientId, LibraryLimits] = {}  # Limits by program, also of absent programs
         self.lists: dict[str, Context] = {}  # Variants that its calls list, by recipe key
         self.listed_by: dict[str, Context] = {}  # Contexts whose calls list this one
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:
-        """Its libraries with a free slot, the hottest last."""
+        """Libraries with a free slot, the hottest last."""
         return self.index.free
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key of a context whose first call lacks libraries, or None. The smallest gets devices first."""
+        """Sort key of a context whose first call lacks libraries, or None; the smallest gets devices first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -229,8 +238,17 @@ class CountedFailures:
     message: str = ""
 
 
+class SlowRun(NamedTuple):
+    run_s: float
+    call: CallId
+    function: str
+    context: str
+    pilot: PilotId
+    ended_at: float
+
+
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict on a failed call or load (`call` -1) of a pilot."""
+    """A verdict on a failed call or load (`call` -1) on a pilot."""
 
     at: float
     call: CallId
@@ -239,10 +257,10 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """One GPU or CPU allotment; `promised_bytes` includes stopping libraries."""
+    """One device; `promised_bytes` includes stopping libraries."""
 
     __slots__ = (
-        "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since"
+        "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since",
     )  # fmt: skip
 
     def __init__(self, pilot: Pilot, facts: DeviceFacts, now: float) -> None:
@@ -251,9 +269,9 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
-        self.reported = facts.fault  # Fault that its pilot reports; empty while it works
+        self.reported = facts.fault  # Fault that its pilot reports; empty if none
         self.quarantine: Note | None = None  # End and reason of its quarantine
-        self.fault = facts.fault  # Reason why nothing is loaded on it; empty while it is in use
+        self.fault = facts.fault  # Reason not to load on this device; empty if usable
         self.tier = "cold"
         self.tier_since = now
 
@@ -268,12 +286,11 @@ class Device:
 
 
 class Library:
-    """A process that holds one context, or loads it."""
-
     __slots__ = (
-        "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
-        "measured", "memory_bytes", "notes", "phase", "pilot", "printed_to", "promised_bytes", "ready_at",
-        "required_bytes", "resizing", "served", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "awake_bytes", "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held",
+        "host_bytes", "id", "kind", "line", "measured", "memory_bytes", "notes", "over_s", "phase", "pilot",
+        "printed_to", "promised_bytes", "ready_at", "required_bytes", "resizing", "served", "sleeps", "slept", "slots",
+        "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], now: float) -> None:
@@ -281,36 +298,46 @@ class Library:
         self.context = context
         self.pilot = pilot
         self.devices = devices
+        self.kind = devices[0].facts.kind  # Device kind
         self.promised_bytes = 0
-        self.slots = context.slots  # Calls at once: what it has said, or until then what is known of its context
+        self.slots = context.slots  # Concurrent calls, as the library reported; before that as known for its context
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
-        self.line = ""  # Its last output, if it loads for long
+        self.line = ""  # Last output line of a long load
         self.held: dict[int, Call] = {}  # Calls sent and not ended, oldest first
         self.zombies: dict[
             int, bool
-        ] = {}  # Calls withdrawn that still take a slot, and whether running ones are stopped
-        self.functions: set[FunctionKey] = set()  # Functions that it has been sent
+        ] = {}  # Withdrawn calls that still take a slot; True = stop the call even if it runs
+        self.functions: set[FunctionKey] = set()  # Functions that were sent to this library
         self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
-        self.taking = 0  # Calls that it was asked to give back and has not yet
+        self.taking = 0  # Calls that the manager asked back and that have not returned yet
         self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
+        self.over_s = 0.0  # Seconds by which the last refused call would make decode steps too long; 0 = it would not
         self.resizing: list[int] = []  # Unanswered resizes, oldest first
-        self.printed_to = 0  # Where in its log the output of the calls ends that have ended here, in bytes
+        self.sleeps = False  # True if its context can sleep
+        self.slept = False  # True if its pilot has answered the order to sleep
+        self.awake_bytes = 0  # Its promise on each device before it slept
+        self.host_bytes = 0  # Host memory promised to it while it sleeps or wakes
+        self.printed_to = 0  # Offset in its log, in bytes, after the output of the calls that have ended
         self.started_at = now
         self.ready_at = now
         self.used_at = now
-        self.ended_at = now  # When a call of it ended, or was taken away, last
+        self.ended_at = now  # When a call here last ended or was withdrawn
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
         self.measured: list[tuple[float, int]] = []  # Times and sizes of the last memory measurements
         self.batch: EngineLoad | None = None  # Last report of its engine's batch; None without one
         self.batch_at = now
-        self.notes: list[Note] = [(now, f"told to load on {', '.join(d.id for d in devices)}")]
+        self.notes: list[Note] = [(now, f"starts on {', '.join(d.id for d in devices)}")]
 
     @property
     def load(self) -> int:
         return len(self.held) + len(self.zombies)
+
+    @property
+    def is_waking(self) -> bool:
+        return self.state is LibraryState.LOADING and self.phase is LibraryPhase.WAKING
 
     @property
     def suspect(self) -> Call | None:
@@ -318,14 +345,14 @@ class Library:
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
-        return call if call.by_itself else None
+        return call if call.runs_alone else None
 
     def admits(self, call: Call) -> bool:
-        """True unless a reservation, a suspect or a zombie forbids it."""
+        """True unless a reservation, a suspect or a zombie forbids the call."""
         reserved = self.pilot.reserved
         if reserved is None and not self.held and not self.zombies:  # the hot path
             return True
-        alone = call.by_itself and self.load
+        alone = call.runs_alone and self.load
         free = reserved is None or reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
@@ -333,22 +360,22 @@ class Library:
         self.notes.append((now, text))
 
     def found(self, now: float) -> None:
-        """Begin the story of a library that the manager did not start."""
+        """Start the history of an unknown library."""
         places = ", ".join(device.id for device in self.devices)
         self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
 
     @property
     def usable(self) -> bool:
-        """True if it serves calls, or will."""
+        """True if the library serves calls, or will."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
 class Pilot:
     __slots__ = (
         "asked_why", "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id",
-        "inbox", "kept", "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate",
-        "refused_frames", "released", "reserved", "source", "state", "troubles", "unfit", "unfit_times", "used_at",
-        "verdicts", "was",
+        "inbox", "kept", "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "node", "notes", "pid",
+        "rate", "refused_frames", "released", "reserved", "sleeper_bytes", "source", "state", "troubles", "unfit",
+        "unfit_times", "used_at", "verdicts", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -361,36 +388,44 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        self.hellos_asked = 0  # Newer hellos asked for in a row; until one arrives its frames are refused
+        self.hellos_asked = 0  # Requests in a row for a newer hello; other frames are refused until one arrives
         self.used_at = now  # When it joined, or its last library ended
-        self.asked_why: dict[str, tuple[float, int]] = {}  # Last question about each failing name, and their count
+        self.asked_why: dict[str, tuple[float, int]] = {}  # Time and number of questions, by failing function
         self.verdicts: list[Judged] = []  # The last verdicts on failures here, oldest first
-        self.unfit: dict[str, Note] = {}  # Until when it cannot hold a context, by recipe key, and why (see `blame`)
-        self.unfit_times: dict[str, int] = {}  # How often in a row it was found so, by the same keys
-        self.source = ""  # The source of its block, if that is known
+        self.unfit: dict[str, Note] = {}  # By recipe key: until when, and why, it cannot hold the context (see `blame`)
+        self.unfit_times: dict[str, int] = {}  # By the same keys: times in a row that it was unfit
+        self.source = ""  # Source of its block; empty if unknown
+        self.node = ""  # Name of its node in the batch system; empty if unknown
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
-            None  # Libraries it may return with, their promises and states; None = may not return
+            None  # Libraries that may return with the pilot, their promises and states; None = it may not return
         )
         self.was = PilotState.HERE  # Its state before it was given up
-        self.reserved: Call | None = None  # The call that has this pilot for itself (see `retries`)
-        self.released = False  # True if the manager told it to end
-        self.loss: LossReason | None = None  # Why it was lost, as far as is known; None: it was not lost (see `blocks`)
-        self.loss_settled = False  # True if that is final
+        self.reserved: Call | None = None  # The call that this pilot is reserved for (see `retries`)
+        self.released = False  # True if the manager told it to exit
+        self.loss: LossReason | None = None  # Reason of its loss, as far as known; None = not lost (see `blocks`)
+        self.loss_settled = False  # True if `loss` is final
         self.lost_at = 0.0
-        self.lasts_s = 0.0  # The most that was ever left of its walltime; 0 = no limit
-        self.ends_at = 0.0  # When its walltime is over; 0 = never
+        self.lasts_s = 0.0  # Longest remaining walltime ever seen; 0 = no limit
+        self.ends_at = 0.0  # When its walltime ends; 0 = never
+        self.sleeper_bytes = 0  # Host memory for sleeping contexts
         self.ended = 0
-        self.rate: Counts = deque()  # Calls that it ended in each of the last seconds
+        self.rate: Counts = deque()  # Calls that ended here in each recent second
         self.cache_bytes = 0
         self.refused_frames = 0
-        self.troubles: tuple[str, ...] = ()  # Faults of its allocation
-        self.lacks = ""  # Resources of its site that it lacks; empty if it is complete
+        self.troubles: tuple[str, ...] = ()  # What is wrong with the pilot's allocation, such as a missing GPU
+        self.lacks = ""  # Resources of its site that are missing; empty if none
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
+
+    @property
+    def sleeper_budget_bytes(self) -> int:
+        """Host memory that no sleeper was promised; stopping libraries do not count."""
+        staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
+        return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 
     def note(self, now: float, *texts: str) -> None:
         self.notes += [(now, text) for text in texts]
         del self.notes[1:-KEPT_PILOT_NOTES]
 
 
-# Libraries that a pilot given up may return with, their promised bytes and states.
+# Libraries that may return with a lost pilot, their promised bytes and states.
 Kept = dict[LibraryId, tuple[Library, int, LibraryState]]

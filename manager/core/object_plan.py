@@ -1,28 +1,22 @@
-"""The plan of transfers: each object is read once from its origin, and pilots get it from each other.
+"""Plan transfers: one pilot reads each object from its origin, and pilots copy it from each other.
 
-Pervasive Context Management boots new workers "in a peer-to-peer fashion" (§4.1), because a shared file system that
-serves every pilot is slow. TaskVine sends a worker to *one* other that has the whole file. Here objects travel in
-parts, from several peers at once, as in BitTorrent; the manager, not chance, chooses the peers.
+Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1), because a file system that serves every
+pilot is slow. Here objects travel in parts from several peers, which the manager chooses, as in BitTorrent.
 
-The plan is a graph of edges between pilots with these rules:
+- *Bounded*: a fetch has up to three peers; a pilot serves up to four fetches (`Limits`).
+- *One reader*: while no serving pilot has the object, one pilot reads its origin. If that pilot is lost, another reads.
+- *Rooted*: each fetch has a *sure* peer, which has the object, reads its origin, or asked for it earlier than the
+  fetch's pilot. So pilots never wait for each other in a circle.
+- *Once a host*: of pilots that share a cache, one fetches the object.
+- *Live*: a pilot keeps its last place for objects that it has whole or reads, so the place becomes free. Pilots that
+  wait for a sure peer come first, then rare objects.
+- *Unreachable peers*: a pilot that several peers failed reads the origin, a few such pilots at a time. One failure is
+  enough if no peer ever reached another.
+- *Handed on*: a leaving pilot with the only copy of a needed object stays until another pilot has it. It serves other
+  fetches only if no staying pilot can.
+- *Bad peers*: a peer that fails several pilots, although other peers serve them, is skipped until its next hello.
 
-- *Bounded*: up to three peers for a fetch, up to four fetches that a pilot serves (`Limits`).
-- *One reader*: while no serving pilot has the object, one pilot reads its origin; if it is lost, another takes over.
-- *Rooted*: one peer of a fetch is *sure*: has the object, reads the origin, or asked earlier. Following sure peers ends
-  at a holder or a reader, so no circle of pilots waits for itself. Other peers may have asked later; their parts keep
-  every link busy.
-- *Once a host*: of the pilots that share a cache one gets the object. If it leaves the cache too early, the pilot that
-  reports a failed source gets it, else the first.
-- *Live*: the last place of a pilot serves only what it has whole or reads, so it always comes free. Pilots that wait
-  for a sure peer get places first; the object with the fewest holders goes first.
-- *Unreachable peers*: after several failed peers a pilot reads the origin, a few such pilots at a time; after one if no
-  peer ever reached another.
-- *Handed on*: if calls need an object that only a leaving pilot has, another pilot gets it, and the leaving one stays
-  until then. It serves others only if no staying pilot can.
-- *Bad peers*: a peer that fails pilots which others serve well is skipped until its next hello.
-
-An event changes facts (`Transfers`); `settle_transfers` plans once, at its end. Peers are found in a queue and a heap:
-O(log n) for n pilots that want one object.
+Each event changes facts (`Transfers`); `settle_transfers` plans at the event's end, in O(log n) for n pilots.
 """
 
 from __future__ import annotations
@@ -41,12 +35,12 @@ from stoker.protocol.status import ObjectStatus
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
-MOST_S = 120.0  # A leaving pilot stays no longer than this for its objects
-_TRIES = 3  # Pilots that are tried, one after the other, as receivers of an object
+MOST_S = 120.0  # Longest stay of a leaving pilot for its objects, in seconds
+_TRIES = 3  # Pilots tried in turn as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
-    """Hand on what only a draining pilot has. Returns its seconds to stay."""
+    """Copy objects that only this draining pilot has to other pilots. Return the seconds that it stays."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
@@ -59,7 +53,9 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
     if not peer.hands_on:
         return 0.0
     manager.state.transfers.leaving[peer.id] = peer
-    pilot.note(manager.state.now, f"hands on {len(peer.hands_on)} of its objects, which no other pilot has")
+    pilot.note(
+        manager.state.now, f"copies {len(peer.hands_on)} of its objects, which no other pilot has, to other pilots"
+    )
     return min(MOST_S, left_s)
 
 
@@ -71,7 +67,7 @@ def _release_leaving_pilots(manager: Manager) -> None:
             del leaving[peer.id]
             pilot = manager.state.pilots.get(peer.id)
             if pilot is not None and peer.here:
-                manager.say(pilot, to_pilot.Exit("others have its objects", drain=True))
+                manager.say(pilot, to_pilot.Exit("other pilots have its objects", drain=True))
 
 
 def _go_on(manager: Manager, peer: Peer) -> None:
@@ -137,14 +133,14 @@ def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
 def _trouble(object: Object) -> str:
     said = []
     if object.lonely:
-        said.append(f"no peer could serve {_some(object.lonely)}, which read it from where it lies")
+        said.append(f"no peer could serve {_some(object.lonely)}, which read it from its origin")
     if object.unreadable:
-        said.append(f"it can't be read on {_some(object.unreadable)}")
+        said.append(f"it cannot be read on {_some(object.unreadable)}")
     return "; ".join(said) + (f" ({object.reason})" if said and object.reason else "")
 
 
 def object_trouble(state: State) -> str:
-    """Say that pilots cannot reach each other; empty if they can."""
+    """Return a warning if pilots cannot reach each other, or ""."""
     lonely = state.transfers.lonely
     if not lonely:
         return ""
@@ -152,13 +148,13 @@ def object_trouble(state: State) -> str:
     why = f" ({reasons[-1]})" if reasons else ""
     whom = "Pilots cannot reach each other" if not state.transfers.peer_bytes else "Some pilots cannot reach others"
     return (
-        f"{whom}{why}: {_some(lonely)} read from where the files lie, which is slower. Open the pilots' ports between"
-        " the compute nodes, or name another network in the site file: [session] interface"
+        f"{whom}{why}: {_some(lonely)} read the files from their origin, which is slower. Open the pilots' ports"
+        " between the compute nodes, or name another network in the site file: [session] interface"
     )
 
 
 def fetch_phase(state: State, library: Library) -> str:
-    """Say what a loading library does: `fetching from peers n014, n021`, `loading`."""
+    """Return a loading library's phase: `fetching from peers n014, n021`, `loading`."""
     source = _comes_from(state, library)
     return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
 
@@ -167,14 +163,14 @@ def _comes_from(state: State, library: Library) -> str:
     fetches = list(_fetches(state, library))
     said = []
     if any(fetch.way in (Way.READER, Way.ALONE) for fetch in fetches):
-        said.append("from where it lies")
+        said.append("from its origin")
     peers = dict.fromkeys(id for fetch in fetches for id in fetch.sources)
     if peers:
         said.append(f"from peer{'s' * (len(peers) > 1)} {_some(peers)}")
     if any(fetch.way is Way.FOLLOWING for fetch in fetches):
         said.append("with another pilot of its host")
     if not said and fetches:
-        said.append("when a pilot has a place free to serve it")
+        said.append("when a pilot is free to serve it")
     return " and ".join(said)
 
 
@@ -236,11 +232,10 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-_MOST_EXAMINED = 16  # Waiting fetches that are examined for one that a peer can serve
+_MOST_EXAMINED = 16  # Most waiting fetches examined for one that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:
-    """Plan what the event changed, and tell the pilots concerned."""
     transfers = manager.state.transfers
     if transfers.leaving:
         _release_leaving_pilots(manager)
@@ -249,7 +244,7 @@ def settle_transfers(manager: Manager) -> None:
             batch, transfers.unsettled = transfers.unsettled, {}
             for fetch in sorted(batch, key=lambda fetch: (fetch.object.scarcity, fetch.number)):
                 if fetch.object.fetches.get(fetch.peer.id) is fetch:
-                    _feed(manager, fetch)
+                    _choose_sources(manager, fetch)
         else:
             freed, transfers.freed = transfers.freed, {}
             for peer in freed:
@@ -258,7 +253,7 @@ def settle_transfers(manager: Manager) -> None:
         _send_plan(manager)
 
 
-def _feed(manager: Manager, fetch: Fetch) -> None:
+def _choose_sources(manager: Manager, fetch: Fetch) -> None:
     transfers, object = manager.state.transfers, fetch.object
     if fetch.way in (Way.READER, Way.ALONE, Way.FOLLOWING):
         return
@@ -281,7 +276,7 @@ def _feed(manager: Manager, fetch: Fetch) -> None:
 
 
 def _root(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if a fetch has a sure source, or gets one now, replacing another if it has as many as it may."""
+    """True if a fetch has a sure source, or now gets one, which replaces another source of a full fetch."""
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -291,7 +286,7 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """Let a pilot read the origin if no pilot has the object. True if it is this one."""
+    """Let one pilot read the origin if none has the object. Return True if this fetch's pilot reads it."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)
@@ -302,7 +297,7 @@ def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
 
 
 def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
-    """True if enough peers failed a fetch, or no peer could ever be its sure source."""
+    """True if enough peers failed a fetch, or no peer can be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -327,7 +322,7 @@ def _alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _offer(transfers: Transfers, peer: Peer) -> None:
-    """A peer has a free place: serve waiting fetches first, then hungry ones; the rarest object first."""
+    """Give a peer's free places to waiting fetches, then to fetches with too few peers; rarest object first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:
@@ -358,11 +353,11 @@ def last_resort(transfers: Transfers, peer: Peer) -> None:
 
 def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
     if not urgent:
-        most = transfers.wants(object)  # it may have sunk since they were listed
-        hungry = (x for x in islice(object.hungry.values(), _MOST_EXAMINED) if len(x.sources) < most)
-        return next((x for x in hungry if x.may_come_from(peer)), None)
+        most = transfers.wants(object)  # the number may have fallen since these fetches were listed
+        underserved = (x for x in islice(object.underserved.values(), _MOST_EXAMINED) if len(x.sources) < most)
+        return next((x for x in underserved if x.may_come_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
-    if transfers.peer_bytes:  # otherwise peers may never reach each other, and stranded fetches wait for the origin
+    if transfers.peer_bytes:  # else peers may be unreachable, so stranded fetches wait for the origin
         waiting = chain(waiting, object.stranded.values())
     for fetch in islice(waiting, _MOST_EXAMINED):
         if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):

@@ -1,7 +1,4 @@
-"""What happens to objects: pilots join and leave with them, want them, get them, and fail to.
-
-An event changes facts (`transfers`); `object_plan` plans once, at the end of the event.
-"""
+"""Update transfers when pilots join, leave, and need, get or fail to get objects."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_BLAMED = 3  # A peer that failed this many pilots, and more than it served, is no source for any pilot
+_BLAMED = 3  # Pilots that a peer failed after which it serves none, if it failed more than it served
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """A pilot joins or returns: plan its objects and former fetches."""
+    """Record the objects of a pilot that joins; plan its former fetches."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -61,7 +58,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """A pilot will leave: it serves nothing new while others can. Returns its seconds to stay."""
+    """Exclude a draining pilot from fetches that others can serve. Return the seconds that it stays."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -82,7 +79,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """A pilot needs objects; it may ask again."""
+    """Plan the fetches that a pilot requests, or send their plan again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -98,13 +95,13 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan a pilot's missing objects before it asks. Returns their names."""
+    """Plan fetches of a recipe's objects that a pilot lacks; return their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
         return ()
     planned = []
-    for ref in recipe.objects:  # the same content may be in it twice
+    for ref in recipe.objects:  # a recipe may list the same content twice
         if ref.name not in peer.has and ref.name not in peer.fetches:
             _want(transfers, peer, ref)
             planned.append(ref.name)
@@ -112,7 +109,7 @@ def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
 
 
 def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
-    if ref.name in peer.has:  # it was damaged, or went while the word of it was on its way
+    if ref.name in peer.has:  # it was damaged, or lost before the message about it arrived
         transfers.release(peer, peer.has[ref.name])
     object = transfers.object(ref.name)
     if ref.source or not object.ref.size_bytes:
@@ -126,7 +123,7 @@ def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
 
 
 def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
-    """A pilot has an object; blame the peers that failed it."""
+    """Record a pilot's object; blame the peers that failed to send it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -190,7 +187,7 @@ def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None
     if fetch is None:
-        return  # it was taken off the plan meanwhile
+        return  # the plan has dropped it
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:

@@ -1,8 +1,9 @@
-"""Progress of open maps, and forecasts of when calls are done.
+"""Track open maps and forecast when calls are done.
 
-A map submits calls as earlier ones end, so its program reports its length, progress and unsent calls. A context's
-calls end at a measured rate if enough ended lately, else at the number of slots over the last run time. Contexts share
-devices, so the session takes as long as its slowest context, and at least all device time divided by the devices.
+A map submits calls as earlier calls end, so its program reports its length, progress and unsent calls. A context's rate
+is measured if enough calls ended lately, else slots divided by run time. Contexts share devices, so the session needs
+the time of its slowest context, and at least all device time divided by the number of devices. With measured speeds of
+device kinds (`stoker.manager.core.speeds`), the last calls may end later, on slow devices.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from stoker.manager.core.deadlines import expected_run_s
 from stoker.manager.core.nouns import Client, Context, Gang, Library, LibraryState, MapRecord, PilotState
+from stoker.manager.core.speeds import run_s_on
 from stoker.manager.core.state import State
 from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import RecipeKey
 from stoker.protocol.pace import WorkPace
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
@@ -25,11 +29,13 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
     known = client.maps.get(report.map)
     if report.over:
         client.maps.pop(report.map, None)
+        _note_unsent(state, report.context)
         return
     if known is None:
         if len(client.maps) >= MOST_MAPS:
             del client.maps[next(iter(client.maps))]
         client.maps[report.map] = MapRecord(report, state.now, WorkPace(state.now))
+        _note_unsent(state, report.context)
         return
     if report.done > report.kept and known.report.done == known.report.kept:  # results begin when its model is hot
         context = state.contexts.get(report.context)
@@ -38,6 +44,19 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
         known.pace.wait(max(known.began_at, min(ready, default=known.began_at)))
     known.pace.add((report.done - report.kept) - (known.report.done - known.report.kept), state.now)
     known.report = report
+    _note_unsent(state, report.context)
+
+
+def note_maps_gone(state: State, client: Client) -> None:
+    for key in {record.report.context: None for record in client.maps.values()}:
+        _note_unsent(state, key)
+
+
+def _note_unsent(state: State, key: RecipeKey) -> None:
+    context = state.contexts.get(key)
+    if context is not None:
+        counts = [record.report.unsent for _, record in _open_maps(state) if record.report.context == key]
+        context.unsent = None if not counts else -1 if min(counts) < 0 else sum(counts)
 
 
 def _open_maps(state: State) -> Iterator[tuple[Client, MapRecord]]:
@@ -66,20 +85,19 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
     )  # fmt: skip
 
 
-_ROUNDS = 2  # Rounds of calls within the window after which a measured rate counts
-_MEASURED_S = 5.0  # A measured rate counts only this long after the first result
+_ROUNDS = 2  # Rounds of calls in the window before a measured rate counts
+_MEASURED_S = 5.0  # Seconds after the first result before a measured rate counts
 _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 class Outlook(NamedTuple):
-    """Seconds until all is done, from the first pilot's arrival, and until that; 0 = unknown."""
+    """Seconds of work after the first pilot arrives (`left_s`), and until it arrives (`pilot_in_s`); 0 = unknown."""
 
     left_s: float = 0.0
     pilot_in_s: float = 0.0
 
 
 def session_outlook(state: State) -> Outlook:
-    """Forecast when all open and unsent calls are done."""
     if not state.calls:
         return Outlook()
     devices, pilot_in_s = _devices_here(state), 0.0
@@ -100,18 +118,27 @@ def session_outlook(state: State) -> Outlook:
 
 
 def context_outlook_s(state: State, context: Context) -> float:
-    """Seconds until every open call of a context is done, alone; 0 = unknown."""
+    """Return the seconds until a context alone would end its calls; 0 = unknown."""
     open_calls = _open(state, context)
     rate, _ = _rate(state, context)
     maps = (record.report for _, record in _open_maps(state))
     has_unknown_length = any(each.total < 0 and each.context == context.recipe.key for each in maps)
     if open_calls and rate and not has_unknown_length:
-        return _ready_in_s(state, context) + open_calls / rate
+        return _ready_in_s(state, context) + max(open_calls / rate, _last_held_s(state, context))
     return 0.0
 
 
+def _last_held_s(state: State, context: Context) -> float:
+    """Return the seconds until the last held call ends, if the kinds' speeds are known and no call waits."""
+    if not context.speeds.of or context.queue.count or _unsubmitted(state, context):
+        return 0.0
+    running = [x for x in context.libraries.values() if x.slots == len(x.held) == 1]
+    ends_s = (expected_run_s(x, call) - (state.now - call.sent_at) for x in running for call in x.held.values())
+    return max(ends_s, default=0.0)
+
+
 def start_in_s(state: State, context: Context, before: int) -> float:
-    """Seconds until a call with `before` others ahead starts; 0 = unknown."""
+    """Return the seconds until a call with `before` calls ahead starts; 0 = unknown."""
     rate, _ = _rate(state, context)
     return _ready_in_s(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
 
@@ -154,8 +181,13 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         return pace.recent_per_second(context.rate, now=state.now), count
     here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE and x.held)
     first = (next(iter(x.held.values())) for x in here if x.state is LibraryState.READY)
-    longest_s = max((state.now - call.sent_at for call in first), default=0.0)  # a long call delays the rest
+    longest_s = max((state.now - call.sent_at for call in first), default=0.0)  # a long call delays later calls
     run_s = max(context.run_s, longest_s) if context.run_s else 0.0
+    if context.speeds.of and run_s > longest_s:
+        useful = [x for x in context.libraries.values() if x.usable and (not ready or x.state is LibraryState.READY)]
+        if useful:
+            runs_s = (run_s_on(context.speeds, context, x.kind) or run_s for x in useful)
+            return sum(x.slots / each_s for x, each_s in zip(useful, runs_s, strict=True)) / gang, count
     return (sum(slots) / gang / run_s if run_s else 0.0), count
 
 
@@ -163,12 +195,11 @@ def _ready_in_s(state: State, context: Context) -> float:
     libraries = [library for library in context.libraries.values() if library.usable]
     if any(library.state is LibraryState.READY for library in libraries):
         return 0.0
-    begun_at = min((library.started_at for library in libraries), default=state.now)
-    return max(0.0, begun_at + context.load_s - state.now)
+    ready_at = (x.started_at + (context.wake_s if x.is_waking else context.load_s) for x in libraries)
+    return max(0.0, min(ready_at, default=state.now + context.load_s) - state.now)
 
 
 def _devices_here(state: State) -> int:
-    """Count the devices of pilots that are connected, or may be again in a moment."""
     here = (pilot for pilot in state.pilots.values() if pilot.state in _HERE)
     return sum(not device.facts.spare for pilot in here for device in pilot.devices.values())
 

@@ -1,14 +1,13 @@
-"""Measures that each context keeps: the load of its libraries, paces of its work, costs of its functions.
+"""Measurements of a context: loads of libraries, paces of work, costs of functions.
 
-*Load index*, O(1). Ready libraries stand in levels: libraries
-with a free slot in one, the others by their number of
-waiting calls. The last listed with a free slot is the *hottest*, so that libraries which are not needed cool down. No
-call may wait in a *closed* library.
+*Load index*, O(1). Ready libraries are in levels: one for a free slot, the others by number of waiting calls. The last
+library of the free level, the *hottest*, is used first, so unneeded libraries stay idle. No call may wait in a *closed*
+library.
 
-*Paces*: seconds for a unit of work (`work_of`) by gang size. PromptTuner (§4.4) predicts a job's time as iterations at
-most times the longest one; one odd iteration would make every job look hopeless, so the bound here is the mean plus
-twice the mean deviation. The share of its items that a call does is learned by kind. An unmeasured size follows the
-nearest measured one by Amdahl's law with a small serial part (§2.2).
+*Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) predicts a job's time as the most
+iterations times the longest iteration. One slow iteration would make every job look late, so our bound is the mean plus
+twice the mean deviation. An unmeasured size follows the nearest measured size by Amdahl's law with a small serial part
+(§2.2).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from stoker.manager.core.speeds import KindRuns
 from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
@@ -30,9 +30,8 @@ FULL = 0
 
 
 class IndexedLibrary(Protocol):
-    """The part of a library that the index needs."""
-
     id: LibraryId
+    kind: str
 
 
 L = TypeVar("L", bound=IndexedLibrary)
@@ -48,23 +47,26 @@ class Burst(Generic[L]):
 
 
 class LoadIndex(Generic[L]):
-    """Ready libraries by load. `free`: with a free slot, the hottest last."""
+    """Ready libraries by load. `free`: libraries with a free slot, the hottest last. `of_kind`: all, by device kind."""
 
-    __slots__ = ("_level_of", "_levels", "_order", "burst", "free")
+    __slots__ = ("_level_of", "_levels", "_order", "_ranked", "_speeds", "burst", "free", "of_kind")
 
     def __init__(self) -> None:
-        # Ordered, because plain dicts find their ends in O(n).
+        # OrderedDict, because a plain dict finds its first and last entry in O(n).
         self.free: OrderedDict[LibraryId, L] = OrderedDict()
         self._levels: dict[int, OrderedDict[LibraryId, L]] = {CLOSED: OrderedDict(), FREE: self.free}
         self._order: list[int] = []  # The levels from `FULL` on, in order
         self._level_of: dict[LibraryId, int] = {}
+        self.of_kind: dict[str, dict[LibraryId, L]] = {}
+        self._speeds: Mapping[str, float] = {}  # By kind; empty while all kinds are equally fast
+        self._ranked: dict[float, OrderedDict[LibraryId, L]] = {}  # With speeds: free libraries, the fastest first
         self.burst: Burst[L] | None = None
 
     def __len__(self) -> int:
         return len(self._level_of)
 
     def level_of(self, library: L) -> int | None:
-        """Return `FREE`, `CLOSED`, the waiting calls, or None."""
+        """Return `FREE`, `CLOSED`, the number of waiting calls, or None if not listed."""
         return self._level_of.get(library.id)
 
     def put(self, library: L, level: int) -> None:
@@ -72,11 +74,20 @@ class LoadIndex(Generic[L]):
         before = self._level_of.get(id)
         if before == level:
             levels[level].move_to_end(id)
+            if self._ranked and level == FREE:
+                self._rank_of(library).move_to_end(id)
             return
-        if before is not None:
+        if before is None:
+            self.of_kind.setdefault(library.kind, {})[id] = library
+        else:
             del levels[before][id]
             if before >= FULL and not levels[before]:
                 self._close(before)
+        if self._ranked:
+            if before == FREE:
+                del self._rank_of(library)[id]
+            elif level == FREE:
+                self._rank_of(library)[id] = library
         self._level_of[id] = level
         stand = levels.get(level)
         if stand is None:
@@ -91,9 +102,28 @@ class LoadIndex(Generic[L]):
         del self._levels[level][library.id]
         if level >= FULL and not self._levels[level]:
             self._close(level)
+        if self._ranked and level == FREE:
+            del self._rank_of(library)[library.id]
+        of_kind = self.of_kind[library.kind]
+        del of_kind[library.id]
+        if not of_kind:
+            del self.of_kind[library.kind]
 
     def _close(self, level: int) -> None:
         del self._levels[level], self._order[bisect_left(self._order, level)]
+
+    def rank(self, speeds: Mapping[str, float]) -> None:
+        """Keep free libraries also by the speeds of their kinds; without speeds all kinds are equally fast."""
+        self._speeds = speeds
+        self._ranked = (
+            {speed: OrderedDict() for speed in sorted({1.0, *speeds.values()}, reverse=True)} if speeds else {}
+        )
+        if speeds:
+            for id, library in self.free.items():
+                self._rank_of(library)[id] = library
+
+    def _rank_of(self, library: L) -> OrderedDict[LibraryId, L]:
+        return self._ranked[self._speeds.get(library.kind, 1.0)]
 
     def gave(self, library: L, calls: int, now: float) -> None:
         burst = self.burst
@@ -109,40 +139,44 @@ class LoadIndex(Generic[L]):
     def hottest(self) -> Iterator[L]:
         return reversed(self.free.values())
 
+    def hottest_by_speed(self) -> list[Iterator[L]]:
+        """Return the free libraries of each speed, the fastest first; empty if all kinds are equally fast."""
+        return [reversed(free.values()) for free in self._ranked.values()]
+
     def least_loaded(self) -> Iterator[L]:
         """Yield open libraries without a free slot, least loaded first."""
         for level in self._order:
             yield from self._levels[level].values()
 
     def most_backlogged(self) -> Iterator[L]:
-        """Yield libraries with waiting calls, the most first."""
+        """Yield libraries with waiting calls, those with the most first."""
         for level in reversed(self._order):
             if level > FULL:
                 yield from self._levels[level].values()
 
 
-_NEW_WEIGHT = 0.2  # The mean follows the last measurements with at least this weight
+_NEW_WEIGHT = 0.2  # Least weight of the latest measurement in the mean
 _SERIAL = 0.05  # Serial part of a unit's time, until it is measured
 _REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, and kinds kept
 _Kind = tuple[str, bool]  # Declared kind, and whether work precedes the first item
 _CAUTION = 2.0  # Mean deviations between the mean and the bound
 LEAST_S = 0.001  # Shortest measurement: a pace of zero would say that a call takes no time
-MEET_S = 2.0  # Longest time until the ranks of a gang have met (§5.1: at most 2 s)
+MEET_S = 2.0  # Longest time until the ranks of a gang have connected (§5.1: at most 2 s)
 
 
 class Paces:
-    """Seconds for a unit of work by gang size. `meet_s`: until a gang has met."""
+    """Seconds per unit of work, by gang size. `meet_s`: seconds until a gang's ranks have connected."""
 
     __slots__ = ("_ends", "_known", "meet_s", "parts")
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float, int]] = {}  # By size: mean, mean absolute deviation, measurements
-        self._ends: dict[_Kind, list[float]] = {}  # Which part of its items each of the last calls of a kind did
-        self.parts: dict[_Kind, float] = {}  # The largest of these, of kinds of which enough have ended
+        self._ends: dict[_Kind, list[float]] = {}  # Share of its items that each recent call of a kind did
+        self.parts: dict[_Kind, float] = {}  # The largest such share, for kinds with enough ended calls
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
-        """Set paces known beforehand; measurements replace them gradually."""
+        """Set advised paces; measurements replace them gradually."""
         self._known.update({size: (max(pace, LEAST_S / 1000), 0.0, 1) for size, pace in seconds.items()})
         self.meet_s = meet_s
 
@@ -157,7 +191,7 @@ class Paces:
         self._known[size] = (mean, deviation, count + 1)
 
     def end(self, features: Features | None, done: float) -> None:
-        """Learn how many of its items a call did."""
+        """Learn which share of its items an ended call processed."""
         if features is not None and features.items:
             kind = _kind(features)
             ends = self._ends.setdefault(kind, [])
@@ -171,23 +205,25 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Largest share of its items that a call has still to do; with `learn`, by its kind."""
+        """Return the largest share of its items that a call may still process; with `learn`, from its kind's ended
+        calls.
+        """
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
         return max(0.0, most - done)
 
     def mean_s(self, size: int, work: float) -> float | None:
-        """Expected seconds of `work` units on `size` replicas, or None."""
+        """Return the expected seconds of `work` on `size` replicas; None if no size was measured."""
         return self._predict(size, work, caution=0.0)
 
     def bound_s(self, size: int, work: float) -> float | None:
-        """Longest expected seconds of `work` units, or None."""
+        """Return an upper bound on the seconds of `work`, or None."""
         return self._predict(size, work, caution=_CAUTION)
 
     @property
     def measured(self) -> Mapping[int, tuple[float, float, int]]:
-        """Seconds for a unit, mean deviation and count, by size."""
+        """By gang size: seconds per unit of work, mean deviation, number of measurements."""
         return self._known
 
     def _predict(self, size: int, work: float, *, caution: float) -> float | None:
@@ -212,18 +248,16 @@ def work_of(features: Features | None) -> float:
 
 
 def _share(size: int) -> float:
-    """Time of `size` replicas for a unit as a share of one replica's time (Amdahl)."""
+    """Return a unit's time on `size` replicas relative to one replica (Amdahl)."""
     return _SERIAL + (1 - _SERIAL) / size
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Cost:
-    """Cost of one function's runs on one context."""
-
     function: FunctionBlob
     recipe: RecipeKey
     runs: int = 0
     run_s: float = 0.0
     ordered_s: float = 0.0  # Expected time of a run when the queue was last sorted
     least_s: float = math.inf  # Least mean run time of calls that ended together
-    by_kind: dict[str, list[float]] = field(default_factory=dict)  # Unrecorded number, seconds and items of runs
+    by_kind: dict[str, KindRuns] = field(default_factory=dict)  # Runs by device kind

@@ -1,7 +1,7 @@
-"""Pass on pieces of results (`stoker.stream`), and acknowledgements of them.
+"""Pass on pieces of results (`stoker.stream`) and acknowledgements.
 
-Pieces are in no journal, so they decide nothing and never pass `Core.handle`. A pilot repeats unacknowledged pieces,
-and a client asks for missed ones, so the end of a call means that its client has every piece.
+Pieces are not journalled, so they decide nothing and never pass `Core.handle`. Pilots repeat unacknowledged pieces and
+clients ask for missed pieces, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from stoker.protocol import bounds, to_client, to_manager, to_pilot
 
 
 def are_pieces(event: FromPilot | FromClient) -> bool:
-    """True if a frame has only pieces or acknowledgements of pieces."""
     if event.sequence or not event.messages:
         return False
     lane = to_manager.CallYielded if isinstance(event, FromPilot) else to_manager.PiecesTaken
@@ -22,7 +21,6 @@ def are_pieces(event: FromPilot | FromClient) -> bool:
 
 
 def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
-    """Return commands that pass on the pieces of a frame."""
     out: list[Command] = []
     if isinstance(event, FromPilot):
         pilot = state.pilots.get(event.pilot)

@@ -1,10 +1,8 @@
-"""Reports of pilots and libraries: hellos, heartbeats, libraries that load and end.
+"""Process reports of pilots and libraries: hellos, heartbeats, loads and ends.
 
-A broken connection counts as a lost pilot after a second, because calls do not wait for a dead node. If the pilot
-returns, the manager takes it back with its libraries and calls.
+A disconnected pilot counts as lost after a second, because calls do not wait for a dead node.
 
-If a pilot refuses a context for lack of cache and idle libraries hold enough objects, the manager ends those, least
-recently used first.
+If a pilot's object cache is too full for a context, the manager stops idle libraries, least recently used first.
 """
 
 from __future__ import annotations
@@ -22,9 +20,11 @@ from stoker.manager.core import (
     gangs,
     holding,
     libraries,
+    nodes,
     pilots,
     queues,
     retries,
+    sleepers,
 )
 from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
@@ -33,16 +33,24 @@ from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_pilot
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import DeviceFault, Heartbeat, LibraryFacts, LibraryGone, LibraryReady, PilotHello
+from stoker.protocol.to_manager import (
+    DeviceFault,
+    Heartbeat,
+    LibraryAwake,
+    LibraryFacts,
+    LibraryGone,
+    LibraryReady,
+    PilotHello,
+)
 from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
-NOT_BACK = "you were given up as lost, and your calls run elsewhere"
+NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
 MOST_HELLOS = 4  # Requests for a newer hello in a row
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    """Say why a pilot is refused; empty if it is welcome."""
+    """Return why a pilot is refused, or ""."""
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         return wrong
     if state.ending:
@@ -69,14 +77,16 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
 def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
     manager.state.refuse("message of a pilot with a value that cannot be")
     refuse_pilot(manager, pilot.id, wrong)
-    pilots.pilot_lost(manager, pilot.id, f"it said what cannot be: {wrong}", may_return=False)
+    pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Ask for a newer hello if frames after this one were taken: they are not taken twice, so nothing would correct
-    old records."""
+    """Ask for a newer hello if frames sent after this one were processed. Return True if so.
+
+    These frames are not processed twice, so an old hello would leave wrong records.
+    """
     inbox = pilot.inbox
-    is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.has_hole and message.acknowledged < inbox.last
+    is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
     if is_old:
         manager.out.append(ToPilot(pilot.id, to_pilot.HelloAgain(inbox.last)))
@@ -90,6 +100,7 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
     for facts in message.devices:
         pilot.devices[facts.device] = Device(pilot, facts, now)
     pilot.troubles, pilot.lacks = message.troubles, message.lacks
+    pilot.node, pilot.sleeper_bytes = message.node, message.sleeper_bytes
     said = [*message.troubles, *(f"{facts.device}: {facts.fault}" for facts in message.devices if facts.fault)]
     pilot.note(now, *dict.fromkeys(said))
     block_orders.pilot_joined(manager, pilot)
@@ -100,16 +111,19 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
     kept = pilots.pilot_rejoins(manager, pilot)
     blocks.undo_loss(manager, pilot)
     block_orders.pilot_rejoined(manager, pilot)
-    pilot.note(manager.state.now, "came back after it had been given up")
+    pilot.note(manager.state.now, "reconnected after it was counted as lost")
     libraries.readmit_libraries(manager, pilot, kept, message.libraries)
     return pilot
+
+
+_FREES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
-            libraries.lose_library(manager, library, reason="it came back without the library")
+            libraries.lose_library(manager, library, reason="it reconnected without the library")
     for id, facts in there.items():
         if id not in pilot.libraries and pilots.adopt_library(manager, pilot, facts, message) is None:
             manager.say(pilot, StopLibrary(id, "the manager does not know it"))
@@ -117,11 +131,13 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
     _requeue_missing(manager, libraries_here, there)
     for library in libraries_here:
         _library(manager, library, there[library.id])
-    for library in libraries_here:  # not before the picture of all is true: a gang may begin on several of them
+    # After all libraries are reconciled, because a gang may start on several of them. Libraries that free memory are
+    # first, as when the manager gave the orders.
+    for library in sorted(libraries_here, key=lambda x: _FREES.get(x.state, len(_FREES))):
         if pilot.libraries.get(library.id) is library:
             _go_on(manager, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
-        manager.say(pilot, Exit("it was told to drain", drain=True))
+        manager.say(pilot, Exit("the manager drains this pilot", drain=True))
 
 
 def _unknown(manager: Manager, library: Library, id: CallId) -> None:
@@ -133,14 +149,14 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
             holding.drop(manager, library, id, running=False)
     elif call.state is CallState.WAITING and holding.may_go_on(library, call):
         queues.leave_queue(manager, call)
-        holding.resume(manager, library, call, why="it has run there all the time, and continues")
-    else:  # it runs elsewhere by now; of a gang, the whole begins again
+        holding.resume(manager, library, call, why="it has run there all the time and continues")
+    else:  # it runs elsewhere now; a gang starts again as a whole
         is_gang = call.group.options.gang[1] > 1
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
 
 
 def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
-    """Requeue calls that never arrived, once all missing members of gangs are known."""
+    """Requeue calls that never reached their libraries; a gang's call only once."""
     missing: dict[Call, Library] = {}
     for library in here:
         for call in holding.now_holds(library, set(there[library.id].calls)):
@@ -155,6 +171,7 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     holding.now_occupies(library, listed)
     holding.forget_sent(library)
     libraries.set_slots(library, facts.slots)
+    libraries.take_cache(library, facts.cache)
     for running in (False, True):
         orphans = manager.state.orphans
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
@@ -170,6 +187,8 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
+    elif sleepers.compare(manager, library, facts):
+        return
     elif library.state is LibraryState.LOADING and facts.ready:
         _library_hot(manager, library)
     else:
@@ -177,7 +196,7 @@ def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 
 
 def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """Take device faults from a hello. `lost`: the manager may have missed a repair."""
+    """Record a hello's device faults. `lost`: the manager may have missed a repair."""
     for device in list(pilot.devices.values()):
         pilots.device_reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
 
@@ -188,11 +207,12 @@ def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
         manager.state.refuse("fault of a device that the pilot does not have")
     else:
         pilots.device_reported(manager, device, message.reason)
+        nodes.judge_reports(manager, pilot)
 
 
-_PART = 16  # A memory measurement counts as new if it differs from the last one by a 16th of it,
-_LEAST_BYTES = 16 << 20  # and by at least this much
-RECORD_S = 5.0  # Costs of runs are recorded no more often than this
+_PART = 16  # A memory measurement is new if it differs by 1/16 of the last measurement
+_LEAST_BYTES = 16 << 20  # and by at least these bytes
+RECORD_S = 5.0  # Least seconds between two records of run costs
 
 
 def is_heartbeat(event: FromPilot) -> bool:
@@ -200,7 +220,7 @@ def is_heartbeat(event: FromPilot) -> bool:
 
 
 def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
-    """True if a heartbeat tells something new, or runs are due."""
+    """True if a heartbeat has new values, or run costs are due."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -229,22 +249,25 @@ def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     ending.record_runs(manager)
 
 
-# A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
+# With these failures the library ended because of one call or its pilot, so its other calls are not blamed.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 
-# It was ended for the sake of one call, which has left it by then.
+# With these failures the library ended because of one call, which is already withdrawn.
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
-        if library.state is not LibraryState.STOPPING:  # otherwise it was told to stop meanwhile
+        if library.state is not LibraryState.STOPPING:  # a stopping library was told to stop meanwhile
             state.refuse("library ready twice")
         return
     libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
     libraries.set_slots(library, message.slots)
+    sleepers.set_sleeps(library, message.sleeps)
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
+    if message.cache is not None and message.cache.is_fixed:
+        at_once += f"; its cache of {message.cache.tokens:,} tokens cannot be resized"
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
     kind = library.devices[0].facts.kind
     libraries.record_load(library, message)
@@ -258,13 +281,22 @@ def library_ready(manager: Manager, library: Library, message: LibraryReady) -> 
 
 
 def _library_hot(manager: Manager, library: Library) -> None:
-    state, context = manager.state, library.context
-    libraries.mark_ready(manager, library)
-    blocks.note_useful(manager, library.pilot)
-    wanted = manager.policies.residency.measured(state, library)
-    if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
+    wanted = manager.policies.residency.measured(manager.state, library)
+    if wanted < library.promised_bytes:  # without a declared size, reserve only the measured bytes
         manager.supply_changed = True
         libraries.promise(library, wanted)
+    _serve(manager, library)
+
+
+def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> None:
+    if sleepers.library_awake(manager, library, message):
+        _serve(manager, library)
+
+
+def _serve(manager: Manager, library: Library) -> None:
+    context = library.context
+    libraries.mark_ready(manager, library)
+    blocks.note_useful(manager, library.pilot)
     manager.changed("libraries", library.id)
     queues.relist_library(manager, library)
     holding.places_changed(manager, context)
@@ -272,16 +304,19 @@ def _library_hot(manager: Manager, library: Library) -> None:
 
 
 def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
-    """A library has ended: requeue its calls, or fail its killers."""
+    """Requeue the calls of an ended library, or fail the calls that killed it."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
     broken = holding.gang_calls_broken_by(state, library, message.running)
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
+    moves = library.state is LibraryState.ASLEEP or library.is_waking
+    if moves and failure is not None and failure.kind is FailureKind.CONTEXT:
+        sleepers.sleep_failed(library, failure.message)
     survivors = libraries.detach_library(manager, library)
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # killed for memory that others hold
+    crowding = None  # the failure, if the library was killed because other processes hold the memory
     if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
         crowding = failure
     back = []
@@ -319,12 +354,17 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
 
 
 def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library the kernel killed for memory of others. False if the caller must requeue it."""
+    """Handle a call whose library the kernel killed because other processes used the memory. If False, the caller
+    requeues it.
+    """
     if call.group.options.gang[1] > 1:
         return gangs.gang_lost_memory(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
     retries.requeue_after_fault(manager, library, call, CallEnd(call.id, False, failure=evidence))
     return True
+
+
+_MAY_SERVE = (LibraryState.LOADING, LibraryState.READY, LibraryState.ASLEEP)
 
 
 def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
@@ -337,7 +377,7 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         for each in (context, *context.listed_by.values())
         if each.queue.count
         and all(map(libraries.has_given_up, (each, *each.lists.values())))
-        and not any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in queues.libraries_for(each))
+        and not any(x.state in _MAY_SERVE for x in queues.libraries_for(each))
     ]
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
     evidence = Failure(
@@ -374,13 +414,13 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
         ending.append(idle.pop(0))
     if frees_bytes(ending) < lacks_bytes:
         return BUSY_S
-    for other in tuple(ending):  # a context that is not needed for the room stays
+    for other in tuple(ending):  # keep a context that need not end for the space
         rest = [each for each in ending if each is not other]
         if frees_bytes(rest) >= lacks_bytes:
             ending = rest
     for other in ending:
         for library in users[other]:
-            reason = f"its files make room in the object cache for {context.recipe.name}"
+            reason = f"its files are removed from the object cache for {context.recipe.name}"
             libraries.stop_library(manager, library, reason=reason)
     return ENDING_S
 
@@ -405,5 +445,5 @@ def _users(state: State, pilot: Pilot) -> Iterator[Library]:
 def _is_idle(library: Library) -> bool:
     if library.state is LibraryState.STOPPING:
         return True
-    is_free = library.state is LibraryState.READY and not library.held and not library.zombies
+    is_free = library.state in (LibraryState.READY, LibraryState.ASLEEP) and not library.load
     return is_free and not library.context.queue.count

@@ -1,11 +1,12 @@
-"""Pilots: joined, disconnected, drained, lost; devices in quarantine; repair after a lost journal.
+"""Pilots that join, disconnect, drain or are lost; devices in quarantine; repair after a lost journal.
 
-*Quarantine*: calls on a device that fails its probe run elsewhere at once; calls on a device that a policy quarantines
-finish. Both set `Device.fault`.
+*Quarantine* (`Device.fault`): calls on a device that fails its probe run elsewhere at once; calls on a device that a
+policy quarantines finish.
 
-*Lost journal*: after a host crash the manager may know less than it acknowledged. Each peer reports again at its
-hello: a client submits every call that it waits for; a pilot lists its libraries and calls (an unknown call is an
-*orphan* that keeps its slot, and its end, for its client); the factory names its blocks. Numbers skip a gap.
+*Lost journal*: after a host crash the manager may have lost acknowledged events, so peers report again in their hellos.
+A client submits every call that it waits for. A pilot lists its libraries and calls; an unknown call is an *orphan*,
+whose slot and end are kept for its client. The factory names its blocks. New ids skip a gap, because lost ids may be in
+use.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-from stoker.manager.core import blocks, deadlines, ending, holding, libraries, objects, queues, registry, retries
+from stoker.manager.core import (
+    blocks,
+    deadlines,
+    ending,
+    holding,
+    libraries,
+    objects,
+    queues,
+    registry,
+    retries,
+    sleepers,
+)
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Client, Device, Kept, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import PolicyError
@@ -27,7 +39,7 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving, WalltimeUpdate
 from stoker.units import show_seconds
 
-KEPT_PILOTS = 1000  # Pilots that are kept after their end, for stories and returns
+KEPT_PILOTS = 1000  # Pilots kept after their end, for histories and returns
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
@@ -41,7 +53,7 @@ def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
-    """A given-up pilot is here again. Returns what it held."""
+    """Readmit a pilot that was given up; return its former libraries."""
     state = manager.state
     kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
@@ -58,7 +70,7 @@ def forget_old_pilots(state: State, *, kept_s: float) -> None:
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
-    """A pilot changed: its contexts and policies look again."""
+    """Let contexts and policies react to a changed pilot."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         queues.note_starving(manager, context)
         holding.places_changed(manager, context)
@@ -69,7 +81,6 @@ def supply_changed(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_disconnected(manager: Manager, id: PilotId) -> None:
-    """A pilot's connection broke: it gets nothing until it returns."""
     pilot = manager.state.pilots.get(id)
     if pilot is None or pilot.state is not PilotState.HERE:
         return
@@ -89,9 +100,9 @@ def pilot_lost(
     loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
 ) -> None:
-    """A pilot is gone: requeue its calls.
+    """Requeue the calls of a pilot that is gone.
 
-    `loss` None = it left properly. `may_return`: it is taken back if it reconnects.
+    `loss`: None if it left properly. `may_return`: readmit it if it reconnects.
     """
     state = manager.state
     pilot = state.pilots.pop(id, None)
@@ -120,7 +131,7 @@ def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None
 
 
 def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
-    """Blocks of a program ended: give up their disconnected pilots."""
+    """Give up the disconnected pilots of ended blocks."""
     for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
         if pilot.state is PilotState.CUT:
             pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
@@ -135,14 +146,14 @@ def release_pilots_of(manager: Manager, block: str) -> None:
 def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
     pilot.released = True
     if pilot.state in (PilotState.HERE, PilotState.CUT):
-        hand_on_s = _drain(manager, pilot, reason, why=f"{pilot.id} is to end")
+        hand_on_s = _drain(manager, pilot, reason, why=f"{pilot.id} drains")
         manager.say(pilot, to_pilot.Exit(reason, drain=True, hand_on_s=hand_on_s))
         supply_changed(manager, pilot)
 
 
 def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
     if pilot.state is PilotState.HERE:
-        _drain(manager, pilot, "it is about to leave", why=f"{pilot.id} is about to leave")
+        _drain(manager, pilot, "it exits soon", why=f"{pilot.id} exits soon")
         supply_changed(manager, pilot)
 
 
@@ -161,7 +172,7 @@ _SOON_S = 0.001  # A rounded timer may fire this early; a new one would fire at 
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
-    """Note what is left of a pilot's walltime; 0 = no limit."""
+    """Note a pilot's remaining walltime; 0 = none."""
     if ends_in_s <= 0:
         pilot.ends_at = 0.0
         return
@@ -182,11 +193,11 @@ def check_walltime(manager: Manager, id: str) -> None:
     in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
         return
-    if in_s > _SOON_S:  # calls may turn out to take longer: look in time
+    if in_s > _SOON_S:  # calls may take longer than expected, so check again sooner
         manager.set_timer(f"walltime/{id}", now + max(in_s / 2, min(in_s, _POLL_S)))
         return
     for library in pilot.libraries.values():
-        if library.state is LibraryState.LOADING:
+        if library.state is LibraryState.LOADING and not library.is_waking:
             libraries.record_cut_load(library, now)
     release_pilot(manager, pilot, f"its walltime is over in {deadlines.walltime_left_s(pilot, now):.0f} s")
 
@@ -195,9 +206,9 @@ QUARANTINE_TIMER = "quarantine"
 
 
 def device_reported(manager: Manager, device: Device, reason: str) -> None:
-    """A device failed its probe, or works again (no reason)."""
+    """Record that a device failed its probe, or works again (no reason)."""
     pilot, id = device.pilot, device.id
-    if device.reported == reason:  # its hello has reported it
+    if device.reported == reason:  # the hello already reported it
         return
     device.reported = reason
     _settle(device)
@@ -254,18 +265,18 @@ def _settle(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
-KEPT_FORGOTTEN = 100_000  # Calls that are remembered because their clients have their results
+KEPT_FORGOTTEN = 100_000  # Ended calls remembered because their clients have the results
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
-    """Note the calls of a client that must submit again; those it leaves out have ended."""
+    """Note a client's calls before it submits again; omitted calls have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
 
 
 def client_resubmitted(manager: Manager, client: Client) -> None:
-    """A client submitted again: close what it left out."""
+    """Close the calls that a client did not submit again."""
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
@@ -307,16 +318,16 @@ def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Continue or end new calls that are orphans. Returns the others."""
+    """Continue or end new calls that are orphans. Return the others."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
-        if orphan is None or not _goes_on(manager, orphan, call):
+        if orphan is None or not _start_next_call(manager, orphan, call):
             rest.append(call)
     return rest
 
 
-def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
+def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
     library = orphan.library
     if orphan.end is not None:
         call.note(manager.state.now, "it had ended before its client could submit it again")
@@ -332,7 +343,7 @@ def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan(state: State, outcome: CallEnd) -> bool:
-    """Keep an orphan's end; a fault forgets it. False if it is no orphan."""
+    """Keep an orphan's end, or drop the orphan after a fault. Return False if the call is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     orphan = state.orphans.get(outcome.call)
@@ -347,7 +358,6 @@ def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> N
 
 
 def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
-    """Adopt a pilot's unknown library, or return None."""
     state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
     context = state.contexts.get(facts.recipe)
@@ -358,6 +368,7 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
     libraries.record_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
+    sleepers.found(library, facts)
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:

@@ -1,10 +1,10 @@
-"""Waiting calls of each context, and libraries with room for them; only this file writes both.
+"""Waiting calls of each context, and libraries with capacity; only this file writes both.
 
-*Stuck libraries*: short calls are prefetched (`Dispatch.window`). If a call there runs for hours, a timer requeues the
-backlog, and the library gets none until a call of it ends.
+*Stuck libraries*: short calls are prefetched (`Dispatch.window`). If a long call blocks them, a timer requeues the
+prefetched calls. The library gets none until one of its calls ends.
 
-*Variants*: a call lists the contexts that can serve it and waits in its own context's queue. A library with room whose
-queue is empty is offered the queues that list its context (`Dispatch.pull_others`).
+*Variants*: a call lists the contexts that can serve it and waits in its own context's queue. A library with capacity
+and an empty queue takes calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryStat
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
 STUCK_TIMER = "stuck"
-STUCK_S = 1.0  # A library is stuck once its calls have taken every slot for this long, and far longer than usual
-LINGERS = 4  # A call that runs this many times longer than usual has no known end
+STUCK_S = 1.0  # A library is stuck once all its slots are taken for this long, and far longer than usual
+LINGERS = 4  # Multiple of the usual run time after which the end of a call is unknown
 
 
 def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
-    """True if a load elsewhere may be done before a slot is free here."""
+    """True if another library may be loaded before this one has a free slot."""
     full = full_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
@@ -46,7 +46,6 @@ def free_slots(manager: Manager, library: Library) -> int:
 
 
 def has_room(manager: Manager, library: Library) -> bool:
-    """True if a ready library may hold one more call."""
     load = library.load
     if load < library.slots:
         return True
@@ -54,7 +53,7 @@ def has_room(manager: Manager, library: Library) -> bool:
 
 
 def relist_library(manager: Manager, library: Library) -> bool:
-    """Update the load index. True if a library has room."""
+    """Update the load index. Return True if the library has capacity."""
     index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
     held = len(library.held)
@@ -76,6 +75,10 @@ def relist_library(manager: Manager, library: Library) -> bool:
     if STUCK_TIMER not in manager.state.timers:
         schedule_backlog_check(manager)
     return room
+
+
+def rank_libraries(context: Context) -> None:
+    context.index.rank(context.speeds.of)
 
 
 def note_given(library: Library, count: int, now: float) -> None:
@@ -141,31 +144,29 @@ def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
 
 
 def dequeue_call(call: Call) -> None:
-    """Take out a call that gets another place at once."""
+    """Remove a call that moves to another place at once."""
     call.group.context.queue.leave(call)
 
 
 def leave_queue(manager: Manager, call: Call) -> None:
-    """Take out a call for good."""
+    """Remove a call permanently."""
     context = call.group.context
     context.queue.leave(call)
     note_fed(manager, context)
 
 
 def demote_call(call: Call) -> None:
-    """A waiting call lost its deadline."""
     call.group.context.queue.demote(call)
 
 
 def mark_late(call: Call) -> None:
-    """A call that is in no queue lost its deadline."""
     call.group.context.queue.mark_late(call)
 
 
-def note_hungry(manager: Manager, context: Context) -> None:
-    """A context has waiting calls: ask policies if they doubled."""
-    if context.recipe.key not in manager.state.hungry:
-        manager.state.hungry[context.recipe.key] = context
+def note_waiting(manager: Manager, context: Context) -> None:
+    """Note that calls wait; ask policies if their number doubled."""
+    if context.recipe.key not in manager.state.waiting_contexts:
+        manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True
         note_starving(manager, context)
     if context.queue.count >= context.ask_at:
@@ -175,18 +176,17 @@ def note_hungry(manager: Manager, context: Context) -> None:
 
 
 def note_fed(manager: Manager, context: Context) -> None:
-    """Calls left a queue."""
     count = context.queue.count
     if not count:
         context.ask_at = 1
         context.starved_since = None
-        manager.state.hungry.pop(context.recipe.key, None)
+        manager.state.waiting_contexts.pop(context.recipe.key, None)
     elif 4 * count < context.ask_at:
         context.ask_at = 2 * count
 
 
 def note_starving(manager: Manager, changed: Context) -> None:
-    """Update since when a context's calls wait without a usable library."""
+    """Update since when a context's calls lack a usable library."""
     for context in (changed, *changed.listed_by.values()):
         if not context.queue.count or any(library.usable for library in libraries_for(context)):
             context.starved_since = None
@@ -197,9 +197,9 @@ def note_starving(manager: Manager, changed: Context) -> None:
 def wait_again_apart(manager: Manager, call: Call) -> None:
     context = call.group.context
     trial = manager.state.trials.get(call.id)
-    if trial is None or not blame.is_apart(manager, call, trial):
+    if trial is None or not blame.is_held_back(manager, call, trial):
         context.queue.put_back(call)
     else:
-        context.queue.put_apart(call)
+        context.queue.hold_back(call)
         manager.apart_due = True
-    note_hungry(manager, context)
+    note_waiting(manager, context)

@@ -1,10 +1,10 @@
-"""Steps of the manager for each event: the table of contents of the manager.
+"""List the manager's steps for each event.
 
-`Core.handle(event, now) -> [Command]` is the manager as a pure function for its live and simulated shells. Each
-function below lists the steps of one event or message in order. A step lives in the file of its subject, changes that
-subject's state alone, and never calls up. `settle` ends each event.
+`Core.handle(event, now) -> [Command]` is a pure function for the live server and the simulator. Each function below
+calls the steps of one event or message in order. A step is in the file of its subject, changes only that subject's
+state, and calls no function above it.
 
-Policies look at a context again only when its queue has doubled, devices changed, or a timer fires, so the work per
+Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires, so work per
 event does not grow with the queue.
 """
 
@@ -27,6 +27,7 @@ from stoker.manager.core import (
     gangs,
     holding,
     libraries,
+    nodes,
     object_plan,
     objects,
     outlook,
@@ -37,8 +38,9 @@ from stoker.manager.core import (
     registry,
     report,
     retries,
+    sleepers,
     story,
-)
+)  # fmt: skip
 from stoker.manager.core.events import Command, Event, FromClient, FromPilot
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Library, Pilot, PilotState
@@ -82,23 +84,24 @@ class Core:
         return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that pass on pieces; they are not journalled."""
+        """Return commands that pass on pieces, which are not journalled."""
         return pieces.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
-        """Return commands to carry out before the first event: timers of policies."""
+        """Return the first timers of policies."""
         out, self.manager.out = self.manager.out, []
         return out
 
     def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
-        """Set what new pilots are told: heartbeat interval and lease."""
+        """Set the heartbeat interval and lease of new pilots."""
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def forget_half(self) -> None:
+        """Drop the commands of an event that raised: it must not be carried out in part."""
         self.manager.out.clear()
 
 
-_SETTLE_TURNS = 100  # Turns of asking the policies at the end of an event
+_SETTLE_TURNS = 100  # Most steps of policy decisions at the end of an event
 _LACKS_NOTHING = (math.inf, 0.0, 0)
 
 
@@ -127,6 +130,9 @@ def react(manager: Manager, event: Event) -> None:
         case events.SessionDefined(sources=sources, lease_s=lease_s):
             state.lease_s = lease_s or state.lease_s
             blocks.set_sources(manager, sources)
+            nodes.watch_sources(manager)
+        case events.NodesHeard() | events.ProbeClaimed():
+            nodes.hear_of_nodes(manager, event)
         case events.FactoryTrouble(reason=reason):
             state.factory_trouble = reason
         case events.EventRefused():
@@ -150,7 +156,6 @@ def react(manager: Manager, event: Event) -> None:
 
 
 def on_manager_restarted(manager: Manager) -> None:
-    """The manager restarted: every peer is disconnected."""
     state = manager.state
     state.skip_numbers()
     for pilot in state.pilots.values():
@@ -179,7 +184,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
         manager.say(pilot, to_pilot.Ack(pilot.inbox.last))
         return
     for message in messages:
-        if pilot.state is PilotState.GONE:  # it has left in this very frame
+        if pilot.state is PilotState.GONE:  # it left in this frame
             break
         if wrong := bounds.wrong_with(message):
             pilot_reports.give_up_unsound(manager, pilot, wrong)
@@ -190,7 +195,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
-    """A pilot joins, reconnects or returns; None if it is refused."""
+    """Admit a pilot that joins, reconnects or returns; None if refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):
@@ -218,6 +223,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     )
     pilot_reports.reconcile(manager, pilot, message)
     pilot_reports.report_faults(manager, pilot, message.faults, lost=lost)
+    nodes.pilot_reported(manager, pilot)
     pilots.supply_changed(manager, pilot)
     return pilot
 
@@ -247,6 +253,7 @@ _PILOT_STEPS: dict[type, Callable[[Manager, Pilot, Any], object]] = {
 _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.CallsEnded: dispatch.calls_ended,
     to_manager.CallsReturned: dispatch.calls_returned,
+    to_manager.OfferAccepted: dispatch.offer_accepted,
     to_manager.CallsProgress: dispatch.calls_progressed,
     to_manager.CallEvicted: dispatch.call_evicted,
     to_manager.GangMeets: gangs.rank0_listens,
@@ -254,6 +261,8 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryReady: pilot_reports.library_ready,
     to_manager.LibraryGone: pilot_reports.library_gone,
     to_manager.LibraryResized: libraries.resized,
+    to_manager.LibraryAsleep: sleepers.library_asleep,
+    to_manager.LibraryAwake: pilot_reports.library_awake,
     to_manager.LibraryBatch: libraries.take_batch,
     to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame that is journalled"),
 }
@@ -287,7 +296,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
 
 
 def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """A client joins or reconnects. None if it is refused."""
+    """Admit a client that joins or reconnects; None if refused."""
     state = manager.state
     wrong = why_not(message, session=state.session) or bounds.wrong_with(message)
     if wrong:
@@ -348,7 +357,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.BlockUpdate() | to_manager.SourceTrouble() if not client.factory:
             state.refuse("update of blocks from a client that is not the factory")
         case to_manager.BlockUpdate():
-            block_orders.record_block_update(manager, message)
+            on_block_update(manager, message)
         case to_manager.SourceTrouble():
             block_orders.record_source_trouble(manager, message)
         case to_manager.DefineManifest(object=name, manifest=manifest):
@@ -386,17 +395,24 @@ def on_submit(manager: Manager, client: Client, message: Submit) -> None:
 
 
 def on_own_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
-    """A program reports the blocks that it starts itself."""
+    """Record the blocks that a program starts itself."""
     state = manager.state
-    state.said_blocks = dict(message.blocks)
+    state.reported_blocks = dict(message.blocks)
     registry.set_most_pilots(state, client, message.most_pilots)
     pilots.lose_pilots_of(manager, message.ended)
-    manager.supply_changed |= bool(state.hungry)
+    manager.supply_changed |= bool(state.waiting_contexts)
+
+
+def on_block_update(manager: Manager, message: to_manager.BlockUpdate) -> None:
+    nodes.exclude_none_if_no_node_is_left(manager, message)
+    block = manager.state.blocks.get(message.block)
+    block_orders.record_block_update(manager, message)
+    nodes.check_probe(manager, block, message)
 
 
 # ---- timers
 def on_timer(manager: Manager, key: str) -> None:
-    """A timer fires. Its key names its owner before the first slash."""
+    """Handle a timer; its key names its owner before the first slash."""
     manager.drop_timer(key)
     owner, _, rest = key.partition("/")
     if owner in manager.seams:
@@ -408,6 +424,8 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_round(manager: Manager, name: str) -> None:
+    """Run the round of a policy with the changes since its last round, and set the timer of its next round. A policy
+    that rests has no timer until something changes."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -427,6 +445,7 @@ _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
     "emptied": block_orders.check_emptied_block,
     retries.FAULTS_TIMER: retries.retry_after_faults,
     pilots.QUARANTINE_TIMER: pilots.end_quarantine,
+    nodes.NODES_TIMER: nodes.watch_nodes,
     blame.PRINTING_TIMER: blame.ask_about_printing,
     queues.STUCK_TIMER: dispatch.requeue_stuck_backlogs,
 }
@@ -453,6 +472,9 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
+    """Repeat until nothing is left: serve queues of returned calls, then calls that the core places, then look at
+    contexts for which pilots or devices changed, then ask residency for each context that lacks libraries, and
+    provisioning last, because it depends on what residency could load."""
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
             returned, manager.returned = manager.returned, {}
@@ -463,7 +485,7 @@ def _ask_policies(manager: Manager) -> None:
             retries.settle_apart(manager)
         elif manager.supply_changed:
             manager.supply_changed, manager.demand_changed = False, True
-            manager.dirty.update(dict.fromkeys(manager.state.hungry.values()))
+            manager.dirty.update(dict.fromkeys(manager.state.waiting_contexts.values()))
         elif manager.dirty:
             # The context that has waited longest goes first: others must not take the device freed for it.
             dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
@@ -478,4 +500,4 @@ def _ask_policies(manager: Manager) -> None:
         else:
             return
     manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False
-    manager.illegal(PolicyError("it does not come to rest"), seam="residency")
+    manager.illegal(PolicyError("the policy keeps returning actions for one event"), seam="residency")

@@ -1,9 +1,9 @@
-"""Clients, functions, contexts and groups of calls by name, and limits of libraries per context.
+"""Register clients, functions, contexts, groups of calls, and limits on a context's libraries.
 
-A definition is kept while a client has made it, an open call needs it, or a library holds it.
+A definition is kept while a known client made it, an open call needs it, or a library holds it.
 
-*Limits* of programs combine: the largest `least`, the smallest `most`, the longest `keep_alive_s`, and `most` before
-`least`. Limits of absent programs stay, except `least`, until another program sets some.
+*Limits* of programs combine: the largest `least`, the smallest `most`, which has precedence, and the longest
+`keep_alive_s`. An absent program's limits stay, except `least`, until another program sets limits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_NUMBERS = 10_000  # Numbers of forgotten clients, so that their calls on pilots do not count as orphans
-KEPT_GROUPS = 1000  # Groups without open calls that are kept: more of the kind may come
+KEPT_NUMBERS = 10_000  # Kept numbers of forgotten clients, so that their calls on pilots do not count as orphans
+KEPT_GROUPS = 1000  # Groups kept without open calls, because more of their calls may come
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
@@ -101,7 +101,7 @@ def group_closed(state: State, group: Group) -> None:
 
 
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """A client drops these functions. Returns all functions without definition or use."""
+    """Drop a client's functions; return all functions without definition or use."""
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -126,7 +126,7 @@ def forget_groups(state: State) -> None:
 
 
 def forget_unused(manager: Manager) -> bool:
-    """Forget functions and contexts without definition or use. True if some are in use."""
+    """Forget functions and contexts without definition or use. Return True if some that stay lack a definition."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
@@ -173,19 +173,20 @@ _HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 
 
 def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
-    """Set a program's limits for a context. True if the combined limits changed."""
+    """Set a program's limits for a context. Return True if the combined limits changed."""
     if limits == NO_LIMITS:
         if not _are_honoured(manager):
-            context.said_limits.pop(client.id, None)
+            context.reported_limits.pop(client.id, None)
         return False
     known = manager.state.clients
-    context.said_limits = {id: each for id, each in context.said_limits.items() if id in known} | {client.id: limits}
+    of_known = {id: each for id, each in context.reported_limits.items() if id in known}
+    context.reported_limits = of_known | {client.id: limits}
     return _settle(manager, context)
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """A program left or returned. Returns contexts with new limits."""
-    said_some = [each for each in manager.state.contexts.values() if client.id in each.said_limits]
+    """Combine limits after a program left or returned; return the changed contexts."""
+    said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
     return [context for context in said_some if _settle(manager, context)]
 
 
@@ -193,7 +194,7 @@ def _settle(manager: Manager, context: Context) -> bool:
     if not _are_honoured(manager):
         return False  # calls with limits are refused
     clients = manager.state.clients
-    here = [each for id, each in context.said_limits.items() if id in clients and not clients[id].gone]
+    here = [each for id, each in context.reported_limits.items() if id in clients and not clients[id].gone]
     limits = combine_limits(here) if here else msgspec.structs.replace(context.limits, least=0)
     if limits == context.limits:
         return False

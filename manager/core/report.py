@@ -1,7 +1,7 @@
-"""Answers to `stoker status` and `stoker calls`.
+"""Answer `stoker status` and `stoker calls`.
 
-There may be a million calls, and the manager serves calls meanwhile: waiting ones are read from the heads of queues,
-running ones from their libraries, failed ones from the kept stories.
+There may be a million calls, so waiting calls are read from the heads of queues, running calls from their libraries,
+and failed calls from kept histories.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from stoker.protocol.ids import show_call, show_library
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words, show_line
+
+_MOST_GROUPS, _MOST_LONGEST = 20, 10  # Failures and calls in a status
 
 
 def session_status(state: State) -> to_client.Status:
@@ -42,6 +44,9 @@ def session_status(state: State) -> to_client.Status:
         objects=object_plan.object_statuses(state), ended_blocks=dict(state.ended_blocks),
         losses={reason.value: count for reason, count in state.losses.items() if count}, pilot_in_s=left.pilot_in_s,
         maps=outlook.statuses(state), notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
+        excluded_nodes=tuple(node for source in state.sources.values() for node in state.excluded_nodes(source)),
+        failure_groups=ending.list_failure_groups(state)[:_MOST_GROUPS], longest=tuple(_running(state, _MOST_LONGEST)),
+        slowest=ending.list_slowest(state),
     )  # fmt: skip
 
 
@@ -99,6 +104,7 @@ def _context(state: State, context: Context) -> ContextStatus:
     states = [library.state for library in context.libraries.values()]
     return ContextStatus(
         key=context.recipe.key, name=context.recipe.name, hot=states.count(LibraryState.READY),
+        asleep=states.count(LibraryState.ASLEEP), wake_s=context.wake_s,
         loading=states.count(LibraryState.LOADING), queued=context.queue.count, running=outlook.held_calls(context),
         loads=context.loads, ended=context.ended, load_s=context.load_s, load_total_s=context.load_total_s,
         run_s=context.run_s, run_total_s=context.run_total_s, memory_bytes=context.resident_bytes,
@@ -106,11 +112,12 @@ def _context(state: State, context: Context) -> ContextStatus:
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
         arguments=context.recipe.arguments, rate=pace.recent_per_second(context.rate, now=state.now),
         left_s=outlook.context_outlook_s(state, context), served=context.served,
+        speeds=story.kind_speeds(context),
     )  # fmt: skip
 
 
 MOST = 1000  # Calls of each state in a list
-_MOST_EXAMINED = 10_000  # Entries of a queue that are looked at for them
+_MOST_EXAMINED = 10_000  # Queue entries examined for a list
 FAILED = ("raised an exception in your code", "ended without a result")  # How the last note of a failed call begins
 _CANCELLED = "ended without a result (cancelled)"
 
@@ -151,7 +158,7 @@ def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
 
 
 def _failed(state: State, limit: int) -> Iterator[ListedCall]:
-    del limit  # few are kept
+    del limit  # few failed calls are kept
     for call in reversed(state.failed.values()):
         at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):

@@ -1,19 +1,18 @@
 """Calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
 
 *Faults* (`FailureKind.INFRASTRUCTURE`): the call waits apart and avoids that pilot, or its device, for a while. It
-fails after `MOST_PILOTS` pilots, or `MOST_THERE` tries on one.
+fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` on one.
 
-*Losses*: a call that takes its node with it (memory, a driver, a signal) leaves no culprit. Each call that may have run
-on a pilot that was lost without a harmless reason notes a loss. After `ALONE_AFTER` losses it runs alone on a reserved
-pilot; if that, or the library, dies as well, it fails as poison. The death of a library alone is better evidence
+*Losses*: a call that kills its node (memory, a driver, a signal) leaves no evidence. So each call that may have run on
+a pilot lost without a harmless reason gets a loss. After `ALONE_AFTER` losses it runs alone on a reserved pilot. If
+that pilot or its library dies too, it fails as poison. The death of a library alone is better evidence
 (`blame_killer`), unless the process was killed from outside while others ran.
 
-*Cuts*: a call that the walltime cut off needs a pilot with more time left than it ran. It fails after two cuts that had
-most of a walltime each.
+*Cuts*: a call that the walltime cut off needs more time than it ran. It fails after two cuts that had most of a
+walltime each.
 
-Saved progress (`stoker.progress(state=...)`) resets all three. Policies that work in rounds send calls themselves: no
-pilot is reserved there, and `MOST_LOSSES` is the bound. A context whose loads kill `libraries.LOADS` pilots in a row
-cannot be loaded.
+Saved progress (`stoker.progress(state=...)`) resets all three. Policies with rounds send calls themselves: they reserve
+no pilot, and `MOST_LOSSES` is the bound.
 """
 
 from __future__ import annotations
@@ -32,20 +31,19 @@ from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_seconds
 
-MOST_PILOTS = 3  # A call that the infrastructure failed on this many pilots is given up
-MOST_THERE = 3  # A call that the infrastructure failed this often on one pilot is given up
-AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault there; the last one repeats
-PAUSE_S = (0.0, 10.0)  # Pause after the first fault and after each further one
+MOST_PILOTS = 3  # Pilots with faults of one call after which the call fails
+MOST_THERE = 3  # Faults of one call on one pilot after which the call fails
+AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault there; the last value repeats
+PAUSE_S = (0.0, 10.0)  # Seconds of pause after the first fault and after each further fault
 FAULTS_TIMER = "fault"
 
 
 def is_fault(outcome: CallEnd) -> bool:
-    """True if the infrastructure failed a call, which is not its end."""
+    """True if the infrastructure failed a call, which may run again."""
     return outcome.failure is not None and outcome.failure.kind is FailureKind.INFRASTRUCTURE
 
 
 def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> None:
-    """Requeue a faulted call, or end it with evidence."""
     assert outcome.failure is not None
     state, pilot, failure = manager.state, library.pilot, outcome.failure
     trial = holding.trial_of(manager, call)
@@ -66,7 +64,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     libraries.count_runs_again(manager, 1)
     for at in (avoided_until, state.now + pause_s):
-        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer a second: thousands may wait for one file server
+        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer a second: thousands of calls may wait for one file server
         if at > state.now and key not in state.timers:
             manager.set_timer(key, float(int(at) + 1))
 
@@ -107,7 +105,7 @@ def _evidence(call: Call, trial: Trial) -> Failure:
     faults, last = trial.faults, trial.faults[-1].failure
     pilots = len({fault.pilot for fault in faults})
     times = "once" if len(faults) == 1 else f"{len(faults)} times"
-    lines = [f"devices, disks or networks failed it {times}, on {pilots} pilot{'s' * (pilots != 1)}:"]
+    lines = [f"devices, disks or networks failed the call {times}, on {pilots} pilot{'s' * (pilots != 1)}:"]
     lines += [
         f"{fault.pilot}, {show_seconds(fault.at - call.submitted_at)} after the call was submitted: "
         f"{fault.failure.message}"
@@ -119,7 +117,7 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
-    """Note losses and cuts before calls are requeued."""
+    """Note losses and cuts of calls before they are requeued."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
@@ -147,10 +145,10 @@ def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> N
 
 
 def loss_explained(manager: Manager, pilot: Pilot) -> None:
-    """A loss is settled: judge calls and loads again."""
+    """Judge calls and loads again after a loss is settled."""
     if manager.state.trials:
         manager.apart_due = True
-    for context in manager.state.hungry.values():
+    for context in manager.state.waiting_contexts.values():
         if pilot in context.lost_loads:
             _judge_loads(manager, context)
             return
@@ -163,12 +161,12 @@ def undo_pilot_loss(state: State, pilot: Pilot) -> None:
 
 
 def may_begin_alone(state: State) -> bool:
-    """True if nothing runs any more on a reserved pilot."""
+    """True if a reserved pilot has no calls."""
     return any(not _load(pilot) for pilot in state.reserved.values())
 
 
 def offer_apart(manager: Manager, library: Library) -> None:
-    """Offer a free library to calls that were cut off or failed elsewhere."""
+    """Give a free library a call that was cut off or failed elsewhere."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
@@ -185,20 +183,20 @@ def offer_apart(manager: Manager, library: Library) -> None:
 
 
 def settle_apart(manager: Manager) -> None:
-    for context in tuple(manager.state.hungry.values()):
+    for context in tuple(manager.state.waiting_contexts.values()):
         context.apart_lacks = False
         for call in tuple(context.queue.apart.values()):
             trial = manager.state.trials[call.id]
             verdict = blame.judge_trial(manager.state, call, trial)
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
-            elif not blame.is_apart(manager, call, trial):  # the losses had other causes
+            elif not blame.is_held_back(manager, call, trial):  # the losses had other causes
                 queues.dequeue_call(call)
                 holding.free_reserved_pilot(manager, trial)
                 queues.enqueue_in_place(call)
                 manager.returned[context] = None
             elif blame.is_suspect(trial):
-                if not blame.awaits_word(trial):
+                if not blame.awaits_batch_reason(trial):
                     _send_alone(manager, call, trial)
             else:
                 _send_where_it_fits(manager, call, trial)
@@ -236,7 +234,7 @@ def _judge_loads(manager: Manager, context: Context) -> None:
         return
     name = context.recipe.name
     lines = [f"context {name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"]
-    lines += [f"{pilot.id}: {blame.last_words(manager.state, pilot)}" for pilot in counted]
+    lines += [f"{pilot.id}: {blame.loss_description(manager.state, pilot)}" for pilot in counted]
     libraries.fail_waiting_calls(manager, context, Failure(FailureKind.CONTEXT, "\n  ".join(lines), counted[-1].id))
 
 
@@ -291,21 +289,23 @@ def _give(manager: Manager, library: Library, call: Call) -> None:
 
 
 SIGKILL = 9
-CUTS_BESIDE = 2  # Ends for other calls after which a call gets its own library
+CUTS_BESIDE = 2  # Library ends because of other calls, after which a call gets its own library
 
-# A call that has killed this many libraries is a poison call: the first death may have been the node's fault.
+# Libraries that a call may kill before it fails as poison: the node may have caused the first death.
 POISON_KILLS = 2
 
 
 def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
-    """A library died while it ran this call. True if the call ends as poison.
+    """Count a library's death against a call. Return True if the call fails as poison.
 
-    Calls that ran together are tried again one by one.
+    Calls that ran together run again one by one.
     """
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
     beside = library.pilot.libraries.values()
-    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of this call
+    at_work = any(
+        x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside
+    )  # ignores this call's ranks
     if alone:
         _note(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:
@@ -313,7 +313,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
             return False
     past = call.remember()
     past.kills += 1
-    call.by_itself = True
+    call.runs_alone = True
     if not alone:
         past.kills = min(past.kills, POISON_KILLS - 1)
         call.note(manager.state.now, f"{text} while it ran other calls too; it runs again alone")
@@ -328,9 +328,9 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
 
 
 def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
-    """A library was ended for another call's sake while it ran this one."""
+    """Note that a library ended because of another call while it ran this call."""
     past = call.remember()
     past.cuts_beside += 1
-    call.by_itself |= past.cuts_beside >= CUTS_BESIDE
-    more = "; it has a library for itself from now on" if call.by_itself else ""
-    call.note(manager.state.now, f"lib-{library.id} was ended while it ran there ({failure.message}){more}")
+    call.runs_alone |= past.cuts_beside >= CUTS_BESIDE
+    more = "; from now on it runs alone in a library" if call.runs_alone else ""
+    call.note(manager.state.now, f"lib-{library.id} was ended while the call ran there ({failure.message}){more}")

@@ -1,17 +1,16 @@
-"""The seams: questions to policies and their answers, and wishes of calls that they honour.
+"""The seams: questions to each policy, its actions, and the *wishes* (options of calls) that it honours.
 
-A policy is asked over a read-only view and answers with actions; it never sends and never changes anything. A generator
-of actions sees the view after each one. The hot path wants O(1) answers; a policy that plans in rounds declares
-`period_s`.
+A policy reads a view and returns actions; it changes nothing itself. A generator sees the effect of each action that it
+yields. Answers on the hot path must be O(1). A policy that plans in rounds declares `period_s`.
 
 | seam | question |
 |---|---|
 | `Provisioning` | how many pilots, of which kind? |
-| `Residency` | which contexts live on which device? |
+| `Residency` | which contexts are on which device? |
 | `Dispatch` | which queued call goes to which library? |
-| execution | whose turn is it on a device? `stoker.pilot.core` answers |
+| execution | which library runs on a device now? `stoker.pilot.core` answers |
 
-A call with a wish that no policy honours (`honours`) is refused where it is made.
+A call with a wish that no policy honours (`honours`) is refused in its program.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, 
 
 
 class PolicyError(StokerError):
-    """A policy asked for something impossible: a bug in the policy. Nothing was changed."""
+    """A policy returned an impossible action: a bug in the policy. It changed nothing."""
 
 
 class View(Protocol):
-    """The view of policies. Read-only: tests catch policies that change it."""
+    """The manager's state, read-only."""
 
     @property
     def now(self) -> float:
-        """Seconds, on the manager's clock."""
+        """Seconds on the manager's clock."""
 
     @property
     def ends_per_s(self) -> int:
@@ -47,7 +46,7 @@ class View(Protocol):
 
     @property
     def contexts(self) -> Mapping[str, Context]:
-        """By recipe key."""
+        """Contexts by recipe key."""
 
     @property
     def calls(self) -> Mapping[int, Call]:
@@ -62,7 +61,7 @@ class View(Protocol):
         """Libraries that are not gone."""
 
     @property
-    def hungry(self) -> Mapping[str, Context]:
+    def waiting_contexts(self) -> Mapping[str, Context]:
         """Contexts with waiting calls, by recipe key."""
 
     @property
@@ -83,7 +82,7 @@ class View(Protocol):
 
     @property
     def most_pilots(self) -> Mapping[ClientId, int]:
-        """Pilots that each client's own blocks bring at most; 0 = no limit."""
+        """Limit on pilots in blocks that each client starts itself; 0 = no limit."""
 
     def devices(self) -> Iterator[Device]:
         """Devices that can get work."""
@@ -94,26 +93,32 @@ class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library.
 
     `offer`: the pilot may refuse it. `reserve_bytes`: the library's reservation for an offer; 0 = unchanged.
+    `preempts`: libraries on the same devices that end, and whose calls are evicted, if the pilot accepts the offer.
     """
 
     call: CallId
     library: LibraryId
     offer: bool = False
     reserve_bytes: int = 0
+    preempts: tuple[LibraryId, ...] = ()
 
 
 class SendGang(msgspec.Struct, frozen=True):
-    """Start a waiting call on these libraries together; rank = position."""
+    """Start a waiting call on these libraries together; a library's position is its rank."""
 
     call: CallId
     libraries: tuple[LibraryId, ...]
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it; the reason reaches the user."""
+    """End a waiting call without running it; the user gets the reason.
+
+    `retry_after_s`: when a new try may succeed; 0 = unknown.
+    """
 
     call: CallId
     reason: str
+    retry_after_s: float = 0.0
 
 
 class Evict(msgspec.Struct, frozen=True):
@@ -130,7 +135,7 @@ class TakeBack(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load a context on devices of one pilot, promising this memory on each."""
+    """Load a context on devices of one pilot; reserve `memory_bytes` on each."""
 
     recipe: RecipeKey
     pilot: PilotId
@@ -143,6 +148,18 @@ class Unload(msgspec.Struct, frozen=True):
 
     library: LibraryId
     reason: str
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """Put an idle library to sleep: its context's weights move to host memory, and it frees its device."""
+
+    library: LibraryId
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Wake a library that sleeps, with the reservation that it had."""
+
+    library: LibraryId
 
 
 class Resize(msgspec.Struct, frozen=True):
@@ -167,7 +184,7 @@ class FailWaiting(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """Forecast a call's end, and whether it meets its deadline. Its client is told."""
+    """Tell a client when a call ends, and whether it meets its deadline."""
 
     call: CallId
     ends_at: float
@@ -175,7 +192,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Ask again at this time, with `timer(view, key)`."""
+    """Call `timer(view, key)` at this time."""
 
     at: float
     key: str
@@ -189,14 +206,14 @@ class WantBlocks(msgspec.Struct, frozen=True):
 
 
 class ReleaseBlock(msgspec.Struct, frozen=True):
-    """Release a block: its pilots finish their calls, then its job is cancelled."""
+    """Cancel a block's job after its pilots' running calls."""
 
     block: BlockId
     reason: str
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Keep a device, or all (None), of a pilot free for `for_s`."""
+    """Keep a pilot's device, or all devices (None), unused for `for_s` seconds."""
 
     pilot: PilotId
     device: DeviceId | None
@@ -205,25 +222,25 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask for advice on a subject; it arrives later, or never."""
+    """Ask for advice, which arrives later or never."""
 
     about: About | RecipeKey
 
 
 Action = (
-    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailCall | FailWaiting | Forecast | Timer
-    | WantBlocks | ReleaseBlock | Quarantine | Ask
+    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Sleep | Wake | Resize | FailCall | FailWaiting
+    | Forecast | Timer | WantBlocks | ReleaseBlock | Quarantine | Ask
 )  # fmt: skip
 
 
 class Changes(msgspec.Struct):
-    """Changes since a policy's last round, by id."""
+    """Ids of records that changed since a policy's last round."""
 
     calls: set[int] = set()
     libraries: set[int] = set()
     pilots: set[str] = set()
     contexts: set[str] = set()
-    latency_shares: list[float] = []  # Of ended calls: time / wanted latency
+    latency_shares: list[float] = []  # Duration of each ended call / its latency objective
 
 
 # ---- seams
@@ -247,18 +264,18 @@ class Rounds(Protocol):
         """Advice on a context arrived."""
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """A verdict on a failure arrived; `pilot.verdicts` has it and those before."""
+        """The advisor's verdict on a failure arrived; `pilot.verdicts` includes it."""
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """The progress of a running call is known."""
+        """New progress of a running call arrived."""
 
 
 class Dispatch(Rounds, Protocol):
-    """Which queued call goes to which library?"""
+    """Chooses a library for each queued call."""
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline go first and the core drops or demotes lost ones."""
+        """True if calls with a deadline go first and the core drops or demotes lost calls."""
 
     @property
     def by_run_time(self) -> bool:
@@ -266,77 +283,79 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes of calls that it honours (`stoker.manager.core.seams.WISHES`); calls with others are refused."""
+        """Those of `stoker.manager.core.seams.WISHES` that it honours; calls with other wishes are refused."""
 
     @property
     def asks_every_call(self) -> bool:
-        """True if `place` wants to see calls that arrive while no library has room."""
+        """True if `place` also gets calls that arrive while no library has capacity."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Largest number of calls, arriving together at an empty queue, that `place` is asked about. More are
-        queued, which costs less."""
+        """Most calls that arrive together at an empty queue and go to `place`; more calls are queued."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with room, actions, or None to let a call wait. O(1)."""
+        """Return a ready library with room for the call, actions, or None to let it wait. O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls of the head's group a library with room takes, or actions. O(1)."""
+        """Return how many calls of its queue's first group a library with room takes, or actions. O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that are offered a context's queue, in order.
+        """Yield the libraries that may take a context's waiting calls, in order; O(1) for each.
 
-        Each with room is asked (`pull`) before the next one. A generator sees what earlier ones took; O(1) for each.
+        Each library takes calls before the next is yielded.
         """
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """A library has nothing to do and its queue is empty."""
+        """A library is idle and its queue is empty."""
 
     def window(self, view: View, library: Library) -> int:
-        """Number of calls that a library may hold now, running ones included."""
+        """Return the number of calls that a library may hold now, running calls included."""
 
 
 class Residency(Rounds, Protocol):
-    """Which contexts live on which device?"""
+    """Chooses the contexts of each device."""
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes of contexts that it honours: `max_libraries`, `min_libraries`, `keep_alive`."""
+        """Wishes of contexts that it honours: `max_libraries`, `min_libraries`, `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """A context has waiting calls, and its demand or the devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes on each device to promise a library that has just loaded; never more than before."""
+        """Return the bytes to reserve for a loaded library on each device; at most its present reservation."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
         """A library of a context with limits is idle."""
 
 
 class Provisioning(Rounds, Protocol):
-    """How many pilots, of which kind?"""
+    """Chooses how many pilots to request, of which kind."""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Blocks or pilots joined or left, or a context began to want devices."""
+        """Blocks or pilots joined or left, or a context began to need devices."""
 
     def may_bring(self, view: View, context: Context) -> bool:
         """True if future pilots could hold this context."""
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One policy for each seam. `awareness`: the most that a context keeps between calls; None = as its recipe says."""
+    """One policy for each seam. `awareness`: limit on what contexts keep between calls; None = as the recipe says.
+    `compares_kinds`: measure the speeds of device kinds.
+    """
 
     dispatch: Dispatch
     residency: Residency
     provisioning: Provisioning
     awareness: Awareness | None = None
+    compares_kinds: bool = True
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes that they honour together."""
+        """Wishes that the policies honour together."""
         return self.dispatch.honours | self.residency.honours
 
 
@@ -349,17 +368,17 @@ WISHES = {
     "tpot_s": "a time per output token",
     "variants": "other contexts that can serve a call (variants)",
     "expected_output": "features with an expected output",
-    "min_libraries": "a least number of libraries of its context",
-    "max_libraries": "a largest number of libraries of its context",
+    "min_libraries": "a minimum of libraries of its context",
+    "max_libraries": "a maximum of libraries of its context",
     "keep_alive": "a time after which an idle library of its context is unloaded",
 }
-"""Every wish, and what it is."""
+"""Every wish and its description."""
 
 
 def wished(
     options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
 ) -> Iterator[str]:
-    """Yield the wishes of calls with these options. `deadline`: they get one later."""
+    """Yield the wishes that these options express. `deadline`: True if the calls get a deadline later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,
@@ -385,15 +404,15 @@ def refusal(
     features: Features | None = None,
     limits: LibraryLimits = NO_LIMITS,
 ) -> str:
-    """Say why calls with these options are refused; empty if they are not."""
+    """Return why calls with these options are refused; empty if accepted."""
     ignored = [
         wish for wish in wished(options, deadline=deadline, features=features, limits=limits) if wish not in honoured
     ]
     if not ignored:
         return ""
     what = ", ".join(WISHES[wish] for wish in ignored)
-    able = ", ".join(WISHES[wish] for wish in WISHES if wish in honoured) or "no wish of a call"
+    able = ", ".join(WISHES[wish] for wish in WISHES if wish in honoured) or "none of these options"
     return (
-        f"the policy {policy} does not honour {what} (it honours {able}); leave {', '.join(ignored)} away, or name a "
+        f"the policy {policy} does not honour {what} (it honours {able}); leave out {', '.join(ignored)}, or name a "
         "policy that does ([policy] name)"
     )

@@ -1,4 +1,4 @@
-"""Everything that the manager knows: sources and blocks, evidence of losses, the session."""
+"""The manager's state: sources and blocks, evidence of losses, the session."""
 
 from __future__ import annotations
 
@@ -8,37 +8,57 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from stoker.manager.core.nouns import Call, Client, Context, CountedFailures, Device, Group, Library, Pilot, PilotState
+from stoker.manager.core.nouns import (
+    Call,
+    Client,
+    Context,
+    CountedFailures,
+    Device,
+    Group,
+    Library,
+    Pilot,
+    PilotState,
+    SlowRun,
+)
 from stoker.manager.core.per_context import Cost
 from stoker.manager.core.transfers import Transfers
-from stoker.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.protocol.blocks import (
+    ANYWHERE,
+    FORGET_NODE_S,
+    AllowedNodes,
+    BlockPhase,
+    LossReason,
+    NodeRecord,
+    Source,
+)
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, Printed
 from stoker.protocol.ids import BlockId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_BLOCK_NOTES = 50  # Last notes of a block, in addition to the first
+KEPT_BLOCK_NOTES = 50  # Latest notes kept of a block, in addition to its first note
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class SourceState:
     source: Source
     blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
-    abandoned: dict[BlockId, None] = field(default_factory=dict)  # Of these, cancelled because their pilots were lost
+    abandoned: dict[BlockId, None] = field(default_factory=dict)  # Open blocks cancelled because their pilots were lost
     staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
-    coming: dict[BlockId, None] = field(default_factory=dict)  # Of these, those from which pilots may still come
-    filling: dict[BlockId, None] = field(default_factory=dict)  # Of `staying`, blocks that have some of their pilots
+    coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` from which pilots may still come
+    filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that have some of their pilots
     devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
-    failures: int = 0  # Blocks that were refused or brought no pilot, since one did
+    failures: int = 0  # Blocks in a row that were refused or brought no pilot
     short_lived: int = 0  # Blocks in a row whose pilots died young and loaded nothing
     failed_at: float = 0.0
     last_failure: str = ""
     useless: bool = False  # True if the last failed block had pilots without a usable device
     held_for: str = ""  # Why the batch system held its last block; empty once a block ended otherwise
-    hold: str = ""  # That hold in the batch system's words, with advice
-    stopped: str = ""  # Why no block is requested any more, with advice; empty while it works
-    trouble: str = ""  # The current fault of its batch system, in the batch system's words
+    hold: str = ""  # The hold as the batch system describes it, with advice
+    stopped: str = ""  # Why no block is requested any more, with advice; empty while blocks are requested
+    trouble: str = ""  # The current fault of its batch system, as the batch system describes it
+    spares_until: float = 0.0  # Until then it excludes no node, because no other node was left
 
     @property
     def room(self) -> int:
@@ -50,15 +70,17 @@ class Block:
     """A batch job that brings pilots."""
 
     __slots__ = (
-        "abandoned", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job", "leaving",
-        "loss", "notes", "phase", "pilots", "proved", "reason", "since", "source", "unsettled",
+        "abandoned", "allowed", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job",
+        "leaving", "loss", "notes", "phase", "pilots", "proved", "reason", "runs_since", "since", "source", "unsettled",
     )  # fmt: skip
 
-    def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
+    def __init__(self, id: BlockId, source: SourceState, now: float, allowed: AllowedNodes = ANYWHERE) -> None:
         self.id = id
         self.source = source
+        self.allowed = allowed
         self.phase = BlockPhase.ASKED
         self.since = now
+        self.runs_since = 0.0  # When its job last started
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
@@ -66,37 +88,42 @@ class Block:
         self.held_for = ""  # Why the batch system last held its job; empty if it did not
         self.holds = 0  # How often the batch system has held its job
         self.abandoned = False  # True if it was released because its pilots were lost
-        self.loss: LossReason | None = None  # Why its job has ended, by the batch system
+        self.loss: LossReason | None = None  # Why its job has ended, as the batch system reports
         self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots without a reason from the batch system yet
-        self.leaving = ""  # Why it was released; empty while it was not
+        self.leaving = ""  # Why it was released; empty if it was not released
         self.pilots: dict[PilotId, None] = {}  # Pilots that are not gone
-        self.brought = 0  # Pilots that ever came from it
-        self.brought_at = 0.0  # When the first of them came
-        self.proved = False  # True if a context was loaded on one of them
+        self.brought = 0  # Number of pilots that ever came from it
+        self.brought_at = 0.0  # When its first pilot came
+        self.proved = False  # True if a context was loaded on one of its pilots
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
+        if self.probes:
+            self.note(now, f"probes node {self.probes}")
 
     def note(self, now: float, text: str) -> None:
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
 
     def found(self, now: float) -> None:
-        """Begin the story of a block that the manager did not request."""
         self.notes[:1] = [(now, f"found in the batch system of source {self.source.source.name}")]
 
     @property
+    def probes(self) -> str:
+        """The node that it probes; empty if it is a block for calls."""
+        return self.allowed.only
+
+    @property
     def staying(self) -> bool:
-        """True if it was not released."""
-        return not self.leaving
+        return not self.leaving and not self.probes
 
     @property
     def coming(self) -> bool:
-        """True if pilots may still come from it."""
-        return not self.leaving and not self.pilots and self.emptied_at is None
+        """True if pilots may still come."""
+        return self.staying and not self.pilots and self.emptied_at is None
 
     @property
     def filling(self) -> bool:
-        """True if it has brought some of its pilots, but not all."""
-        return not self.coming and not self.leaving and 0 < self.brought < self.source.source.nodes
+        """True if some of the block's pilots came, but not all."""
+        return not self.coming and self.staying and 0 < self.brought < self.source.source.nodes
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -108,13 +135,13 @@ class Loss:
     library: LibraryId
     ran_s: float
     alone: bool  # True if nothing else ran on the pilot, so nothing else can be the cause
-    failure: Failure | None  # How the library died, where its pilot lives
+    failure: Failure | None  # Failure of the library; None if its pilot was lost
     memory_bytes: int  # Largest measured use while the call ran; 0 = unknown
     printed: Printed | None  # The call's output, if its start is known
 
     @property
     def counts(self) -> bool:
-        """True unless the pilot returned, or was lost for another reason."""
+        """True unless the pilot returned or its loss has a harmless reason."""
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
@@ -153,11 +180,11 @@ class Trial:
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    saved: bytes = b""  # Progress saved when the last of these happened
-    pilot: Pilot | None = None  # The pilot that is reserved for it
+    saved: bytes = b""  # Saved progress at the last loss, cut or fault
+    pilot: Pilot | None = None  # The pilot that is reserved for the call
 
     def gets_on(self, saved: bytes) -> None:
-        """The call saved progress: forget its losses."""
+        """Forget losses, cuts and faults after the call saved progress."""
         self.saved = saved
         self.losses.clear()
         self.cuts.clear()
@@ -176,60 +203,61 @@ class Trial:
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have reported their state again"
 KEPT_REFUSALS = 200  # Kinds of refusals that are counted; others count together
-KEPT_NOTICES = 20  # Notices that a session keeps, the last ones
+KEPT_NOTICES = 20  # Latest notices that a session keeps
 
 
 class State:
-    """Everything that the manager knows. Policies see it as `seams.View`."""
+    """The manager's state. Policies see a `seams.View`."""
 
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session
         self.started_at = now
         self.now = now
-        self.lease_s = 60.0  # How long pilots wait for an absent manager
+        self.lease_s = 60.0  # Seconds that pilots wait for an absent manager
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
         self.next_client = 0
         self.departed: dict[int, None] = {}  # Numbers of forgotten clients
         self.functions: dict[FunctionKey, FunctionBlob] = {}
-        self.unused_functions: dict[FunctionKey, None] = {}  # Not named again, but open calls need them
+        self.unused_functions: dict[FunctionKey, None] = {}  # Functions without a definition that open calls may need
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}  # By function and recipe key
         self.unrecorded: dict[Cost, None] = {}  # Costs with unrecorded runs
         self.recorded_at = 0.0  # When costs of runs were recorded last
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
-        self.orphans: dict[int, Orphan] = {}  # Running calls that no client has submitted, as the journal knows
+        self.orphans: dict[int, Orphan] = {}  # Running calls that no client has submitted, by the journal
         self.streams: dict[int, StreamFacts] = {}  # Running calls that have yielded pieces
         self.failed_at: deque[float] = deque(maxlen=100)  # When events made the core raise
-        self.banned: dict[str, str] = {}  # Peers on whose events the core failed, with the reason
+        self.banned: dict[str, str] = {}  # Peers whose events made the core raise, with the reason
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
-        self.kept_ends: dict[int, CallEnd] = {}  # Ends from before the journal began again
-        self.failed: dict[int, Call] = {}  # The last calls that ended without a result, for their stories
+        self.kept_ends: dict[int, CallEnd] = {}  # Ends from before a new journal
+        self.failed: dict[int, Call] = {}  # Latest failed calls, for their histories
         self.pilots: dict[PilotId, Pilot] = {}
-        self.gone_pilots: dict[PilotId, Pilot] = {}  # The last ones, for their stories and their return
+        self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest pilots that are gone, for their histories and returns
         self.libraries: dict[LibraryId, Library] = {}
-        self.gone_libraries: dict[LibraryId, Library] = {}  # The last libraries that are gone, for their stories
+        self.gone_libraries: dict[LibraryId, Library] = {}  # Latest libraries that are gone, for their histories
         self.transfers = Transfers()  # Objects and their transfers
-        self.hungry: dict[str, Context] = {}  # Contexts with waiting calls
+        self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls
         self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that made one
-        self.printed: dict[int, CallProgress] = {}  # How far running calls are that print it and do not say it
-        self.forecasts: dict[int, CallForecast] = {}  # Expected ends, as clients know them
-        self.trials: dict[int, Trial] = {}  # Pilots and libraries that calls lost while they ran there, by call
+        self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that report none
+        self.forecasts: dict[int, CallForecast] = {}  # Expected ends, as sent to clients
+        self.trials: dict[int, Trial] = {}  # Losses, cuts and faults, by call
         self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
-        self.breaks: dict[int, int] = {}  # How often the ranks of a gang call lost their connection to each other
+        self.breaks: dict[int, int] = {}  # How often the ranks of a gang call lost each other
         self.broken_runs: dict[
             int, float
         ] = {}  # Send time of a gang's run that ended because its ranks lost each other
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
-        self.past_blocks: dict[BlockId, Block] = {}  # The last ones that are over, for their stories
-        self.ended_blocks: dict[str, int] = {}  # How many are over, by how they ended
+        self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
+        self.ended_blocks: dict[str, int] = {}  # Number of ended blocks, by how they ended
+        self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes that failed, by source and node
         self.next_block = 1
         self.factory_trouble = ""  # Why no factory submits blocks; empty while one does
-        self.said_blocks: dict[str, str] = {}  # States of blocks that clients start themselves
-        self.most_pilots: dict[ClientId, int] = {}  # Pilots that each client's own blocks bring at most; 0 = no limit
+        self.reported_blocks: dict[str, str] = {}  # States of blocks that clients start themselves
+        self.most_pilots: dict[ClientId, int] = {}  # Most pilots of each client's own blocks; 0 = no limit
         self.notices: dict[str, float] = {}  # Notices for users, and when each last happened; the oldest first
         self.refused: dict[str, int] = {}  # Counts of refused or ignored messages, by kind
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
@@ -237,16 +265,17 @@ class State:
         self.done = 0
         self.failures = 0
         self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # By function, error, line
+        self.slowest: list[SlowRun] = []  # The longest runs with a result, shortest first
         self.cancelled = 0
         self.losses: dict[LossReason, int] = {}  # Pilots that were lost, by reason
-        self.pilots_gone = 0  # However they went
+        self.pilots_gone = 0  # Pilots that are gone, for any reason
         self.rerun_calls = 0
-        self.rate: Counts = deque()  # Calls that ended in each of the last seconds
-        self.ending = ""  # Why the session ends, once it does
+        self.rate: Counts = deque()  # Calls that ended in each recent second
+        self.ending = ""  # Why the session ends; empty until then
         self.kept = False  # True if the session outlives its clients
 
     def skip_numbers(self) -> None:
-        """After a restart, skip numbers that may be taken."""
+        """After a restart, skip ids that may be in use."""
         if self.next_library > 1 or self.next_client:
             self.next_library += 1000 - self.next_library % 1000
             self.next_client += 100 - self.next_client % 100
@@ -259,7 +288,6 @@ class State:
 
     @property
     def ends_per_s(self) -> int:
-        """Calls that ended in the last whole second."""
         before = int(self.now) - 1
         for second, count in reversed(self.rate):
             if second <= before:
@@ -267,7 +295,6 @@ class State:
         return 0
 
     def devices(self) -> Iterator[Device]:
-        """Yield devices that can get work."""
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE and pilot.reserved is None:
                 for device in pilot.devices.values():  # one generator for each pilot would cost more
@@ -278,15 +305,24 @@ class State:
         id = BlockId(pilot.block)
         return self.blocks.get(id) or self.past_blocks.get(id)
 
+    def excluded_nodes(self, source: SourceState) -> list[NodeRecord]:
+        """Return the nodes on which no block of a source may start, the earliest first."""
+        found = [
+            record
+            for record in self.nodes.values()
+            if record.excluded and record.source == source.source.name and self.now - record.heard_at < FORGET_NODE_S
+        ]
+        found.sort(key=lambda record: (record.since, record.node))
+        return found[: source.source.exclude_nodes]
+
     def notice(self, text: str) -> None:
-        """Keep a sentence for `stoker status`, once, with its last time."""
+        """Keep a notice for `stoker status`, with its last time."""
         self.notices.pop(text, None)
         self.notices[text] = self.now
         if len(self.notices) > KEPT_NOTICES:
             del self.notices[next(iter(self.notices))]
 
     def refuse(self, what: str, count: int = 1) -> None:
-        """Count something refused or ignored."""
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
             what = "of yet another kind"
         self.refused[what] = self.refused.get(what, 0) + count
@@ -294,17 +330,17 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Facts of a call's stream, for its story."""
+    """Facts of a call's stream, for its history."""
 
     run: int
     sent: int = 0  # Pieces that its library has sent
     taken: int = 0  # Pieces that its client has acknowledged
-    waits_since: float | None = None  # Since when the call waits for its reader; None = it does not
+    waits_since: float | None = None  # When the call began to wait for its reader; None = it does not wait
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Orphan:
-    """A running call that the manager never heard of (see `pilots`)."""
+    """A running call without a record in the manager (see `pilots`)."""
 
     library: Library
-    end: CallEnd | None = None  # How it ended, if it has ended before its client submitted it again
+    end: CallEnd | None = None  # Its end, if it ended before its client submitted it again

@@ -1,7 +1,6 @@
-"""Answers to `stoker explain`: why a call, pilot, library, context or block is where it is.
+"""Answer `stoker explain`: the history of a call, pilot, library, context or block.
 
-Ordinary steps are told from the fields of nouns, unusual ones from their notes. Blocks that a program starts itself
-through Parsl are shown under the same names (`b0`).
+Usual steps come from the fields of records, unusual steps from their notes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
 from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
-from stoker.protocol.status import StoryLine
+from stoker.protocol.status import KindSpeed, StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 _NOT_STARTED = ("pending", "unknown", "held")
@@ -27,14 +26,14 @@ _RUNNING = "running"
 
 def own_block_states(state: State) -> dict[str, str]:
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
-    return {block: _now(state, text, came=block in came) for block, text in state.said_blocks.items()}
+    return {block: _now(state, text, came=block in came) for block, text in state.reported_blocks.items()}
 
 
 def emptied_own_blocks(state: State) -> tuple[str, ...]:
     """Return a program's blocks that have lost all their pilots."""
     here = {pilot.block for pilot in state.pilots.values()}
     left = {pilot.block for pilot in state.gone_pilots.values()} - here
-    return tuple(block for block in state.said_blocks if block in left)
+    return tuple(block for block in state.reported_blocks if block in left)
 
 
 def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
@@ -43,7 +42,7 @@ def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | Non
         return None
     block, how = found
     pilots = [each for known in (state.gone_pilots, state.pilots) for each in known.values() if each.block == block]
-    names = f", pilots {', '.join(pilot.id for pilot in pilots)}" if pilots else ", no pilot has come from it"
+    names = f", pilots {', '.join(pilot.id for pilot in pilots)}" if pilots else ", none of its pilots has joined"
     notes = [(at, f"{pilot.id}: {text}") for pilot in pilots for at, text in pilot.notes]
     return f"block that the program started itself: {how}{names}", notes
 
@@ -63,7 +62,7 @@ def block_status(now: float, block: Block) -> BlockStatus:
         reason=block.leaving if block.leaving and not block.reason else block.reason, since_s=now - block.since,
         expected_in_s=max(0.0, block.expected_at - now) if block.expected_at else 0.0, pilots=tuple(block.pilots),
         emptied_s=max(0.001, now - block.emptied_at) if block.emptied_at is not None else 0.0,
-        leaving=bool(block.leaving),
+        leaving=bool(block.leaving), probes=block.probes,
     )  # fmt: skip
 
 
@@ -85,7 +84,7 @@ def source_failure(source: SourceState) -> str:
     times = source.failures or source.short_lived
     if source.failures:
         often = f", {times} times in a row" if times > 1 else ""
-        said = f"its last block was of no use{often}" if source.useless else f"no pilot came of its last block{often}"
+        said = f"its last block did not help{often}" if source.useless else f"no pilot of its last block joined{often}"
     elif times > 1:
         said = f"{times} blocks in a row brought pilots that loaded nothing"
     else:
@@ -93,15 +92,15 @@ def source_failure(source: SourceState) -> str:
     return f"{said}: {source.last_failure}"
 
 
-IN_JOURNAL = "ended; its story is in the journal"  # Said of a call that ended well: only the journal keeps it
-_SLOW_READER_S = 1.0  # A call that waits for its reader for less is not shown as waiting
-PAYLOAD_BYTES = 64_000  # Arguments of more bytes are not sent to an asker
+IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful call, which only the journal keeps
+_SLOW_READER_S = 1.0  # A call that waits less for its reader is not shown as waiting
+PAYLOAD_BYTES = 64_000  # Larger arguments are not sent in an answer
 
 _Told = tuple[str, list[Note]]  # A headline and events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:
-    """Return the story of a subject by its name or an unambiguous beginning."""
+    """Return the history that `stoker explain` prints of a subject, given its name or an unambiguous prefix."""
     told = _by_name(state, subject)
     if told is not None:
         return _story(subject, told)
@@ -211,9 +210,9 @@ def _streamed(state: State, call: Call) -> str:
         return ""
     said = f", {facts.sent:,} piece{'s' * (facts.sent != 1)} sent"
     if not call.group.client.connected:
-        return f"{said}; its program is away"
+        return f"{said}; its program is disconnected"
     if facts.waits_since is not None and state.now - facts.waits_since >= _SLOW_READER_S:
-        return f"{said}; it waits for its reader for {show_seconds(state.now - facts.waits_since)}"
+        return f"{said}; it has waited for its reader for {show_seconds(state.now - facts.waits_since)}"
     return said
 
 
@@ -265,7 +264,6 @@ def _ahead(call: Call) -> int:
 
 
 def waits_for(state: State, context: Context) -> str:
-    """Say what the head of a context's queue waits for."""
     here = [pilot for pilot in state.pilots.values() if pilot.state is PilotState.HERE]
     name = context.recipe.title if context.recipe.loader else "a library without a context"
     if not here:
@@ -284,31 +282,42 @@ def waits_for(state: State, context: Context) -> str:
     able = list(queues.libraries_for(context))
     ready = [x for x in able if x.state is LibraryState.READY]
     loading = [x for x in able if x.state is LibraryState.LOADING]
+    asleep = [x for x in able if x.state is LibraryState.ASLEEP]
     stopping = [x for x in able if x.state is LibraryState.STOPPING]
     head = context.queue.head()
     gang = head.group.options.gang[0] if head is not None else 1
     if ready and len(ready) < gang:
         more = f", {len(loading)} loading" if loading else ""
-        return f"the next call wants {gang} devices at once; {len(ready)} hot here{more}"
+        return f"the next call needs {gang} devices at once; {len(ready)} are hot{more}"
     if ready:
         more = f"; {len(loading)} more loading" if loading else ""
         kept = [x.pilot for x in ready if x.pilot.reserved is not None]
         if len(kept) == len(ready) and kept[0].reserved is not None:
             alone = show_call(kept[0].reserved.id)
-            return f"{kept[0].id} is kept for {alone}, which is to run alone (stoker explain {alone}){more}"
+            return f"{kept[0].id} is kept for {alone}, which must run alone (stoker explain {alone}){more}"
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
-            return f"the next call wants {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
+            return f"the next call needs {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
+        if slower := _waits_for_faster(context, ready):
+            return slower + more
         which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
         if len(ready) == 1:
             return f"{'the' if which else 'its'} library{which} runs other calls{more}{_limited(context)}"
         return f"all {len(ready)} libraries{which} run other calls{more}{_limited(context)}"
     if loading:
         first = loading[0]
-        usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
+        usual_s = context.wake_s if first.is_waking else context.load_s
+        usual = f", usually {show_seconds(usual_s)}" if usual_s else ""
         devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
         since = show_seconds(state.now - first.started_at)
-        return f"{name} is on its way ({object_plan.fetch_phase(state, first)}) on {devices} for {since}{usual}"
+        if first.is_waking:
+            return f"{name} wakes on {devices} for {since}{usual}"
+        return f"{name} is starting ({object_plan.fetch_phase(state, first)}) on {devices} for {since}{usual}"
+    if asleep:
+        first = asleep[0]
+        where = f"{first.devices[0].id} of {first.pilot.id}"
+        doing = f"is asleep on {where}, and waits for room there" if first.slept else f"falls asleep on {where}"
+        return f"{name} {doing}"
     if stopping:
         return f"a library of {name} is stopping{_limited(context)}"
     lacking = [why for pilot in here if (why := blame.why_unfit(pilot, context.recipe.key, state.now))]
@@ -318,13 +327,35 @@ def waits_for(state: State, context: Context) -> str:
         return f"{name} failed to load ({show_line(context.last_failure.message)}) and will be tried again"
     faults = [device.fault for pilot in here for device in pilot.devices.values() if device.fault]
     if faults and not any(True for _ in state.devices()):
-        return f"no pilot that is here has a device that can be used: {faults[0]}"
+        return f"no pilot has a device that can be used: {faults[0]}"
     kinds = context.recipe.needs.kinds
     if kinds and not any(device.facts.kind in kinds for device in state.devices()):
-        wanted = f"no pilot that is here has a device of a kind that {name} wants ({', '.join(kinds)})"
+        wanted = f"no pilot has a device of a kind that {name} needs ({', '.join(kinds)})"
         return f"{wanted}; {_blocks(state)}" if state.blocks or state.sources else wanted
     free = max((d.free_bytes for d in state.devices()), default=0)
     return f"no device has room for {name} next to its busy libraries (most free: {show_bytes(free)})"
+
+
+def _waits_for_faster(context: Context, ready: list[Library]) -> str:
+    """Return why a call waits although libraries on slower device kinds are free; empty if it does not."""
+    speeds = context.speeds
+    free = [x for x in ready if x.id in context.idle]
+    fastest = max((speeds.get(x.kind) for x in ready), default=1.0)
+    if not free or len(free) == len(ready) or any(speeds.get(x.kind) >= fastest for x in free):
+        return ""
+    kinds = ", ".join({x.kind: None for x in free})
+    return f"a library on a faster device is expected to end it sooner than the {len(free)} free ones ({kinds})"
+
+
+def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
+    """Return the device kinds that are slower than the fastest one, if speeds are known."""
+    speeds, runs = context.speeds, context.by_kind
+    fastest = max(speeds.of, key=lambda kind: (speeds.of[kind], kind), default="")
+    return tuple(
+        KindSpeed(kind, speed, fastest, runs[kind].runs if kind in runs else 0, speeds.is_measured(kind))
+        for kind, speed in sorted(speeds.of.items())
+        if speed < 1.0
+    )
 
 
 def _limited(context: Context) -> str:
@@ -334,7 +365,9 @@ def _limited(context: Context) -> str:
 
 def _blocks(state: State) -> str:
     said = [f"block {show_block(block)}: {what}" for block, what in own_block_states(state).items()]
-    said += [f"block {block.id}: {_block_in_words(state.now, block)}" for block in state.blocks.values()]
+    said += [
+        f"block {block.id}: {_block_in_words(state.now, block)}" for block in state.blocks.values() if not block.probes
+    ]
     for name, source in state.sources.items():
         said += [f"{name}: {text}" for text in (source.trouble, source_failure(source)) if text]
     if state.factory_trouble:
@@ -396,15 +429,21 @@ def _batch(load: EngineLoad) -> str:
 def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
     hot = sum(x.state is LibraryState.READY for x in context.libraries.values())
     loads = f"{context.loads} load{'s' * (context.loads != 1)}"
-    head = f"{hot} hot, {_calls(context.queue.count)} queued, {context.ended:,} ended, {loads}"
+    asleep = sum(x.state is LibraryState.ASLEEP for x in context.libraries.values())
+    standing = f"{hot} hot, {asleep} asleep" if asleep else f"{hot} hot"
+    head = f"{standing}, {_calls(context.queue.count)} queued, {context.ended:,} ended, {loads}"
     if context.loads:
         head += f" of {show_seconds(context.load_s)}, {show_bytes(context.resident_bytes)} each"
+        head += f"; a wake took {show_seconds(context.wake_s)}" if context.wake_s else ""
     elif context.advised_by and context.load_s:
         head += f"; a load is expected to take {show_about(context.load_s)}, by {context.advised_by}"
     notes: list[Note] = []
     gone = [library for library in state.gone_libraries.values() if library.context is context]
     for library in (*gone, *context.libraries.values()):
         notes += [(at, f"{show_library(library.id)} on {library.pilot.id}: {text}") for at, text in library.notes]
+    notes += [(state.now, each.text) for each in kind_speeds(context)]
+    if context.sleep_failure:
+        notes.append((state.now, f"it sleeps no more: {context.sleep_failure}"))
     if context.last_failure is not None:
         notes.append((state.now, f"last failed load: {context.last_failure.message}"))
     if context.queue.count:

@@ -1,7 +1,7 @@
-"""Peers, objects and fetches: the facts of the plan of transfers.
+"""Peers, objects and fetches of the plan of transfers (`object_plan`).
 
-`object_plan` explains the plan; the operations here keep its facts whole: an edge is in both of its ends, a pilot is
-listed where it is found as a source, a fetch is in the queue of its way.
+The operations keep facts consistent: a fetch and its source list each other, sources are listed where fetches look for
+them, and each fetch is in the queue of its `Way`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _READER_RANK = -1
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Bounds of the plan. Sizes in bytes."""
+    """Bounds of the plan."""
 
     sources: int = 3  # Peers from which a pilot gets one object at a time
-    close: int = 8  # This many pilots get it from `sources` peers, later ones from one less: the tree stays shallow
+    close: int = 8  # How many first pilots use `sources` peers; later ones use one less, so that the tree stays shallow
     serves: int = 4  # Transfers that a pilot serves at a time; the last place is kept for whole objects
     readers: int = 4  # Pilots that read an origin at a time because no peer could serve them; otherwise one
-    tries: int = 6  # Peers that may fail a pilot before it goes to the origin itself
+    tries: int = 6  # Peers that may fail a pilot before it reads the origin itself
     origin_tries: int = 8  # Pilots that may fail to read an origin before it counts as unreadable
-    small_bytes: int = 16 << 20  # An object up to this size comes from one peer: several would not be quicker
+    small_bytes: int = 16 << 20  # An object up to this size comes from one peer, because several are not faster
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -41,25 +41,23 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Way(enum.Enum):
-    """How an object comes to a pilot."""
-
-    WAITING = "waiting"  # No sure peer has a free place; it may get parts from others
-    PEERS = "peers"  # From peers, one of which has all of it, or is sure to have it earlier
-    READER = "reader"  # From its origin: the one pilot that reads it for all the others
-    STRANDED = "stranded"  # No peer could serve it: it waits until it may read the origin for itself alone
-    ALONE = "alone"  # From its origin, for itself alone
-    FOLLOWING = "following"  # Another pilot that uses the same cache gets it, or has got it just now
+    WAITING = "waiting"  # No sure peer has a free place; other peers may send parts
+    PEERS = "peers"  # From peers, one of which is sure (`object_plan`)
+    READER = "reader"  # From its origin, for all pilots
+    STRANDED = "stranded"  # No peer could serve it: it waits to read the origin for itself
+    ALONE = "alone"  # From its origin, for itself
+    FOLLOWING = "following"  # Another pilot fetches or has fetched it into the same cache
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """An object on its way to a pilot. `number` counts all fetches in order."""
+    """An object's transfer to a pilot. `number`: its order among all fetches."""
 
     object: Object
     peer: Peer
     number: int
     way: Way = Way.WAITING
-    leader: Fetch | None = None  # Of a follower: the active fetch into the same cache
+    leader: Fetch | None = None  # The active fetch into the same cache, if this fetch follows one
     sources: dict[PilotId, Peer] = field(default_factory=dict)
     failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that did not serve it
     unreadable: bool = False  # The origin could not be read by this pilot
@@ -68,12 +66,12 @@ class Fetch:
 
     @property
     def able(self) -> bool:
-        """True if its pilot could read the origin for others."""
+        """True if its pilot could read the origin for other pilots."""
         return self.peer.serving and not self.peer.draining and not self.unreadable
 
     @property
     def rank(self) -> int:
-        """Pilots of a smaller rank get the object earlier."""
+        """Order in which pilots get the object, smallest first."""
         return _READER_RANK if self.way is Way.READER else self.number
 
     def is_rooted_in(self, source: Peer) -> bool:
@@ -83,7 +81,7 @@ class Fetch:
         return other is not None and other.rank < self.rank
 
     def may_come_from(self, peer: Peer) -> bool:
-        """True unless the peer is itself, already a source, or failed it."""
+        """True unless the peer is the fetch's own pilot, is already its source, or has failed it."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
@@ -98,23 +96,21 @@ class Peer:
     fetches: dict[str, Fetch] = field(default_factory=dict)
     serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
     parked: dict[str, Object] = field(default_factory=dict)  # Objects that it serves once it has a free place
-    wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that it was fetching when its connection broke
-    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of its only copies
-    blamed: int = 0  # Pilots that it failed although others served them
+    wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that it was fetching when it disconnected
+    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers, by object that only it has
+    blamed: int = 0  # Pilots that it failed although other peers served them
     served: int = 0  # Pilots that got an object with its help
 
     @property
     def serving(self) -> bool:
-        """True if others may get objects from it."""
+        """True if other pilots may fetch from this peer."""
         return self.here and bool(self.address)
 
 
 class Object:
-    """An object: its holders, fetches and sources."""
-
     __slots__ = (
-        "able", "alone", "fetches", "holders", "hungry", "lonely", "manifest", "open", "origin_bytes", "peer_bytes",
-        "queued", "reader", "reason", "ref", "relays", "stranded", "unreadable", "waiting", "whole",
+        "able", "alone", "fetches", "holders", "lonely", "manifest", "open", "origin_bytes", "peer_bytes", "queued",
+        "reader", "reason", "ref", "relays", "stranded", "underserved", "unreadable", "waiting", "whole",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -123,13 +119,13 @@ class Object:
         self.holders: dict[PilotId, Peer] = {}
         self.whole: dict[PilotId, Peer] = {}  # Holders that serve others
         self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free place, round robin
-        self.relays: list[tuple[int, PilotId]] = []  # A heap by rank of pilots that get it and may have a free place
+        self.relays: list[tuple[int, PilotId]] = []  # Heap by rank of pilots that fetch it and may have a free place
         self.queued: dict[PilotId, int] = {}
         self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # In the order of their numbers
         self.able: dict[PilotId, Fetch] = {}  # Fetches that could read the origin for others
         self.reader: Fetch | None = None
         self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
-        self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()  # Served by fewer peers than they may be
+        self.underserved: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches with fewer peers than they may have
         self.stranded: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.alone: dict[PilotId, Fetch] = {}
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve
@@ -140,27 +136,26 @@ class Object:
 
     @property
     def scarcity(self) -> int:
-        """Number of serving holders: the smaller, the rarer."""
         return len(self.whole)
 
 
 class Transfers:
-    """All facts of the plan. Events change them; `settle_transfers` then plans."""
+    """All facts of the plan. Events change them; then `settle_transfers` plans."""
 
     def __init__(self) -> None:
         self.limits = Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
-        self.caches: dict[str, dict[PilotId, Peer]] = {}  # Pilots that are here, by the cache that they use
+        self.caches: dict[str, dict[PilotId, Peer]] = {}  # Connected pilots, by the cache that they use
         self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or fetches that may use more peers
         self.leaving: dict[PilotId, Peer] = {}  # Pilots that stay until others have their objects
         self.unsettled: dict[Fetch, None] = {}  # Fetches that need to be planned
         self.freed: dict[Peer, None] = {}  # Peers with a free place to offer
         self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get new orders
         self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # By recipe key and device kind, then by form
-        self.fetches = 0  # How many there have been
+        self.fetches = 0  # Number of all fetches so far
         self.peer_bytes = 0
-        self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve, whatever they wanted
+        self.lonely: dict[PilotId, None] = {}  # Pilots that found no peer for one of their objects
 
     def object(self, name: str) -> Object:
         found = self.objects.get(name)
@@ -175,7 +170,7 @@ class Transfers:
 
     @property
     def patience(self) -> int:
-        """Peers that may fail a pilot."""
+        """Number of failed peers after which a pilot reads the origin."""
         return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
 
     def hold(self, peer: Peer, object: Object) -> None:
@@ -186,7 +181,7 @@ class Transfers:
             self._sure(peer, object)
 
     def _sure(self, peer: Peer, object: Object) -> None:
-        """A peer becomes a sure source; fetches that it serves may have waited for one."""
+        """List a new sure source; plan the waiting fetches that it serves again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -194,7 +189,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """A pilot lost an object; its followers need another source."""
+        """Remove an object from a pilot; pilots that used its copy need another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -217,10 +212,10 @@ class Transfers:
             self.objects.pop(object.ref.name, None)
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """A pilot wants an object: fetch it, or follow a fetch into the same cache."""
+        """Begin a fetch, or follow a fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._leader(fetch)  # before it is listed
+        fetch.leader = self._leader(fetch)  # before the fetch is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
@@ -230,13 +225,13 @@ class Transfers:
         return fetch
 
     def go(self, fetch: Fetch) -> None:
-        """A fetch needs its own source."""
+        """Plan a source for this fetch itself."""
         fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """A following fetch reported a failed source, so it works in the cache: it leads from now on."""
+        """Make a follower the leader: it reported a failed source, so it is active."""
         near = self._into(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -244,8 +239,8 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Put a fetch behind another one into the same cache. It counts as asking now, so that no circle of fetches
-        waits.
+        """Let a fetch follow another into the same cache. It gets a later number than its leader, so that fetches never
+        wait in a circle.
         """
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
@@ -259,7 +254,7 @@ class Transfers:
             fetch.number = self.fetches
             object.fetches.move_to_end(fetch.peer.id)
             self.unsettled.update(dict.fromkeys(object.waiting.values()))
-        fetch.leader, fetch.said = leader, None  # the last order is void: it is repeated
+        fetch.leader, fetch.said = leader, None  # the last order is void, so repeat it
         self.changed.pop(fetch, None)
 
     def _leader(self, fetch: Fetch) -> Fetch | None:
@@ -276,11 +271,11 @@ class Transfers:
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
     def end(self, fetch: Fetch, *, complete: bool = False) -> None:
-        """End a fetch; without the object, its followers look again."""
+        """End a fetch; without `complete`, its followers need another source."""
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
-        for queue in (object.waiting, object.hungry, object.stranded, object.alone, object.able):
+        for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
             queue.pop(peer.id, None)
         self._reckon(object)
         del object.fetches[peer.id], peer.fetches[object.ref.name]
@@ -296,7 +291,7 @@ class Transfers:
         self.next_alone(object)
 
     def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
-        """Followers of an ended fetch find the object, or one of them takes its place."""
+        """Give an ended fetch's followers the object, or make one the leader."""
         fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
@@ -308,7 +303,7 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
-        """Followers that were sent to this pilot's cache need another source."""
+        """Find sources for followers that this pilot's cache served."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
@@ -318,9 +313,8 @@ class Transfers:
                     self._follow(fetch, leader)
 
     def send(self, fetch: Fetch, way: Way) -> None:
-        """Put a fetch into the queue of its way."""
         object, id = fetch.object, fetch.peer.id
-        for queue in (object.waiting, object.hungry, object.stranded, object.alone, object.able):
+        for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
             queue.pop(id, None)
         if object.reader is fetch:
             object.reader = None
@@ -329,7 +323,7 @@ class Transfers:
             case Way.WAITING:
                 object.waiting[id] = fetch
             case Way.PEERS if len(fetch.sources) < self.wants(object) and len(fetch.failed) < self.patience:
-                object.hungry[id] = fetch
+                object.underserved[id] = fetch
             case Way.STRANDED:
                 object.stranded[id] = fetch
                 for source in list(fetch.sources.values()):
@@ -348,14 +342,13 @@ class Transfers:
         self._reckon(object)
 
     def next_alone(self, object: Object) -> None:
-        """Let stranded fetches read the origin."""
         while object.stranded and len(object.alone) < self.limits.readers:
             fetch = next(iter(object.stranded.values()))
             self.send(fetch, Way.ALONE)
             self.changed[fetch] = None
 
     def _reckon(self, object: Object) -> None:
-        if object.waiting or object.hungry or object.stranded:
+        if object.waiting or object.underserved or object.stranded:
             self.needy[object.ref.name] = object
         else:
             self.needy.pop(object.ref.name, None)
@@ -395,13 +388,13 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """Return a peer that can serve this fetch now; `root`: a sure one."""
+        """Return a peer that can serve this fetch now; `root`: a sure peer."""
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 
     def _find_whole(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # few are skipped: its sources, and peers that failed it
+        for _ in range(len(candidates)):  # few are skipped: the fetch's sources, and peers that failed it
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]

@@ -1,1 +1,1 @@
-"""The environment that travels: archives of this Python environment, and the folder that goes to nodes."""
+"""Archives of this Python environment, and the folder that is copied to nodes."""

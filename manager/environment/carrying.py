@@ -1,28 +1,26 @@
-"""The archives of this environment, and the folder that goes to nodes without it, perhaps without its file system.
+"""The archives of this environment, and the folder for nodes that lack the environment or its file system.
 
-There are 2 archives. A pilot gets the packages from the session or from another pilot. The interpreter is small and
-travels with the job, so that a node without Python can start with it. A site that names the interpreter of its compute
-nodes needs only the packages. They are packed once for each state of the environment, into the state folder.
+A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter
+travels with the job, for nodes without Python, unless the site names the interpreter of its compute nodes. Packages are
+packed once for each state of the environment.
 
-An archive is a gzipped tar whose bytes depend only on its members. A gzip file may have several compressed streams, so
-blocks are compressed in parallel (zlib releases the interpreter's lock) and written in order. The level is 1: half the
-size at 100 MB/s per core, and an archive is unpacked more often than packed.
+An archive is a gzipped tar whose bytes depend only on its members. Its parts are compressed in parallel, as gzip
+streams in one file.
 
     <session>/carried/<site>/session/
-        start.sh             the job's program: finds a Python, or takes the one from base.tar.gz
-        start.pyz            `stoker.pilot.starter`: gets the packages and becomes the pilot
+        start.sh             the job's program: finds a Python, or unpacks base.tar.gz
+        start.pyz            `stoker.pilot.starter`: fetches the packages and becomes the pilot
         environment.json     the archives (`Packed`)
-        python               the name of the interpreter on compute nodes; empty: it travels
-        base.tar.gz          the interpreter, where it travels
+        python               the name of the interpreter on compute nodes, or empty
+        base.tar.gz          the interpreter, if it travels
 
-    where nodes do not see this machine's files, so that a pilot takes this folder for the session's:
-        session.json         the address of the manager
+    only for nodes that do not see this machine's files:
+        session.json         the manager's address
         seed.address         the address of the seed, which sends the packages
         keys/transfer.json   the key of peer transfers; closed to other users
         copied               marks a copy
 
-A job without a shared file system has the folder copied into its sandbox, as `session`, and next to it the key of its
-block.
+Without a shared file system, this folder is copied into the job's sandbox as `session`, next to the block's key.
 """
 
 from __future__ import annotations
@@ -73,16 +71,16 @@ from stoker.whole_files import draft_of, write_whole
 
 
 TIME_S = 315_532_800
-"""Of every file: 1980, the earliest that some tools support."""
+"""Modification time of every file in an archive: 1980, the earliest that some tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and in total."""
+"""A function that receives the packed bytes and the total bytes."""
 
 
 def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
-    """Raises OSError."""
+    """Write an archive. Raises OSError."""
     known = list(members)
     total, done = sum(member.size_bytes for member in known), 0
     with (
@@ -112,14 +110,14 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
         data = Path(member.path).read_bytes()
         if member.kind is MemberKind.SCRIPT:
             data = _movable(data)
-        else:  # bytecode, with the new time of its source
+        else:  # bytecode: write the new time of its source into its header
             data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
         facts.size = len(data)
         tar.addfile(facts, io.BytesIO(data))
 
 
 def _movable(script: bytes) -> bytes:
-    """Return a script that runs with the Python next to it. Python sees the added lines as a string, the shell as a
+    """Return a script that runs with the Python next to it. Python reads the added lines as a string, the shell as a
     program."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
@@ -170,7 +168,7 @@ class _Compressor(io.RawIOBase):
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Older unused archives are removed, except the newest ones."""
+"""Archives that were unused for this many seconds are removed, except the newest `_KEPT`."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -179,8 +177,8 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A starting pilot reads it as JSON. `interpreter`: its name on compute nodes, or empty: the archive `base` brings
-    it."""
+    """The archives for a starting pilot, as JSON. `interpreter`: its name on compute nodes; if empty, the archive
+    `base` contains it."""
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -190,8 +188,8 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
-    """Pack this environment, or return the earlier archives. `python`: the interpreter on compute nodes; if empty, it
-    is packed too. Raises ConfigError for what cannot be packed, SessionError without disk space."""
+    """Pack this environment, or return its existing archives. `python`: the interpreter on compute nodes; if empty,
+    this one is packed. Raises ConfigError if packing is impossible, SessionError without disk space."""
     installed = this_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
@@ -214,7 +212,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive of that name, made if it is missing. Other processes wait for the one that makes it."""
+    """Return the archive of that name; pack it if missing, while other processes wait."""
     known = []
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -229,7 +227,8 @@ def _archive(
                 return found
             _forget_old(place)
             known = members()
-            with draft_of(path, draft=place / f"{name}.draft") as draft:  # large: a killed writer leaves one at most
+            # A fixed name, so that killed writers leave at most one large draft.
+            with draft_of(path, draft=place / f"{name}.draft") as draft:
                 draft.unlink(missing_ok=True)
                 write_archive(draft, known, on_progress=on_progress)
             made = Archive(object_of(path), sum(member.size_bytes for member in known))
@@ -252,7 +251,7 @@ def _forget_old(place: Path) -> None:
 
 
 CARRIED_AS = "session"
-"""In a job's sandbox."""
+"""The name of the folder in a job's sandbox."""
 _STARTER = (
     "connections.py",
     "errors.py",
@@ -262,7 +261,7 @@ _STARTER = (
     "pilot/starter/*.py",
     "pilot/transfer/*.py",
 )
-"""Parts of this package in `start.pyz`."""
+"""Files of this package in `start.pyz`."""
 
 
 def carried_folder(folder: SessionFolder, site: Site) -> Path:
@@ -275,7 +274,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
     root = Path(startup.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Each file is written whole: a batch system may be copying it just now.
+        # Replace each file atomically, because a batch system may be copying it.
         write_whole(place / "start.sh", (root / "pilot" / "starter" / "start.sh").read_bytes(), mode=0o700)
         _write_starter(place / "start.pyz", root)
         write_whole(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
@@ -297,8 +296,8 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders that a job must bring to its node. Call it just before each submission: the manager may have
-    moved."""
+    """Return the folders to copy to a job's node. Call this before each submission: it writes the manager's present
+    address."""
     if site.provider.shared_files:
         return []
     place = carried_folder(folder, site)
@@ -311,7 +310,7 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """`options`: of `stoker-pilot`, without `--session`."""
+    """Return the command that a job runs. `options`: options of `stoker-pilot` except `--session`."""
     if site.provider.shared_files:
         return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
@@ -336,8 +335,7 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment if necessary, and write the files for nodes of these sites. Raises ConfigError for an
-    environment that cannot be packed, SessionError without disk space."""
+    """Pack the environment if necessary, and write the files for nodes of these sites. Raises as `pack_environment`."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _report(site.name)

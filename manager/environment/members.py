@@ -1,24 +1,23 @@
-"""The parts of this Python environment, a key that names its state, and the files of it that travel.
+"""The parts of this Python environment, a key that names its state, and the files to pack.
 
-4 places hold packages: the `site-packages` folders on `sys.path`; source folders that an editable install names in a
-`.pth` file; folders that its import hook maps; and folders of `PYTHONPATH` filled by `pip install --target`. Of two
-packages with one name the earlier counts, as in an import.
+Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
+an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`. If two packages have one name, the
+first on the path counts, as in an import.
 
-The key covers Python, each distribution with its version and its RECORD (digests of its files), the names at the top of
-each folder, and the length and time of each file of editable sources. It misses an installed file edited by hand.
+The key covers Python, each distribution's version and RECORD, the names at the top of each folder, and the length and
+time of each file of editable sources. It does not cover edits of installed files.
 
 An archive has the layout of a virtual environment:
 
-    lib/python3.11/site-packages/    every package, editable ones from their sources
-    bin/                             programs of the environment; their first line finds the Python next to them
-    lib/, share/, ...                of a conda environment: libraries and data that its packages need
-    base/bin/python3.11              the interpreter with its standard library, where it travels
+    lib/python3.11/site-packages/    every package, editable packages from their sources
+    bin/                             programs; their first line finds the Python next to them
+    lib/, share/, ...                libraries and data of a conda environment
+    base/bin/python3.11              the interpreter with its standard library, if it travels
     base/lib/python3.11/
-    base/lib/bundled/                shared libraries of this system that it needs, for nodes that lack them
+    base/lib/bundled/                shared libraries of this system for the interpreter
 
-Up-to-date bytecode goes along, because a new node would compile PyTorch for tens of seconds. In the archive every file
-has the same time, so that one environment always gives the same bytes. The standard library's tests and graphical parts
-are left out.
+Bytecode is packed, because compiling PyTorch takes tens of seconds on a new node. Every file gets the same time, so
+that an environment always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """`link`: the target of a link within the folder; other links are followed."""
+    """`link`: the target, for a link within the folder. Other links are followed."""
 
     name: str
     path: str
@@ -67,7 +66,7 @@ Skip = Callable[[str], object]
 
 
 def files_below(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
-    """Sorted by name. `skip` gets relative names. Unreadable files and loops are left out."""
+    """Yield files sorted by name. Skip unreadable files and loops of links."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -91,7 +90,7 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
                     yield from _walk(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
                 yield FoundFile(name, entry.path, entry.stat())
-        except OSError:  # a link to nothing, a file that has just gone
+        except OSError:  # a broken link, or a file that was just removed
             continue
 
 
@@ -111,11 +110,11 @@ def listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""Change it if the archive of the same environment changes."""
+"""A part of the key. Change it if the same environment gets another archive."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: it hides the same name in `site-packages`."""
+    """A package or module used from its source folder. `is_first`: it precedes the same name in `site-packages`."""
 
     name: str
     path: str
@@ -123,7 +122,7 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """`scripts`: the folder of its programs; empty: the system's. `conda`: the prefix, or empty."""
+    """An environment. `scripts`: the folder of its programs; empty for the system's. `conda`: its prefix, or empty."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -133,7 +132,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def this_environment() -> Installed:
-    """Raises ConfigError for an editable install without its sources."""
+    """Return this environment. Raises ConfigError for an editable install without its sources."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
@@ -206,8 +205,8 @@ def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) 
         if not any(one.path.startswith(source + os.sep) or one.name.partition(".")[0] in names for one in editables):
             name = distribution.metadata["Name"]
             raise ConfigError(
-                f"the environment cannot travel: {name} is an editable install of {source} through a hook that Stoker"
-                f" does not know; install it plainly (pip install {source}) or without a build hook",
+                f"the environment cannot be packed: {name} is an editable install of {source} through a hook that"
+                f" Stoker does not know; install it plainly (pip install {source}) or without a build hook",
                 key="environment",
             )
 
@@ -216,7 +215,7 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
-    parts += sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []  # a file a package and build
+    parts += sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []  # one file per package and build
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
         record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
@@ -235,7 +234,7 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
 
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
-"""Bytecode that is checked by the time and size of its source."""
+"""Begins a bytecode file that Python validates by the time and size of its source."""
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
@@ -246,20 +245,20 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Packed separately, or only for compilers and readers."""
+"""Files of a conda environment that are packed separately, or needed only to compile or read."""
 
 
 class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """Its first line names this environment's Python."""
+    """A file whose first line names this environment's Python."""
     BYTECODE = "bytecode"
-    """The time of its source is rewritten."""
+    """A file of bytecode: the time of the source in its header is rewritten."""
 
 
 class ArchiveMember(NamedTuple):
-    """Its name in the archive, its path (for a link its target), its size."""
+    """A file in the archive. `path`: source, or link's target."""
 
     name: str
     path: str
@@ -302,13 +301,13 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """With its standard library. Raises ConfigError."""
+    """Return the interpreter with its standard library. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):
         raise ConfigError(
-            f"the interpreter cannot travel: {executable} or {library} is not there; set [environment] python to the"
-            " name of the one on compute nodes",
+            f"the interpreter cannot be packed: {executable} or {library} does not exist; set [environment] python to"
+            " the name of the one on compute nodes",
             key="python",
         )
     name = f"python{PYTHON}"

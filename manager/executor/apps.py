@@ -24,7 +24,7 @@ from stoker.manager.executor.executor import check_labels, stoker_executors
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.kernel import launch_at_once, loaded_kernel
 from stoker.manager.executor.options import SpecificationError, Wants, check_count, check_truth, read_wants
-from stoker.manager.executor.packing import bare, name_of, travels_with
+from stoker.manager.executor.packing import bare, modules_pickled_with, name_of
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction
 from stoker.protocol.calls import Features
@@ -47,6 +47,8 @@ def app(
     deadline: str | float | None = None,
     late: str = "run",
     latency: str | float | None = None,
+    ttft: str | float | None = None,
+    tpot: str | float | None = None,
     gang: int | tuple[int, int] = 1,
     features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
@@ -66,6 +68,8 @@ def app(
     deadline: str | float | None = None,
     late: str = "run",
     latency: str | float | None = None,
+    ttft: str | float | None = None,
+    tpot: str | float | None = None,
     gang: int | tuple[int, int] = 1,
     features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
@@ -75,39 +79,39 @@ def app(
     executors: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a function into an app: a call returns a future at once, and runs where its context is hot.
+    """Make a function into an app: each call returns a future, and runs where its context is hot.
 
-    Used bare (`@app`), or with options. All that Parsl's `python_app` accepts works: futures as arguments, `inputs`,
-    `outputs`, `stdout`; `walltime` if the function has a parameter of that name.
+    Features of Parsl's `python_app` work: futures as arguments, `inputs`, `outputs`, `stdout`, and a `walltime`
+    parameter.
 
     Args:
         function: The function, when used bare.
         context: A recipe: the function gets the loaded context as its first argument, and callers leave it out. Or a
             family (`stoker.family`): each call gets the runtime for its input's length, or a longer one.
         batch_size: Items that `stoker.map` puts into one call by default.
-        timeout: Ends a call that runs longer (`"10 min"`).
-        priority: Higher runs first.
-        deadline: Time from submission until a call should be done. Within a priority the earliest deadline runs first;
+        timeout: Longest run time of a call (`"10 min"`).
+        priority: Calls with a higher number run first.
+        deadline: Time from submission until a call should end. Within a priority the earliest deadline runs first;
             calls without a deadline run last.
-        late: For a call that can no longer meet its deadline (the deadline has passed, or no call of its function was
-            fast enough): `"run"` runs it after calls that can meet theirs, with a warning; `"drop"` drops it.
-        latency: Longest time from submission to result (`"150 ms"`). It needs a policy that honours it.
+        late: What happens to a call that cannot meet its deadline (it has passed, or earlier calls all took longer).
+            `"run"` runs it with a warning, after calls that can meet theirs; `"drop"` drops it.
+        latency: Longest time from submission to result (`"150 ms"`), for a policy that honours it.
+        ttft: Longest time to first token (`"500 ms"`), for a policy that honours it, such as `slinfer`.
+        tpot: Longest time per further token (`"100 ms"`), for a policy that honours it.
         gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
-        features: Facts about a call for policies: `{"items": 200}`.
-        variants: Other contexts that can serve the calls, best first. It needs a policy that honours it, such as
-            `arlo`; an option that the policy does not honour is refused (docs/options.md).
-        stream: Send each piece that the function yields as it comes (docs/streams.md). The default is True for a
-            function with `yield`. Write True for a function that returns an iterator; with False the result is a list.
-        cache: Parsl's memoization; the context is part of the key.
-        ignore_for_cache: Parameters that are no part of the key.
-        executors: Labels of Parsl executors. The default is every StokerExecutor that is loaded.
+        features: Facts about a call that policies use: `{"items": 200}`.
+        variants: Other contexts that can serve the calls, best first, for a policy that honours them (docs/options.md).
+        stream: Send each yielded piece at once (docs/streams.md). The default is True for a function with `yield`.
+            Write True for a function that returns an iterator; with False the result is a list.
+        cache: Use Parsl's memoization; the context is part of its key.
+        ignore_for_cache: Parameters that are not part of that key.
+        executors: Labels of Parsl executors. The default is every loaded StokerExecutor.
 
     Returns:
-        The app; with options, a decorator that makes one.
+        The app; with options, a decorator.
 
     Raises:
-        ConfigError: An option has no meaning here.
-        RecipeError: The context is no recipe.
+        ConfigError: An option or its value is not allowed. RecipeError: The context is not a recipe.
     """
     asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
     if isinstance(function, Recipe | RecipeFactory):
@@ -127,19 +131,10 @@ def app(
     ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
     executors = names_in("executors", None if executors == "all" else executors)
     if executors == []:
-        raise ConfigError("executors: an empty list: no executor could run a call; leave it out for all that there are")
+        raise ConfigError("executors: the list is empty, so no executor could run a call; leave it out to use all")
     if ignore_for_cache and not cache:
-        raise ConfigError("ignore_for_cache has no effect without cache=True: write that, too, or leave it out")
-    recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
-    given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
-    given |= {"late": late, "gang": gang, "features": features, "latency_s": latency}
-    try:
-        streams = False if stream is None else stream
-        wants = read_wants({**given, "priority": priority, "stream": streams}, takes_context=True)
-    except SpecificationError as error:
-        key = str(error.facts.get("key", ""))
-        name = _HERE.get(key, key)
-        raise SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name}) from None
+        raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or leave it out")
+    wants = _wants_of(asked)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
         own = wants
@@ -206,7 +201,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._found = (kernel, self.executors)
             launch_at_once(kernel)
         wants = self.specification.wants
-        if wants.can_choose(args, kwargs):  # else the call finds its context when its arguments are there
+        if wants.can_choose(args, kwargs):  # else the executor chooses the context once the arguments are ready
             wants = wants.chosen(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:
@@ -225,25 +220,32 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return AppCallFuture.of(super().__call__(*args, **kwargs), inbox=inbox)
 
     def with_options(self, **options: Any) -> StokerApp:
-        """Return the same function under other options.
-
-        Use it if the program learns its context at run time: `verify.with_options(context=llm(path))(claim)`.
+        """Return the same function with other options: `verify.with_options(context=llm(path))(claim)`.
 
         Args:
-            **options: Options of `@stoker.app`; the others stay.
+            **options: Options of `@stoker.app` to change.
 
         Raises:
             ConfigError: `@app` has no such option, or the app is a method.
         """
         if self._is_method:
             raise ConfigError(f"{self.__name__} is a method; give its options to @app, or make it a function")
-        again: StokerApp = app(**{**self.options, **options})(self.__wrapped__)
+        merged = {**self.options, **options}
+        if not options.keys() <= _OF_CALLS:
+            made: StokerApp = app(**merged)(self.__wrapped__)
+            return made
+        again: StokerApp = object.__new__(type(self))
+        again.__dict__.update(self.__dict__)
+        again.specification = AppWants(_wants_of(merged).streaming(self.specification.wants.options.stream))
+        again.kwargs = {**self.kwargs, SPECIFICATION: again.specification}
+        again.options = merged
+        again._last = None
         return again
 
     def _with_walltime(self, walltime: Any) -> Callable[..., Any]:
         if walltime is not None and self.specification.wants.options.stream:
             raise ConfigError(
-                f"{self.__name__} gives its result in pieces, and Parsl's walltime would be over before the first one:"
+                f"{self.__name__} yields its result in pieces, and Parsl's walltime would be over before the first one:"
                 " write @stoker.app(timeout=...)",
                 key="walltime",
             )
@@ -254,11 +256,10 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self._timed[1]
 
     def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
-        """Return the specification with the function as it is now: the program may rebind names that it captures before
-        Parsl's kernel has sent the call."""
+        """Pickle the function now: the program may rebind captured names before Parsl's kernel sends the call."""
         try:
             blob = prepared.blob(function, wants)
-        except SerializationError:  # the call's future says so
+        except SerializationError:  # the call's future raises this error
             return AppWants(wants)
         last = self._last
         if last is None or last.function is not blob or last.wants is not wants:
@@ -270,8 +271,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments as they are now: the program may change a list or an array before Parsl's kernel has
-        sent it. None if the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
+        """Pickle the arguments now, because the program may change them before Parsl's kernel sends them. Return None
+        if the kernel must read them (futures, files, Parsl's own keywords) or caches results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = plain_bytes((args, kwargs))
@@ -281,17 +282,17 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             return None
         try:
             function, recipe = specification.function, specification.wants.recipe
-            by_name = frozenset() if function is None else travels_with(function, recipe)
+            by_name = frozenset() if function is None else modules_pickled_with(function, recipe)
             brought = set[str]()
             packed = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
-        except SerializationError:  # the call's future says so
+        except SerializationError:  # the call's future raises this error
             return None
-        prepared.bring_along(brought)
+        prepared.add_modules(brought)
         return packed
 
     @property
     def labels(self) -> list[str] | None:
-        """Labels of the executors that may run it; None = all."""
+        """Labels of the executors that may run the app; None = all."""
         return self._labels
 
     @property
@@ -300,7 +301,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """In a class: a method takes `self, context, ...`, and a library passes the context first."""
+        """Reorder a method's parameters: it has `self, context, ...`, but a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
             self.func = wrap_error(_context_first(self.function))
@@ -309,7 +310,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An app travels in functions that name it, without this program's executors."""
+        """Pickle the app without this program's executors, for functions that refer to it."""
         given = {name: getattr(self, name) for name in ("batch_size", "cache", "ignore_for_cache", "options")}
         return _again, (self.__wrapped__, self.specification.wants, {**given, "executors": self._labels})
 
@@ -345,15 +346,32 @@ def labels_of(app: PythonApp | None) -> list[str] | None:
 
 
 _ELSEWHERE = {
-    "retries": "Parsl tries calls again: stoker.load(retries=2)",
-    "walltime": "ends of calls are told with timeout; a call itself takes Parsl's walltime=",
+    "retries": "Parsl retries calls: stoker.load(retries=2)",
+    "walltime": "the option is named timeout; each call also accepts Parsl's walltime=",
     "memory": "the context declares the devices that a call needs: @stoker.context(memory=...)",
     "device_memory": "the context declares the devices that a call needs: @stoker.context(device_memory=...)",
     "devices": "the context declares the devices that a call needs: @stoker.context(devices=...)",
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
-_HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
-"""Options of a specification that have another name in `@app`."""
+_OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
+"""Options that apply to single calls: if `with_options` changes only these, the new app shares everything else."""
+_HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
+"""Options whose name in a specification differs from their name in `@app`."""
+
+
+def _wants_of(options: Mapping[str, Any]) -> Wants:
+    """Parse the options of `@app` that are sent with calls. Raises SpecificationError, which names the option."""
+    context, stream = options["context"], options["stream"]
+    recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
+    given = {name: options[name] for name in ("variants", "late", "gang", "features", "priority")}
+    given |= {name: options[here] for name, here in _HERE.items()}
+    try:
+        streams = False if stream is None else stream
+        return read_wants({**given, "context": recipe, "stream": streams}, takes_context=True)
+    except SpecificationError as error:
+        key = str(error.facts.get("key", ""))
+        name = _HERE.get(key, key)
+        raise SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name}) from None
 
 
 def names_in(option: str, value: Any) -> list[str] | None:
@@ -368,19 +386,20 @@ def names_in(option: str, value: Any) -> list[str] | None:
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
     name, yields = name_of(function), how_it_yields(function)
     if yields and not gives_pieces(function):
-        raise ConfigError(f"{name} is {yields}, and a call has a result: return a value, or yield pieces of it")
+        raise ConfigError(f"{name} is {yields}, which is no result of a call: return a value, or yield pieces of it")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         raise ConfigError(
-            f"Python knows no signature of {name}, which an app needs; decorate a function that calls it:"
+            f"Python finds no signature of {name}, and an app needs one; decorate a function that calls it:"
             f" @stoker.app above def apply(*args): return {name}(*args)"
         ) from None
     kinds = [parameter.kind for parameter in parameters.values()]
     short = getattr(function, "__name__", repr(function))
     if takes_context and (not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)):
         raise ConfigError(
-            f"{short} has a context but no parameter for it: the first one gets it, as in def {short}(model, ...)"
+            f"{short} has a context but no parameter for it: the first parameter receives it, as in def {short}(model,"
+            " ...)"
         )
     unknown = next((name for name in ignored if name not in parameters), None)
     if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -390,12 +409,12 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
 
 
 def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """True if calls return their results in pieces. Raises ConfigError for a gang, whose calls cannot."""
+    """True if calls send pieces. Raises ConfigError for a gang, which cannot send pieces."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:
         raise ConfigError(
-            f"{name_of(function)} gives its result in pieces, which calls of a gang cannot: leave gang out, or write"
+            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot: leave gang out, or write"
             " stream=False for a result that is the list of yielded values",
             key="gang",
         )

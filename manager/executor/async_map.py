@@ -1,6 +1,6 @@
 """`stoker.amap`: the results of a `stoker.map` for `async for`.
 
-A thread takes the results of the map; the event loop asks it for one result at a time.
+A thread takes the map's results; the event loop requests one result at a time from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def amap(
 ) -> AsyncResults:
     """Call `function` on every item; `async for` over the results as they arrive.
 
-    Leaving the loop, or cancelling the task that waits in it, cancels the calls that are left.
+    Leaving the loop, or cancelling the task that waits in it, cancels the remaining calls.
 
     Args:
         function: As in `stoker.map`.
@@ -55,14 +55,16 @@ def amap(
 
     Raises:
         SessionError: No site is loaded.
-        ConfigError: An option has no meaning here.
+        ConfigError: An option or its value is not allowed.
     """
     given: Iterable[Any]
     if isinstance(items, AsyncIterable):
         try:
             given = _AwaitedItems(items, asyncio.get_running_loop())
         except RuntimeError:
-            raise ConfigError("stoker.amap: items that are awaited need a running event loop: call it in one") from None
+            raise ConfigError(
+                "stoker.amap: asynchronous items need a running event loop; call stoker.amap in a coroutine"
+            ) from None
     else:
         given = items
     results = map(
@@ -80,7 +82,7 @@ def amap(
 
 
 class AsyncResults(AsyncIterator[Any]):
-    """The results of a map, for `async for`. `interrupt` ends a wait for the next item."""
+    """The results of a map, for `async for`. `interrupt` stops a wait for an async input's next item."""
 
     def __init__(self, results: ResultStream, *, interrupt: Callable[[], None]) -> None:
         self._results = results
@@ -97,7 +99,7 @@ class AsyncResults(AsyncIterator[Any]):
 
     @property
     def items(self) -> int:
-        """Items that these results belong to."""
+        """Items in the taken results."""
         return self._results.items
 
     def __aiter__(self) -> AsyncResults:
@@ -119,7 +121,7 @@ class AsyncResults(AsyncIterator[Any]):
         return value
 
     def close(self) -> None:
-        """Cancel the calls that are left and drop their results."""
+        """Cancel the remaining calls and drop their results."""
         if not self._is_closed:
             self._is_closed = True
             self._results.stop()
@@ -149,9 +151,9 @@ def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) 
         error, value = None, _END
         try:
             value = next(results, _END)
-        except BaseException as raised:  # Ctrl-C does not come to this thread
+        except BaseException as raised:  # Ctrl-C never raises on this thread
             error = raised
-        end_future(wanted, value, error=error)  # it may be cancelled with its task
+        end_future(wanted, value, error=error)  # the future may be cancelled with its task
         del wanted, error, value
     results.close()
 
@@ -167,7 +169,7 @@ class _AwaitedItems(Iterator[Any]):
         async def item() -> Any:
             try:
                 return await anext(self._items)
-            except StopAsyncIteration:  # which no future may hold
+            except StopAsyncIteration:  # a future cannot hold this exception
                 return _END
 
         self._awaited = asyncio.run_coroutine_threadsafe(item(), self._loop)

@@ -1,15 +1,14 @@
-"""The client's end of the wire: one socket, one thread that reads it, and calls that leave on the caller's thread.
+"""The client's connection to the manager: one socket, and one thread that reads it.
 
-`submit` puts a call in a queue. While few calls are in flight, the caller's thread sends the queue, which saves a
-thread switch. While many are in flight, it wakes the I/O thread, which sends the whole queue as one frame.
+With few calls in flight, the thread that calls `submit` sends the queue, which saves a thread switch. With many, the
+I/O thread sends the whole queue as one frame.
 
-Several threads may use a ZeroMQ socket if a fence separates their uses: `_lock`, held to send or to read frames, never
-to settle a future. The I/O thread sleeps in `poll(2)` on the socket's file descriptor, which is edge-triggered: a send
-by another thread may swallow the edge of a frame that came in meanwhile. So a thread that has sent checks ZMQ_EVENTS,
-and wakes the I/O thread if there is something to read.
+Threads may share a ZeroMQ socket if a fence separates their uses: a thread holds `_lock` to send or read frames. The
+I/O thread polls the socket's edge-triggered descriptor, and a send by another thread may consume the edge of a received
+frame. So a thread that has sent checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
 
-Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of its journal
-asks for everything again. After a reconnection the hello goes first, and after the welcome all unacknowledged frames.
+Frames are numbered and kept until the manager has journalled them. After a reconnection the client sends unacknowledged
+frames again. A manager that has lost part of its journal requests all open calls.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Submission, Waiter
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
 from stoker.manager.executor.session_files import LargeArguments, describe
-from stoker.manager.executor.settling import Settling, callbacks
+from stoker.manager.executor.settling import WorkerThreads, callbacks
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId
@@ -47,18 +46,16 @@ from stoker.protocol.status import JOURNAL
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""With fewer calls in flight, the submitting thread sends the queue."""
+"""With fewer calls in flight, the thread that submits a call also sends it."""
 MANY, GATHER_S = 128, 0.001
-"""With `MANY` calls in flight, the I/O thread waits a millisecond so that more of them share a frame."""
+"""With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
-"""Seconds that `close` waits for the next result or callback to be done."""
+"""Seconds without a settled result or callback after which `close` stops waiting for them."""
 
 
 class Link:
-    """A client's connection to its manager. Any thread may call every method; only methods with a time limit block.
-
-    With `observer`, the client asks and never submits; the session does not depend on it.
-    """
+    """A client's connection to its manager. Any thread may call every method; only methods with a time limit block. An
+    `observer` submits no calls, and the session does not depend on it."""
 
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
@@ -67,10 +64,10 @@ class Link:
             raise membership.other_python(self.session)
         self.large = LargeArguments(folder.objects)
         self.waiting = OpenCalls(self.large)
-        self.settling = Settling("results")
+        self.settling = WorkerThreads("results")
         self.over: Exception | None = None
         self.journal_trouble = ""
-        """Why the manager cannot write its journal; empty while it can. Calls and results wait."""
+        """Why the manager cannot write its journal; empty while it can. While it cannot, calls and results wait."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
@@ -99,7 +96,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="stoker-link", daemon=True)
         self._thread.start()
 
-    # ---- for the rest of the client
+    # ---- for other modules of the client
 
     @property
     def session(self) -> SessionFile:
@@ -126,8 +123,8 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over; if it
-        ends meanwhile, the waiter gets that error."""
+        """Send a call; `waiter` receives its end, and `inbox` its pieces. Raises SessionError if the session has
+        ended."""
         if self.over is not None:
             raise self.over
         number = CallId(self._first_id | next(self._sequence))
@@ -215,12 +212,12 @@ class Link:
 
     def forked(self) -> None:
         self.over = membership.forked_process(self.session.session)
-        self.waiting.calls.clear()  # so nothing that the child drops cancels a call of its parent
+        self.waiting.calls.clear()  # so that objects dropped in the child cancel no call of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # no thread of this process may use the socket
 
     def _fail_if_over(self) -> None:
-        """Fail what was added while the session ended: its end has failed only what was there before."""
+        """Fail calls added while the session ended, because `fail_all` may have missed them."""
         if self.over is not None:
             self.fail_all(self.over)
 
@@ -253,14 +250,14 @@ class Link:
             return bool(self._out.queue) or self._out.has_unacknowledged
 
     def _flush(self) -> bool:
-        """Send everything in the queue; True if something was sent. The caller holds the lock."""
+        """Send the queue; return True if anything was sent. The caller holds the lock."""
         if not self._joined.is_set() or self._socket.closed:
             return False
         sent = False
         for frame in self._out.frames(time.monotonic()):
             self._socket.send(frame, 0, len(frame) < COPY_BELOW)
             sent = True
-        if self._may_lack_pieces:  # after the calls that may have to be submitted again
+        if self._may_lack_pieces:  # request pieces after the calls, which may have been submitted again
             self._may_lack_pieces = False
             asked = [call.inbox.ask_again() for call in tuple(self.waiting.calls.values()) if call.inbox is not None]
             self._taken.extend(each for each in asked if each is not None)
@@ -285,7 +282,7 @@ class Link:
             poll.register(fd, select.POLLIN)
         try:
             self._turn(everything)
-            while not self._stop:  # checked after each turn, because a turn takes away the wake-up of `close`
+            while not self._stop:  # check after each turn, because a turn consumes the wake-up of `close`
                 wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:
@@ -298,7 +295,7 @@ class Link:
             os.close(wake_fd)
 
     def _turn(self, ready: set[int]) -> None:
-        """Read frames and events, and send the queue. Reads only `ready` descriptors, so that results pass fast."""
+        """Read frames and events from the `ready` descriptors, and send the queue."""
         if self._wake_fd in ready:
             try:
                 os.eventfd_read(self._wake_fd)
@@ -339,7 +336,8 @@ class Link:
                     self._socket.send(wire.encode([hello]))
             elif change is ConnectionChange.CUT_OFF:  # ZeroMQ tries again
                 continue
-            elif change is ConnectionChange.BROKEN or self.membership.was_joined:  # or a stranger has its address
+            # Another process may have the address of a manager that was joined.
+            elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:
                 self.fail_all(membership.refused_key(self.folder, self.session.session))
@@ -378,7 +376,7 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                # Convert them to this machine's clock. The message's travel time is ignored.
+                # Convert the forecasts to this machine's clock. The message's travel time is ignored.
                 ahead_s = time.time() - message.said_at if message.said_at else 0.0
                 replace = msgspec.structs.replace
                 self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
@@ -402,7 +400,7 @@ class Link:
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)
-        if call is None or call.inbox is None:  # it was cancelled, or has ended
+        if call is None or call.inbox is None:  # the call was cancelled, or has ended
             return
         try:
             fed.append(call.inbox)
@@ -412,14 +410,14 @@ class Link:
             call.waiter.fail(message.call, error)
             return
         if taken is not None:
-            self._taken.append(taken)  # it leaves at the end of this turn
+            self._taken.append(taken)  # sent at the end of this turn
 
     def _welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._first_id = message.number << CLIENT_SHIFT
-            self.journal_trouble = ""  # a manager that cannot write its journal says so after the welcome
+            self.journal_trouble = ""  # a manager that cannot write its journal reports this after the welcome
             if message.again:
-                text = "session %s: its manager has lost a part of its journal; %d calls are submitted again, "
+                text = "session %s: its manager lost a part of its journal; %d calls are submitted again, "
                 logger.warning(text + "and running ones continue", self.session.session, len(self.waiting))
                 self._out.resubmit_everything()
             for frame in self._out.again(time.monotonic()):

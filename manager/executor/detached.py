@@ -1,10 +1,8 @@
-"""Find sessions that outlive programs, and start their managers again.
+"""Find sessions that outlive programs, and restart their managers.
 
-`stoker up` makes a session (`new_sessions`), programs join it, `stoker attach` restarts its manager.
-
-The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
-restart it. The command that makes a session may be killed at any moment, and its manager starts nevertheless: so a
-session is known by its id before, and commands that look for a session wait while it starts.
+The file `manager.json` records how a manager was started, so any login node that sees it can restart the manager. A
+session is registered before its manager starts, so that it is found even if the starting command is killed. Commands
+that look for a session wait while it starts.
 """
 
 from __future__ import annotations
@@ -51,19 +49,19 @@ def is_coming_up(folder: Path) -> bool:
 
 
 def wait_for_begun(name: str = "") -> None:
-    """Wait until no session whose id begins with `name` is starting."""
+    """Wait while a session whose id begins with `name` is starting."""
     links = state_folder() / "sessions"
     while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
         time.sleep(_POLL_S)
 
 
-# ---- the state of a session, as its folder says
+# ---- the state of a session, read from its folder
 
 
 JOINS = "STOKER_SESSION"
-"""The environment variable with the session that programs join if they name no site."""
+"""The environment variable that names the session which programs join if they name no site."""
 RUN = "STOKER_RUN"
-"""The environment variable with the run's folder, in a detached program (`stoker run --detach`)."""
+"""The environment variable with the run's folder in a detached program (`stoker run --detach`)."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -90,7 +88,7 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def unreachable(folder: SessionFolder) -> str:
-    """Return why a manager on this machine cannot be reached; empty if the network here is not at fault."""
+    """Return why this machine's network cannot reach a manager; empty if the network can."""
     if not folder.file.exists():
         return ""
     file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
@@ -112,7 +110,8 @@ def read_launch(folder: SessionFolder) -> Launch:
         return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
     except OSError:
         raise SessionError(
-            f"the session in {folder.path} belonged to a program and is over with it; `stoker up` starts one that stays"
+            f"the session in {folder.path} belonged to a program and ended with it; `stoker up` starts a session that"
+            " stays up"
         ) from None
     except UNREADABLE as error:
         raise SessionError(f"{folder.launch} is damaged: {error}") from error
@@ -144,8 +143,8 @@ def _unregister(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Return a session by id or folder, and its site's name in a Site. Restart a manager that is gone. Raises
-    SessionError."""
+    """Find a session by id or folder; restart its manager if that has exited. Return its folder, and a Site with its
+    name. Raises SessionError."""
     wait_for_begun(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -155,11 +154,11 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start the manager of a session here, wait until it listens, and return its lease. Another process may start it at
-    the same time: one of the two remains.
+    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start at
+    the same time, one exits. Raises SessionError.
 
-    `waiting` gets a message if this takes long. `to_end`: start it to end the session, on any port if its site's ports
-    are taken. Raises SessionError.
+    `waiting` gets a message if the earlier manager may still run. `to_end`: the manager only ends the session, on any
+    port.
     """
     launch = read_launch(folder)
     if to_end:
@@ -174,7 +173,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     if before is not None and lease.is_alive(before) is None:
         patience_s += lease.PATIENCE_S + lease.SETTLE_S
         waiting(
-            f"the manager of session {launch.session} was {before}; it is started here if that one gives no sign of "
+            f"the manager of session {launch.session} was {before}; another is started here if it gives no sign of "
             f"life for {lease.PATIENCE_S:.0f} s"
         )
     said_at = folder.manager_log.stat().st_size if folder.manager_log.exists() else 0
@@ -184,9 +183,9 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
                 other = lease.read(path)
-                if other is not None and other.over:  # another process was quicker, and has ended the session as well
+                if other is not None and other.over:  # another process started a manager first and ended the session
                     raise _over(launch, other.over)
-                if other is not None and is_up(folder):  # another process, or its keeper, was quicker
+                if other is not None and is_up(folder):  # another process, or the keeper, started a manager first
                     register(folder)
                     return other
                 if other is None or not lease.is_alive(other):
@@ -194,17 +193,17 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise with_log(what, folder.manager_log, said_at=said_at)
-                    process = _spawn(folder, launch)  # it was killed, or the one that it found was
+                    process = _spawn(folder, launch)  # this manager, or the other one started at this time, was killed
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
                 raise with_log(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
-        if _written_at(folder) == said_before:  # else it is up, and known by its id
+        if _written_at(folder) == said_before:  # else the manager listens, and commands find it by its id
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
-        if not folder.file.exists():  # it never came up: no command needs to wait for it
+        if not folder.file.exists():  # the manager never listened: no command needs to wait for it
             _unregister(folder)
         raise
     register(folder)

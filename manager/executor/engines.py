@@ -1,6 +1,5 @@
-"""The executor's side of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine
-(`stoker.pilot.taskvine`). Requests that TaskVine cannot honour are refused before anything is sent.
-"""
+"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine. Requests
+that TaskVine cannot honour are refused before calls are sent."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from stoker.pilot.taskvine import engine, factory
 from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
-if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command line has no need of it
+if TYPE_CHECKING:  # importing Parsl takes a second, and the command line does not need it
     from parsl.providers import LocalProvider
     from parsl.providers.base import ExecutionProvider
 
@@ -43,21 +42,21 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
         if len(sites) > 1:
             others = ", ".join(other.name for other in sites if other is not site)
             raise ConfigError(
-                f'site {site.name}: a session with engine = "taskvine" has one site; take {others} out of sites',
+                f'site {site.name}: a session with engine = "taskvine" has one site; remove {others} from sites',
                 key="sites",
             )
         if provider is not None:
             raise ConfigError(
                 f'site {site.name}: with engine = "taskvine" its factory starts the workers; leave provider= out, '
-                "and say in the site file where they run",
+                "and name their batch system in the site file",
                 key="provider",
             )
         refusals.refuse_site(site)
 
 
 def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour these wants. `honours`: options that its policy uses; None = only
-    the manager of a joined session knows."""
+    """Raise ConfigError if this site cannot honour these options. `honours`: options that its policy uses; None if only
+    the manager of a joined session knows them."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -87,8 +86,8 @@ def local_provider(site: Site) -> LocalProvider:
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Write TaskVine's plans into a new session's folder. `python_path`: imports beyond this environment; `kept`: the
-    session outlives programs. Raises OSError."""
+    """Write TaskVine's plans into a new session's folder. `python_path`: import folders outside this environment.
+    `kept`: the session outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)
@@ -96,7 +95,7 @@ def prepare(
 
 
 def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
-    """Return the command that starts TaskVine's workers, for `stoker doctor`. Raises ConfigError."""
+    """Return the command that starts TaskVine's workers. Raises ConfigError."""
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.plan_of(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"

@@ -1,13 +1,12 @@
-"""StokerExecutor: Stoker as an executor of Parsl. Blocks (batch jobs) come from any Parsl provider; a block runs one
-pilot a node. Differences from Parsl's own executor (HTEX), and why:
+"""StokerExecutor: Stoker as an executor of Parsl. Differences from Parsl's own executor (HTEX):
 
-- A failed block counts against the executor only while no pilot has ever joined: pilots on borrowed machines are
-  killed all day, and their calls run again.
-- Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
-- Scaling in drains: pilots finish their calls and exit; `drain_s` later the job is cancelled.
-- Calls run in the folder in which the program loads the session, if pilots see it.
-- Python's garbage collector runs at 50,000 new containers instead of 700: scanning a hundred thousand futures takes
-  half of the client's time.
+- Failed blocks stop the executor only until the first pilot joins, because pilots on borrowed machines are killed
+  often.
+- Initial blocks start with the executor, a second before Parsl's strategy would start them.
+- Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` the jobs are cancelled.
+- Calls run in the program's folder, if pilots see it.
+- Python's garbage collector runs after 50,000 new containers, not 700: scanning 100,000 futures would take half of the
+  client's time.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.kernel import task_being_launched
 from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_parsls, check_session
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
-from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments, travels_with
+from stoker.manager.executor.packing import is_same, modules_pickled_with, pack_arguments, place_arguments
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import (
@@ -57,7 +56,7 @@ from stoker.manager.executor.processes import (
     register,
 )
 from stoker.manager.executor.progress import WaitNotices
-from stoker.manager.executor.session_files import SourceShelf
+from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
 from stoker.manager.live.session_policies import honoured_in, keep_policies, policies_for
 from stoker.protocol.session import SessionFolder
@@ -71,33 +70,30 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""A program that ends before the manager's welcome waits this long for it, to tell the manager."""
+"""Seconds that an ending program waits for the manager's welcome, without which it cannot end the session."""
 FACTORY_LIMIT_S = 40.0
-"""Seconds that `shutdown` waits for the jobs of batch systems to end; the factory gives up a little earlier."""
+"""Seconds that `shutdown` waits for the batch jobs to end. The factory gives up slightly earlier."""
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
     """A Parsl executor whose pilots keep contexts hot between calls.
 
-    Resource specifications take the keys of `stoker.manager.executor.options.KEYS`.
-
     Args:
-        site: A site file, a Site, or None for this machine. Blocks at a batch system that a site file names belong to
-            the manager (its factory), not to Parsl.
-        label: The executor's name, also of its folder.
-        provider: Any Parsl provider; it overrides the site's.
-        session: Join a session that is up (`stoker up`), by its id or folder. It continues when this program ends.
-        working_dir: The folder in which calls run; a pilot makes it if it is missing. The default is the program's
-            folder; on a pilot that does not see it a folder of the call's own, cleared after the call.
-        storage_access: Parsl's staging providers.
-        drain_s: Seconds that a block that is scaled in may continue its calls.
-        progress: Log what calls wait for. A journal that cannot be written and a manager that does not answer are
-            always logged.
-        block_error_handler: As Parsl's; True is described above, False ignores failed blocks.
-        remote_monitoring_radio: As Parsl's.
+        site: A site file, a Site, or None for this machine. With a batch system in the site file, the manager's factory
+            submits the blocks.
+        label: The name of the executor and of its folder.
+        provider: As in `stoker.load`.
+        session: As in `stoker.load`.
+        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder.
+            A pilot that does not see that folder uses a temporary folder per call.
+        storage_access: As in Parsl.
+        drain_s: As in `stoker.load`.
+        progress: As in `stoker.load`.
+        block_error_handler: As in Parsl. True counts failed blocks until the first pilot joins; False ignores them.
+        remote_monitoring_radio: As in Parsl.
 
     Raises:
-        ConfigError: A wrong site, or options that exclude each other.
+        ConfigError: The site is wrong, or options exclude each other.
     """
 
     def __init__(
@@ -125,7 +121,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).honours
-        """Options of calls that the session's policies honour; None until an existing session is joined."""
+        """Options of calls that the session's policies honour; None until the executor has joined an existing
+        session."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -150,12 +147,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
         self.preparer: Preparer
-        """Set by `start`, which also starts the link that it needs."""
+        """`start` sets this, because the preparer needs the link."""
         self.call_place = CallPlace()
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
         self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
-        self._calm = False
+        self._raised_gc_thresholds = False
         self._stopped = False
         self._pid = os.getpid()
 
@@ -177,7 +174,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     # ---- start and end
 
     def start(self) -> None:
-        """Join the session, or start its manager and the initial blocks, and connect to it.
+        """Join or start the session with its initial blocks, and connect to its manager.
 
         Raises:
             SessionError: The session cannot start or be joined.
@@ -185,7 +182,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         super().start()
         named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
         place = named or working_folder()
-        refuse_odd_path(place, what="the folder in which calls run", advice="start the program in another")
+        refuse_odd_path(place, what="the folder in which calls run", advice="start the program in another folder")
         self.call_place = CallPlace(named, program_folder())
         try:
             if self._joins:
@@ -199,14 +196,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         except BaseException:
             self.shutdown()
             raise
-        calm_collector()
-        self._calm = True
+        raise_gc_thresholds()
+        self._raised_gc_thresholds = True
 
     def _begin(self, link: Link) -> None:
         self.preparer = Preparer(
             lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
             on_replaced=lambda function, by: link.tell_later(Replaced(function, by)),
-            leave_source=SourceShelf(link.folder.sources).leave,
+            leave_source=ProgramSources(link.folder.sources).leave,
         )
         link.wait_joined(START_LIMIT_S)
         self._news = WaitNotices(
@@ -236,11 +233,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._start_blocks()
 
     def shutdown(self) -> None:
-        """End the session: cancel the calls that are left, end pilots and manager. Of a session that was joined, end
-        only this program's calls."""
-        if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
+        """End the session: cancel open calls, end pilots and manager. In a joined session, end only this program's
+        calls."""
+        if self._stopped or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
-        if self.submit_monitoring_radio is not None:  # pilots that joined since the last look, and then their end
+        if self.submit_monitoring_radio is not None:  # report pilots that joined since the last status, then their end
             answer = self.ask_status()
             if answer is not None:
                 self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
@@ -248,7 +245,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._stopped = True
         if self._news is not None:
             self._news.stop()
-        if self._calm:
+        if self._raised_gc_thresholds:
             restore_collector()
         if not self._joins:
             self._end_session()
@@ -271,7 +268,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            # A manager that did not receive the end (no client was connected) need not be waited for.
+            # If the client never joined, the manager has no EndSession message: do not wait for its orderly end.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
@@ -280,7 +277,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Use a thread: Ctrl-C must not come between a job's submission and the note of its id."""
+        """Use a thread, so that Ctrl-C cannot come between a block's submission and the record of its job id."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
@@ -296,10 +293,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """Submit a call.
 
         Args:
-            func: The function.
+            func: The function to call.
             resource_specification: Options of the call; keys as in `stoker.manager.executor.options.KEYS`.
-            *args: Arguments of the function.
-            **kwargs: Keyword arguments of the function.
+            *args, **kwargs: Arguments of the function.
 
         Returns:
             The call's future.
@@ -307,7 +303,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         Raises:
             SpecificationError: The specification has a wrong key or value.
             SerializationError: The function or an argument cannot be pickled.
-            Exception: The reason of a bad state.
+            Exception: The reason of the executor's bad state.
         """
         if self.bad_state_is_set:
             raise self.executor_exception
@@ -327,7 +323,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         blob = None
         if of_app is not None:
             kwargs.pop(SPECIFICATION, None)
-            if is_same(of_app.made_of, func):  # else Parsl's kernel has wrapped it, as to stage files
+            if is_same(of_app.made_of, func):  # else Parsl's kernel has wrapped it, for example to stage files
                 blob = of_app.function
         else:
             spec = prepared.parsl_spec(args, kwargs)
@@ -340,15 +336,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
         if packed is None:
-            by_name, brought = travels_with(submission.function, submission.recipe), set[str]()
+            by_name, brought = modules_pickled_with(submission.function, submission.recipe), set[str]()
             payload = pack_arguments(
                 args, kwargs, name=prepared.name, large=link.large, by_name=by_name, brought=brought
             )
-            prepared.bring_along(brought)
+            prepared.add_modules(brought)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
-        if task is not None and task["resource_specification"] is CANCELLED:  # while its arguments were packed
+        if task is not None and task["resource_specification"] is CANCELLED:  # since this method began
             if isinstance(payload, ObjectRef):
                 link.large.drop(payload)
             future.cancel()
@@ -357,20 +353,20 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Return the slots that open calls take or want; Parsl's kernel starts blocks for them."""
+        """Return the slots that open calls need; Parsl's kernel starts blocks for them."""
         return self._link.waiting.slots if self._link else 0
 
     @property
     def tasks(self) -> dict[Any, Any]:
-        """Open calls: their futures by Parsl's task id."""
+        """Futures of the open calls, by Parsl's task id."""
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
-        """Return False: a library serves many calls, so the resources of its process belong to none of them."""
+        """Return False: a process belongs to a library, so Parsl cannot monitor single calls."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Fail all open calls, and accept no more.
+        """Fail all open calls and refuse new ones.
 
         Args:
             exception: The reason, which the calls raise.
@@ -379,12 +375,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._executor_exception = exception
         self._executor_bad_state.set()
         if self._link is not None:
-            bad = BadStateException(self, exception)  # the type that Parsl's users expect, with the reason
+            bad = BadStateException(self, exception)  # the type that Parsl's users expect
             bad.__cause__ = exception
             self._link.fail_all(bad)
 
     def ask_status(self, timeout_s: float = STATUS_LIMIT_S) -> Status | None:
-        """Return the session's status; None without an answer.
+        """Return the session's status; None if the manager does not answer.
 
         Args:
             timeout_s: Seconds to wait for the answer.
@@ -404,7 +400,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Start blocks. When Parsl first asks for the initial blocks they are started already.
+        """Start blocks, unless Parsl requests the initial blocks, which have started already.
 
         Args:
             n: Number of blocks.
@@ -420,11 +416,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return started
 
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
-        """Drain blocks, idle ones first; `drain_s` later their jobs are cancelled.
+        """Drain blocks, idle blocks first; cancel their jobs after `drain_s`.
 
         Args:
             blocks_wanted: Number of blocks to drain.
-            max_idletime: Any number: drain only idle blocks.
+            max_idletime: If this is a number, drain only idle blocks.
 
         Returns:
             Ids of the chosen blocks.
@@ -434,7 +430,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return chosen
 
     def status(self) -> dict[str, JobStatus]:
-        """Return the state of every block; MISSING for one that has ended and never brought a pilot."""
+        """Return the state of every block: MISSING for a completed block whose pilot never joined."""
         status: dict[str, JobStatus] = super().status()
         answer = self.ask_status()
         if answer is not None:
@@ -464,7 +460,7 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
     if not found:
         labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
         raise SessionError(
-            f"{name} wants a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
+            f"{name} needs a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
             "  Config(executors=[stoker.StokerExecutor()])\n"
         )
     return found
@@ -475,12 +471,12 @@ def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) ->
     for label in labels:
         if label not in loaded:
             raise ConfigError(
-                f"{name}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}", key="executors"
+                f"{name}: executors: no executor {label!r} is loaded; loaded are {', '.join(loaded)}", key="executors"
             )
         if not isinstance(kernel.executors[label], StokerExecutor):
             kind = type(kernel.executors[label]).__name__
             raise ConfigError(
-                f"{name}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for that one"
+                f"{name}: executors: {label!r} is a {kind}, and a @stoker.app runs only on StokerExecutors; to use it"
                 f" write Parsl's @python_app(executors=[{label!r}])",
                 key="executors",
             )
@@ -492,24 +488,24 @@ def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) ->
 THRESHOLDS = (50_000, 20, 50)
 
 _lock = threading.Lock()
-_calm = 0
+_gc_users = 0
 _before: tuple[int, int, int] = gc.get_threshold()
 
 
-def calm_collector() -> None:
-    global _calm, _before
+def raise_gc_thresholds() -> None:
+    global _gc_users, _before
     with _lock:
-        if _calm == 0:
+        if _gc_users == 0:
             _before = gc.get_threshold()
-            if 0 < _before[0] < THRESHOLDS[0]:  # a program that has chosen less, or none, keeps it
+            if 0 < _before[0] < THRESHOLDS[0]:  # keep a higher threshold, and a disabled collector (0)
                 gc.set_threshold(*THRESHOLDS)
-        _calm += 1
+        _gc_users += 1
 
 
 def restore_collector() -> None:
-    global _calm
+    global _gc_users
     with _lock:
-        if _calm > 0:
-            _calm -= 1
-            if _calm == 0 and gc.get_threshold() == THRESHOLDS:
+        if _gc_users > 0:
+            _gc_users -= 1
+            if _gc_users == 0 and gc.get_threshold() == THRESHOLDS:
                 gc.set_threshold(*_before)

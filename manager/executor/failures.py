@@ -1,4 +1,4 @@
-"""Turn the end of a call into a value, the user's own exception, or one of Stoker's errors."""
+"""Turn the end of a call into a value, the user's exception, or one of Stoker's errors."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL: without this byte a pickle of protocol 4 or later holds only builtin types."""
+"""The opcode STACK_GLOBAL: a pickle of protocol 4 or later without this byte contains only builtin types."""
 
 
 def opens_at_once(end: CallEnd) -> bool:
-    """True if opening this end runs only Stoker's code and reads no file."""
+    """True if unpickling this end runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -62,7 +62,7 @@ def opens_at_once(end: CallEnd) -> bool:
 
 
 def outcome(end: CallEnd, *, session: str = "") -> Any:
-    """Return the call's result. Raises its exception, or a StokerError that says why there is no result."""
+    """Return the call's result, or raise its exception or a StokerError."""
     if end.ok:
         return open_value(_bytes(end), call=end.call)
     if end.failure is not None:
@@ -79,7 +79,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
             text = f"call {call} raised {error!r}, which would end the loop that takes its result"
             raise RuntimeError(text) from error  # as Python does for generators
         raise error
-    # SystemExit and the like would end this program.
+    # SystemExit and other errors that are not an Exception would end this program.
     raise RemoteCallError(
         f"call {show_call(end.call)} raised {error!r}, which would have ended its process; return instead, or raise "
         "an Exception",
@@ -118,7 +118,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     if failure.library:
         facts["library"] = show_library(failure.library)
     if failure.kind is FailureKind.DROPPED:
-        facts["reason"] = failure.message
+        facts |= {"reason": failure.message, "retry_after_s": failure.retry_after_s}
     where = f" on {failure.pilot}" if failure.pilot and failure.pilot not in failure.message else ""
     lines = [f"call {facts['call']}{where}: {failure.message}"]
     if failure.tail and failure.tail not in failure.message:
@@ -130,7 +130,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
         lines.append(f"  its output: {_command('logs', facts['call'], session)}")
     elif failure.log and failure.library:
         log = _command("logs", facts["library"], session)
-        lines.append(f"  nothing that it printed is kept; its library's log, also of other calls: {log}")
+        lines.append(f"  its output was not kept; its library's log, also of other calls: {log}")
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 
@@ -143,7 +143,7 @@ def _bytes(end: CallEnd) -> Buffer:
     except OSError as error:
         raise SerializationError(
             f"call {show_call(end.call)}: its result of {show_bytes(payload.size_bytes)} cannot be read: {error}; "
-            "the session folder must be seen by pilots and by this program alike (stoker.load(run_dir=...))",
+            "both the pilots and this program must see the session folder (stoker.load(run_dir=...))",
             what="result",
             call=show_call(end.call),
         ) from error
@@ -153,7 +153,7 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with another exit code than 0.
+    """A command of a `bash_app` ended with an exit code other than 0.
 
     Attributes:
         app_name: As Parsl's.

@@ -1,4 +1,4 @@
-"""The futures of a call: the executor's, and the one of Parsl's kernel around it."""
+"""The futures of a call: the executor's, and Parsl's, which the program gets."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 
 
 class CallFuture(Future[Any]):
-    """A concurrent.futures.Future whose cancellation reaches the manager, also while the call runs. Made by
-    `StokerExecutor.submit`.
+    """A future whose `cancel` also stops a running call. Made by `StokerExecutor.submit`.
 
     Attributes:
-        progress: The call's last report, with its last checkpoint.
+        progress: The call's last progress, with its last checkpoint.
         forecast: The manager's forecast of the call's end, in seconds since the epoch, if it has a deadline.
-        due_at: The deadline on the monotonic clock.
+        due_at: The call's deadline, in seconds on the monotonic clock.
     """
 
     def __init__(self, link: Link, *, inbox: PieceInbox | None = None) -> None:
@@ -68,8 +67,9 @@ class CallFuture(Future[Any]):
         if isinstance(kernel, DataFlowKernel):
             make_safe(kernel)
         super().add_done_callback(fn)
-        # The app's future may be cancelled while the executor submits the call. Its `cancel` marks the record and then
-        # looks for this future; here it is the other way round, so that one of the two finds the other.
+        # The app's future may be cancelled while the executor submits the call. `AppCallFuture.cancel` marks the record
+        # and then looks for this future. This method stores the future and then looks for the mark, so that at least
+        # one of the two methods cancels the call.
         if record.get("resource_specification") is CANCELLED:
             self.cancel()
 
@@ -83,23 +83,23 @@ class CallFuture(Future[Any]):
             return True
         if not super().cancel():
             return False
-        self.set_running_or_notify_cancel()  # else `concurrent.futures.wait` would wait for it for ever
+        self.set_running_or_notify_cancel()  # else `concurrent.futures.wait` would never return
         if self.call is not None:
             self._link.cancel([self.call])
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in an event loop, also a notebook's. Cancelling the task that waits cancels the call."""
+        """Wait in an event loop, also a notebook's. Cancelling the waiting task cancels the call."""
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """Set the result; on another thread if that may take long.
+        """Set the result, on another thread if this may take long.
 
         Args:
-            end: The manager's message.
+            end: The manager's message about the call's end.
 
         Returns:
-            False: no `flush` is needed.
+            False: `flush` is not needed.
         """
         settling = self._link.settling
         if self._inbox is not None or settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
@@ -112,7 +112,7 @@ class CallFuture(Future[Any]):
         return False
 
     def _runs_users_code(self) -> bool:
-        """True if settling this runs a callback of the program: the future of an app of Parsl's own may have one."""
+        """True if setting the result may run a callback of the program, through the future of a Parsl app."""
         for callback in callbacks_of(self):
             app = (_record_of(callback) or {}).get("app_fu")
             if isinstance(app, Future) and not isinstance(app, AppCallFuture):
@@ -120,7 +120,7 @@ class CallFuture(Future[Any]):
         return False
 
     def _open_later(self, end: CallEnd) -> None:
-        if self.done():  # cancelled meanwhile
+        if self.done():  # cancelled while this method ran
             discard_result(end)
         else:
             self._open(end)
@@ -134,31 +134,31 @@ class CallFuture(Future[Any]):
                 value = outcome(end, session=self._link.session.session)
         except BaseException as error:
             end_future(self, error=error)
-            error.__traceback__ = None  # its frames are this function's; they would keep the future alive
+            error.__traceback__ = None  # its frames refer to the future and would keep the future alive
         else:
             end_future(self, value)
 
     def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
-        """Set an exception.
+        """Set an exception as the result.
 
         Args:
-            call: The call's id.
+            call: Not used.
             error: The exception.
         """
         end_future(self, error=error)
 
     def flush(self) -> None:
-        """Do nothing: a future is settled at once."""
+        """Do nothing: `settle` needs no flush."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Keep the call's last progress or forecast.
+        """Store the call's last progress report or forecast.
 
         Args:
             said: The manager's message.
         """
         if isinstance(said, CallForecast):
             self.forecast = said
-        else:  # a checkpoint stays until there is a newer one
+        else:  # keep a checkpoint until a newer one arrives
             kept = b"" if self.progress is None else self.progress.state
             self.progress = said if said.state or not kept else msgspec.structs.replace(said, state=kept)
 
@@ -180,14 +180,13 @@ def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
 
 
 CANCELLED: Mapping[str, Any] = MappingProxyType({})
-"""The specification, known by its identity, of a call that was cancelled before Parsl gave it to its executor."""
+"""The specification of a call that was cancelled before Parsl gave it to its executor. Compare it with `is`."""
 
 
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
-    """The future of a Stoker app: Parsl's future, which can also be cancelled. Made by `AppCallFuture.of`.
+    """The future of a Stoker app: Parsl's future, with a `cancel` that works. Made by `AppCallFuture.of`.
 
-    A cancelled future ends at once, with CancelledError; apps that wait for it fail as after any other error. The call
-    stops wherever it is: before its arguments are there, in its queue, or while it runs. It is not retried.
+    A cancelled future ends at once with CancelledError. Its call stops in any state, and is not retried.
     """
 
     _was_cancelled = False
@@ -195,7 +194,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     @staticmethod
     def of(future: AppFuture, *, inbox: PieceInbox | None = None) -> AppCallFuture:
-        """Make Parsl's future one of this class.
+        """Change the class of Parsl's future to this class.
 
         Args:
             future: The future that Parsl's kernel has created.
@@ -211,9 +210,8 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return future  # type: ignore[no-any-return]
 
     def pieces(self) -> PieceReader:
-        """Return a reader of what the call yields, from its first piece on, for `for` and `async for`.
-
-        May be called more than once. The future's result is the list of all pieces.
+        """Return a reader of the yielded values, for `for` and `async for`. It may be called more than once, and each
+        reader starts at the first piece.
 
         Raises:
             ConfigError: The function yields no pieces.
@@ -225,19 +223,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return PieceReader(self._inbox, lambda _taken: None)  # this inbox acknowledges messages itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Call a function when the call has ended, on a thread for callbacks.
-
-        Args:
-            fn: Gets the future; may wait for other calls.
-        """
+        """As `CallFuture.add_done_callback`."""
         add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
-        """Cancel the call, also while it runs.
-
-        Returns:
-            False if the call has ended.
-        """
+        """As `CallFuture.cancel`."""
         record = self.task_record
         with self._update_lock:
             if self.done():
@@ -256,18 +246,18 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     def __iter__(self) -> NoReturn:
         """Raise TypeError: Parsl's futures accept any index, so `for x in future` would never stop."""
-        raise TypeError("a future cannot be looped over; loop over its result(), or over stoker.map(function, items)")
+        raise TypeError("a future is not iterable; loop over its result(), or over stoker.map(function, items)")
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in an event loop, also a notebook's. Cancelling the task that waits cancels the call."""
+        """As `CallFuture.__await__`."""
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """As `concurrent.futures.Future.set_result`; no effect on a cancelled future."""
+        """As `Future.set_result`; no effect on a cancelled future."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """As `concurrent.futures.Future.set_exception`; no effect on a cancelled future."""
+        """As `Future.set_exception`; no effect on a cancelled future."""
         if not self._was_cancelled:
             super().set_exception(exception)

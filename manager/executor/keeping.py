@@ -1,7 +1,7 @@
-"""How a `stoker.map` keeps its results: each is in the file before the program gets it.
+"""How a `stoker.map` keeps its results: each result is in the file before the program gets it.
 
-A thread of the map takes the ends of its calls from the link, writes all results that have arrived with one `write(2)`,
-and passes the ends to the stream. The file is synced every few seconds. An item whose call fails is not kept.
+A thread of the map receives the ends of its calls, writes the arrived results with one `write(2)`, and passes the ends
+to the stream. The file is synced every few seconds. Failed calls are not kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JOIN_S = 5.0
 
 
 class KeptItem(NamedTuple):
-    """An item, or a batch of `items`, whose result an earlier run has kept."""
+    """An item, or a batch of `items`, with a result from an earlier run."""
 
     file: KeptFile
     at: int
@@ -46,9 +46,9 @@ class KeepingInbox(MapInbox):
         super().__init__()
         self.file = file
         self.error: StokerError | None = None
-        """Why no more results can be kept; the map ends with it."""
+        """Why no more results can be kept; the map raises this error."""
         self.sending = threading.Lock()
-        """Held while calls are sent: their ends may come before their keys are noted."""
+        """Held from sending calls until their keys are stored, because their ends may arrive earlier."""
         self._keys: dict[CallId, tuple[str, int]] = {}
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
@@ -88,7 +88,7 @@ class KeepingInbox(MapInbox):
         self.file.close()
 
     def _sync(self) -> None:
-        """On a network file system only this reports a full disk."""
+        """Sync the file, because on a network file system only fsync reports a full disk."""
         try:
             self.file.sync()
         except StokerError as error:
@@ -101,13 +101,13 @@ class KeepingInbox(MapInbox):
         try:
             if self.error is None:
                 pairs = zip(keys, ends, strict=True)
-                # The file of a large result stays for the program.
+                # Keep the file of a large result, because the program reads it later.
                 self.file.append(record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
         except OSError as error:  # the file of a large result
             self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
         except StokerError as error:
             self.error = error
-        except Exception as error:  # else the map waits for ever
+        except Exception as error:  # otherwise the map would wait forever
             self.error = StokerError(f"{self.file.path}: a result cannot be kept: {error!r}")
         self.arrived.extend(ends)
         self._ended += len(ends)
@@ -115,7 +115,7 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """Raises ConfigError if the file is of another map."""
+    """Opens the file of a map. Raises ConfigError if another map wrote it."""
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()
@@ -167,10 +167,10 @@ def difference(there: KeptHeader, now: KeptHeader) -> str:
     if there.context_key != now.context_key:
         return f"its results are of context {there.context}, and {name} has context {now.context} now"
     if there.arguments != now.arguments:
-        return f"the arguments that {name} is given ahead have changed{since}"
+        return f"the arguments that functools.partial binds to {name} have changed{since}"
     if there.code != now.code:
         python = f" (it was Python {there.python}, and is {now.python} now)" if there.python != now.python else ""
-        return f"{name}, or something that it uses, has changed{since}{python}"
+        return f"{name}, or code or data that it uses, has changed{since}{python}"
     return ""
 
 
@@ -179,7 +179,7 @@ def _what_to_do(there: KeptHeader, now: KeptHeader) -> str:
         return "; name another file"
     if there.batch_size != now.batch_size:
         return f"; name another file, or write batch_size={there.batch_size}"
-    return "; name a new file to compute all again, or write reuse=True to take its results as they are"
+    return "; name a new file to compute all results again, or write reuse=True to keep the old ones"
 
 
 def _batches(size: int | None) -> str:
@@ -198,5 +198,5 @@ def path_of(keep: str | os.PathLike[str]) -> Path:
     if path.is_dir():
         raise ConfigError(f"keep: {path} is a folder; name a file in it", key="keep", file=str(path))
     if not path.parent.is_dir():
-        raise refused(path, f"there is no folder {path.parent}; make it first")
+        raise refused(path, f"the folder {path.parent} does not exist; create it first")
     return path

@@ -4,12 +4,11 @@
     {"key":"…","item":0,"result":{"label":"SUPPORTS"},"digest":"…"}
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
-A result that JSON gives back exactly is written as JSON, any other as a pickle in base64. `item` is the place of the
-item (or batch), counted from 0, in the run that computed it. The digest covers its line: a torn or damaged line is
-skipped, and its item runs again.
+A result is written as JSON if JSON represents it exactly, else as a pickle in base64. `item` is the item's index in the
+run that computed it. The digest covers its line: an incomplete or damaged line is skipped, and its item runs again.
 
-`key` is the digest of the item's content, so items may be added, removed or reordered between two runs. Equal items
-have a record each. The index of a million records takes 24 MB; values stay in the file until they are taken.
+`key` is the digest of the item's content, so items may be added, removed or reordered between runs. Equal items have a
+record each. The index takes 24 bytes a record.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _END = b',"digest":"'
 _END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
 CHUNK_BYTES = 3 << 18
-"""Bytes that are encoded at once. A multiple of 3, for base64."""
+"""Bytes that are encoded at once: a multiple of 3, for base64."""
 
 
 class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -75,7 +74,7 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 def record(key: str, item: int, data: Any) -> Iterator[bytes]:
-    """Yield the line of a result in parts: base64 of a large one takes no memory."""
+    """Yield a result's line in parts, because base64 of a large result needs memory."""
     text = _as_json(data)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())
@@ -101,8 +100,7 @@ DAMAGED = object()
 
 
 class Scan:
-    """Yields key, place and offset of each whole line of a file, in order. Reads only the beginning of each line, so a
-    large result takes no memory."""
+    """Yields key, item index and offset of each whole line. Reads long lines in chunks, to save memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -119,7 +117,7 @@ class Scan:
             while not last.endswith(b"\n"):
                 last = readline(CHUNK_BYTES)
                 if not last:
-                    return  # torn
+                    return  # the last line is incomplete
                 size += len(last)
                 if whole:
                     whole.append(last)
@@ -151,7 +149,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
     file.seek(at)
     try:
         return _value_of(file.readline(), key=key, opens=opens)
-    except Exception as error:  # classes of the result may raise anything
+    except Exception as error:  # classes of the result may raise any error
         if payloads.is_interrupt(error):
             raise
         raise SerializationError(
@@ -162,7 +160,8 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
 
 
 def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
-    """Return the value in a line; DAMAGED if it is torn or of another key. Without `opens`: None if it is whole."""
+    """Return the value in a line; DAMAGED if the line is incomplete or has another key. Without `opens`, only check the
+    line."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
     if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
@@ -189,12 +188,12 @@ def _as_json(data: Any) -> bytes | None:
         if not _is_json(value):
             return None
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except (pickle.UnpicklingError, ValueError, RecursionError):  # of another kind; half a character; within itself
+    except (pickle.UnpicklingError, ValueError, RecursionError):  # another type; a lone surrogate; a recursive value
         return None
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Opens values of builtin types only, so that no code of the user runs on the thread that keeps results."""
+    """Unpickles builtin types only, so that no code of the user runs on the writing thread."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
@@ -212,11 +211,11 @@ def _is_json(value: Any) -> bool:
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of fsync on a file that has no disk: a pipe, a device."""
+"""Errors of fsync on a file that is not on a disk: a pipe, a device."""
 
 
 class KeptFile:
-    """An open and locked file of kept results. One thread appends; another one may search at the same time."""
+    """An open and locked file. One thread may append while another searches."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -224,12 +223,12 @@ class KeptFile:
         self.damaged = 0
         self.added = 0
         self._file = descriptor
-        self._reader: BinaryIO = path.open("rb")  # with its own offset: the writer moves another one
+        self._reader: BinaryIO = path.open("rb")  # has its own offset, which writes do not move
         self._index = _Index()
         self._end = 0
 
     def read(self) -> None:
-        """Read the index, and cut off a torn line at the end. Raises ConfigError for any other file."""
+        """Build the index from the file, and cut off an incomplete last line. Raises ConfigError."""
         self._reader.seek(0)
         first = self._reader.read(len(BEGINS))
         if not first.startswith(BEGINS[: len(first)]):
@@ -241,7 +240,7 @@ class KeptFile:
         self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
         if self.header is None and len(self._index):
             raise refused(
-                self.path, "its first line is damaged, so nothing tells whose results it has; name a new file"
+                self.path, "its first line is damaged, so the function of its results is not known; name a new file"
             )
         if self.header is not None and self.header.format > FORMAT:
             raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
@@ -270,11 +269,11 @@ class KeptFile:
                     at, held, size = at + size, [], 0
             write_all(self._file, b"".join(held))
         except OSError as error:
-            with suppress(OSError):  # a torn line is cut off when the file is opened again
+            with suppress(OSError):  # an incomplete line is cut off when the file is opened again
                 os.ftruncate(self._file, self._end)
             raise StokerError(
-                f"{self.path}: cannot be written: {error.strerror}; the {len(self) + self.added:,} results before are"
-                " in it: make room, and run the program again to continue",
+                f"{self.path}: cannot be written: {error.strerror}; it has the {len(self) + self.added:,} results"
+                " before this one: make room, and run the program again to continue",
                 file=str(self.path),
             ) from error
         self._end = at + size
@@ -290,7 +289,7 @@ class KeptFile:
     def value_at(self, at: int) -> Any:
         value = value_at(self._reader, at, path=self.path)
         if value is DAMAGED:
-            raise StokerError(f"{self.path}: was changed by another program while this one reads it")
+            raise StokerError(f"{self.path}: was changed by another program while this program reads it")
         return value
 
     def sync(self) -> None:
@@ -299,8 +298,8 @@ class KeptFile:
         except OSError as error:
             if error.errno not in _NO_SYNC:
                 raise StokerError(
-                    f"{self.path}: the disk refuses it: {error.strerror}; the last results may be lost: make room, and"
-                    " run the program again to continue",
+                    f"{self.path}: the disk failed to write: {error.strerror}; the last results may be lost: make"
+                    " room, and run the program again to continue",
                     file=str(self.path),
                 ) from error
 
@@ -312,7 +311,7 @@ class KeptFile:
 
 
 def open_kept(path: Path) -> KeptFile:
-    """Open and lock a file of kept results; make it if it is missing. Raises ConfigError."""
+    """Open and lock a file of kept results. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -320,7 +319,7 @@ def open_kept(path: Path) -> KeptFile:
     if not locks.take(descriptor):
         os.close(descriptor)
         holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
-        raise refused(path, f"{holders} keeps its results there just now; wait for it, or name another file")
+        raise refused(path, f"{holders} is writing its results to this file; wait for its end, or name another file")
     file = KeptFile(path, descriptor)
     try:
         file.read()
@@ -331,10 +330,10 @@ def open_kept(path: Path) -> KeptFile:
 
 
 class KeptResults:
-    """The results that a file keeps, in the order of their items. `len` is their number. Values are read when needed.
+    """The results in a file, in the order of their items. Values are read when needed.
 
     Attributes:
-        items: Places of the results' items (or batches), counted from 0.
+        items: Indices of the results' items (or batches).
         function: The name of the function that made the results.
     """
 
@@ -363,7 +362,7 @@ class KeptResults:
         for number, at in enumerate(self._places):
             value = value_at(self._file, at, path=self._path)
             if value is DAMAGED:
-                if self.items[number] in self.items[number + 1 : number + 2]:  # it has run again since
+                if self.items[number] in self.items[number + 1 : number + 2]:  # the item has run again since
                     continue
                 raise StokerError(f"{self._path}: the record at byte {at:,} is damaged; its item runs again with keep=")
             yield value
@@ -373,9 +372,9 @@ class KeptResults:
 
 
 def kept(path: str | os.PathLike[str]) -> KeptResults:
-    """Return the results that `stoker.map(..., keep=path)` has kept, in the order of their items. Runs nothing.
+    """Return the results kept by `stoker.map(..., keep=path)`, in the order of their items.
 
-    A map may write the file at the same time. Objects in it are unpickled: read only files that you trust.
+    A map may write the file at the same time. Results are unpickled: read only files that you trust.
 
     Example:
         `for result in stoker.kept("run.jsonl"): ...`
@@ -397,28 +396,28 @@ def refused(path: Path, why: str) -> ConfigError:
 
 def not_kept(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path}: is not a file of kept results (its first line does not say so); name a new file",
+        f"{path}: is not a file of kept results, judged by its first line; name a new file",
         key="keep",
         file=str(path),
     )
 
 
 class _Index:
-    """Offsets of the records of each key: 24 bytes a record. `take` returns each record once."""
+    """Offsets of each key's records in the file. `take` returns each offset once."""
 
     def __init__(self) -> None:
         self._pairs = array("Q")
         self._keys = array("Q")
         self._places = array("Q")
         self._taken = array("Q")
-        """At the first record of a key: how many of its records were taken."""
+        """Number of a key's records that `take` has returned, stored at the index of the key's first record."""
 
     def add(self, key: str, at: int) -> None:
         self._keys.append(int(key[:16], 16))
         self._places.append(at)
 
     def sort(self) -> None:
-        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable: equal keys in the file's order
+        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable: a key's records stay in order
         self._keys = array("Q", (self._keys[each] for each in order))
         self._places = array("Q", (self._places[each] for each in order))
         self._taken = array("Q", bytes(8 * len(order)))

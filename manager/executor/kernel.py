@@ -1,13 +1,10 @@
-"""Changes to Parsl's kernel, the object that keeps a program's tasks.
+"""Changes to Parsl's kernel, which keeps a program's tasks.
 
-The kernel passes each result to its memoizer before the future of the call. A memoizer that raises there (plain pickle
-refuses a result, the disk is full) leaves the future without an end. `SafeMemoizer` wraps it: the program gets its
-result, with one warning.
-
-The kernel submits each task on another thread. A call of a Stoker app whose arguments are packed waits for nothing, so
-`launch_at_once` submits it on the thread that makes the call.
-
-An executor does not get the kernel's record of a task, in which its cancellation is noted: `task_being_launched` does.
+- The kernel passes each result to its memoizer before it sets the call's future. If the memoizer raises (pickle refuses
+  a result, the disk is full), the future never ends. With `SafeMemoizer` the program gets its result and a warning.
+- The kernel submits tasks on another thread. `launch_at_once` submits calls of Stoker apps with pickled arguments on
+  the caller's thread, because they wait for no task.
+- Executors do not get the kernel's record of a task, which notes cancellations. `task_being_launched` returns it.
 """
 
 from __future__ import annotations
@@ -33,14 +30,13 @@ HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.lo
 
 
 def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Return Parsl's loaded kernel. Raises SessionError, which shows how to load a site, and `inside` a call what to
-    do."""
+    """Return Parsl's loaded kernel. Raises SessionError with advice; `inside` is the advice for code inside a call."""
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
         raise SessionError(
             f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
-            f"Inside of another call, {inside or f'call the function itself: {name}.function(...)'}"
+            f"Inside another call, {inside or f'call the function itself: {name}.function(...)'}"
         ) from None
 
 
@@ -64,7 +60,7 @@ def launch_at_once(kernel: DataFlowKernel) -> None:
             return
         try:
             launch_now(task)
-        except BaseException:  # Ctrl-C: the program has no future of this call. End it, so that nothing waits for it
+        except BaseException:  # Ctrl-C: the program has no future of this call. Fail the call, so that nothing waits
             failed: Future[Any] = Future()
             failed.set_exception(CallCancelledError("the program was interrupted while it submitted this call"))
             with suppress(Exception):
@@ -96,7 +92,7 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
         except Exception as error:
             self._warn(task, error)
             if isinstance(error, SerializationError):
-                self.update_memo_exception(task, error)  # it notes the call's future, and writes no checkpoint
+                self.update_memo_exception(task, error)  # this memoizes the call's future, but writes no checkpoint
 
     def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
         try:
@@ -126,7 +122,7 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
             self._warned.add(name)
             logger.warning(
                 "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs again"
-                " in the next run (said once). stoker.map(%s, ..., keep=PATH) keeps results of any kind",
+                " in the next run (shown once). stoker.map(%s, ..., keep=PATH) keeps results of any kind",
                 name,
                 error,
                 name,
@@ -139,13 +135,13 @@ def make_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result: Parsl pickles straight into its file, and half a
-    result makes the file unreadable."""
+    """Raise SerializationError if plain pickle refuses a result. Parsl pickles directly into its file, and half a
+    result would damage that file."""
     try:
         pickle.Pickler(_Nowhere()).dump(result)
     except Exception as error:
         raise SerializationError(
-            f"{type(result).__name__}: plain pickle refuses it ({error})", what="result"
+            f"{type(result).__name__}: pickle cannot serialize it ({error})", what="result"
         ) from error
 
 

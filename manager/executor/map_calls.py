@@ -21,7 +21,7 @@ from stoker.manager.executor.kept_file import KeptHeader
 from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import name_of, pack_arguments, travels_with
+from stoker.manager.executor.packing import modules_pickled_with, name_of, pack_arguments
 from stoker.protocol.calls import Payload
 from stoker.protocol.session import PYTHON
 
@@ -29,28 +29,28 @@ _PLAIN = Wants()
 
 
 def app_in(function: Callable[..., Any]) -> PythonApp | None:
-    """Return the app in `function`, also one with arguments given ahead; None for a plain function."""
+    """Return the app in `function`, also in a partial; None for a plain function."""
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
 
 
 def executor_for(function: Callable[..., Any], asked: str, *, inside: str) -> tuple[DataFlowKernel, StokerExecutor]:
-    """Return Parsl's kernel, and its executor that an app names first, else the first.
+    """Return Parsl's kernel, and the first executor that an app names, else the first loaded.
 
-    `inside`: what to do instead inside a call. Raises ConfigError for an app with options that do nothing here, and
-    SessionError before a site is loaded.
+    `inside`: advice for code inside a call. Raises ConfigError for app options that have no effect in a map,
+    SessionError if no site is loaded.
     """
     app, name = app_in(function), name_of(function)
     if app is not None and app.cache:
         raise ConfigError(
-            f"{asked}: {name} has cache=True, and it remembers no results (it goes around Parsl's kernel): call the app"
-            " for each item, or give an app without it",
+            f"{asked}: {name} has cache=True, which has no effect here (calls bypass Parsl's kernel): call the app"
+            " for each item, or pass an app without cache",
             key="cache",
         )
     given = function.keywords if isinstance(function, functools.partial) else {}
     if app is not None and given.get("walltime", app.kwargs.get("walltime")) is not None:
         raise ConfigError(
-            f"{asked}: {name} has Parsl's walltime, which it does not heed: write @stoker.app(timeout=...)",
+            f"{asked}: {name} has Parsl's walltime, which has no effect here: write @stoker.app(timeout=...)",
             key="walltime",
         )
     kernel = loaded_kernel(f"{asked}({name}, ...)", inside=inside)
@@ -79,7 +79,7 @@ class MapCalls:
         app = app_in(function)
         if app is not None:
             wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
-            if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
+            if isinstance(function, functools.partial):  # a method, or a partial of an app
                 self._before, self._with = function.args, function.keywords
             function = app.func
         self._wants = wants = wants.streaming(streams)
@@ -105,14 +105,14 @@ class MapCalls:
             by_name=self._by_name,
             brought=self._brought,
         )
-        if self._brought:  # these modules travel with the function, which is sent once
-            self._prepared.bring_along(self._brought)
+        if self._brought:  # modules that the arguments need: send them once, with the function
+            self._prepared.add_modules(self._brought)
             self._brought.clear()
             self._renew_submission()
         return packed
 
     def header(self) -> KeptHeader:
-        """Return the facts that the results of the map depend on, in addition to its items."""
+        """Return the facts on which the map's results depend, except the items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
@@ -132,7 +132,7 @@ class MapCalls:
         )
 
     def submission(self) -> Submission:
-        """Return the submission of calls that are sent now, from when their deadline counts."""
+        """Return the submission for calls that are sent now: their deadline counts from now."""
         return self._due(self._submission)
 
     def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
@@ -142,7 +142,9 @@ class MapCalls:
         made = self._of_length.get(id(wants))
         if made is None:
             function = self._submission.function
-            blob = function if travels_with(function, wants.recipe) == self._by_name else None  # pickled once a map
+            blob = (
+                function if modules_pickled_with(function, wants.recipe) == self._by_name else None
+            )  # pickled once a map
             made = self._of_length[id(wants)] = self._batched(self._make_submission(wants, blob=blob))
         return self._due(made)
 
@@ -158,4 +160,4 @@ class MapCalls:
     def _renew_submission(self) -> None:
         self._submission = self._batched(self._make_submission(self._wants))
         self._of_length: dict[int, Submission] = {}
-        self._by_name = travels_with(self._submission.function, self._submission.recipe)
+        self._by_name = modules_pickled_with(self._submission.function, self._submission.recipe)

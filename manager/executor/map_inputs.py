@@ -1,12 +1,11 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-Python's own iteration over a table gives column names, columns or batches, which no user of a map means: rows are made
-here, a chunk at a time. No table library is imported: a table comes from a program that has imported it.
+Python's iteration over a table gives column names, columns or batches. This module yields rows, read in chunks, and
+imports no table library.
 
-A slow input (a download, a query, futures) would delay results that have arrived. So a thread reads it after
-`SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight. Quick inputs stay on their consumer's thread:
-SQLite's cursors are bound to one. The thread refers to the inputs and the stream's bell, not to the stream: a stream
-whose loop is left must be collected.
+Waiting for a slow input (a download, a query, futures) would delay results that have arrived. After `SLOW_ITEMS` items
+slower than `SLOW_S`, a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite's cursors are
+bound to one thread. The reading thread does not refer to the stream, so that a dropped stream is garbage-collected.
 """
 
 from __future__ import annotations
@@ -78,12 +77,14 @@ class Rows:
 
 
 def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
-    """Return the rows of a data frame, an Arrow table, batch, reader or data set, or of the data file that a Path
-    names; None for anything else. Raises ConfigError for a table or file that has no rows as dicts."""
+    """Return the rows of a pandas, polars or Arrow table, or of a data file (a Path); None for anything else. Raises
+    ConfigError for a table or file without rows."""
     if isinstance(items, Path):
         return (row.fields for row in read_rows(items))
     if isinstance(items, str) and items.endswith(_FILES):
-        raise ConfigError(f"stoker.map: a text is mapped letter by letter; for the file's rows write Path({items!r})")
+        raise ConfigError(
+            f"stoker.map: a text would be mapped letter by letter; to map the rows of the file write Path({items!r})"
+        )
     if _is_a(items, "pandas", "DataFrame"):
         _check_names(items.columns)
         starts = range(0, len(items), CHUNK_ROWS)
@@ -94,7 +95,7 @@ def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
         return Rows((part.to_dicts() for part in items.iter_slices(CHUNK_ROWS)), items.height)
     if _is_a(items, "datasets", "DatasetDict") or _is_a(items, "datasets", "IterableDatasetDict"):
         raise ConfigError(
-            f"stoker.map: a data set of the splits {', '.join(items)} has no rows itself; name one of them"
+            f"stoker.map: a data set of the splits {', '.join(items)} has no rows of its own; pass one of the splits"
         )
     if _is_a(items, "pyarrow", "Table"):
         _check_names(items.column_names)
@@ -119,7 +120,7 @@ def _check_names(names: Iterable[Any]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"stoker.map: the table has two columns {twice[0]!r}, and a row, as a dict, has room for one; rename one"
+            f"stoker.map: the table has two columns {twice[0]!r}, and a row becomes a dict with one of them; rename one"
         )
 
 
@@ -138,7 +139,7 @@ _JOIN_S = 0.2
 
 
 class NotYet(Exception):
-    """Raised while the next item is not here. The bell rings when it is."""
+    """Raised while the next item has not arrived. Its arrival wakes the consumer."""
 
 
 class SlowItems:
@@ -180,7 +181,7 @@ class PulledInputs(Iterator[Any]):
         if not self._pulled:
             if self._end is None:
                 raise NotYet
-            if not self._pulled:  # none came between the two
+            if not self._pulled:  # no item arrived between the two checks
                 raise self._end
         self._room -= 1
         return self._pulled.popleft()
@@ -204,7 +205,7 @@ class PulledInputs(Iterator[Any]):
                 self._pulled.append(next(inputs))
                 if len(self._pulled) == 1:
                     self._bell.put(None)
-        except BaseException as error:  # raised where the next result would have come
+        except BaseException as error:  # `next` raises this error in place of the next item
             if "thread" in str(error):
                 error.add_note(
                     "stoker.map: this input is slow, so a separate thread reads it; if it cannot be used there,"

@@ -1,13 +1,11 @@
-"""The window of a `stoker.map`: calls in flight, results that wait, and reports to the manager.
+"""The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
-Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have arrived and
-were not taken (`most_bytes` each). Each call in flight counts with the mean size of the last results. If the loop is
-faster than its pilots, a few large results must not leave the pilots idle: each time the loop waits, more calls may be
-in flight than their bytes allow (as TCP opens its window), until results wait for the loop.
+The window bounds calls in flight (`most_calls`), bytes of their arguments, and bytes of results that wait for the
+program (`most_bytes` each). Each call in flight counts with the mean size of the last results. So that a few large
+results leave no pilots idle, each wait for a result allows more calls than their bytes permit, until results wait.
 
-Before the first result the window takes the calls that fill a quarter of `most_bytes` with the largest results that
-travel in messages, and twice as many after each GROW_S. With nothing in flight and nothing to take there is always room
-for one call.
+Before the first result, the window takes the calls whose largest inline results fill a quarter of `most_bytes`, and
+doubles every GROW_S seconds. An empty window allows one call.
 """
 
 from __future__ import annotations
@@ -27,16 +25,14 @@ from stoker.units import MOST_NUMBER
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
 GROW_S = 2.0
-"""Seconds after which the window doubles before the first result."""
+"""Until the first result, the window doubles each time this many seconds pass."""
 _MEAN_OF = 64
-"""The mean size of results weighs about this many of the last ones."""
+"""The mean size covers approximately this many last results."""
 
 
 class Window:
-    """The calls of one stream that are in flight, and the bytes of its results that wait.
-
-    For speed, the stream changes `in_flight` and reduces `held_bytes` itself.
-    """
+    """The calls in flight of one stream, and the bytes of its waiting results. For speed, the stream changes
+    `in_flight` and reduces `held_bytes` itself."""
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
@@ -44,14 +40,14 @@ class Window:
         self.most_calls = most_calls
         self.most_bytes = most_bytes
         self.in_flight: dict[CallId, tuple[int, int]] = {}
-        """Place in the order of the items, and bytes of arguments."""
+        """Item index and bytes of arguments of each call."""
         self.held_bytes = 0
-        """Bytes of results that have arrived and were not taken."""
+        """Bytes of results that have arrived but that the program has not taken."""
         self._argument_bytes = 0
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Calls that may be in flight above what their results' bytes allow."""
+        """Calls allowed in flight beyond what the bytes of their results permit."""
         self._clock = clock
         self._began_at = 0.0
 
@@ -74,7 +70,7 @@ class Window:
         return self._room(ready, self._most_now())
 
     def room_to_fill(self, *, ready: int) -> int:
-        """As `room`, but 0 while the room is so small that calls would be sent one by one."""
+        """As `room`, but 0 while calls would be sent one by one."""
         most = self._most_now()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
@@ -88,7 +84,7 @@ class Window:
         return max(0, min(most, 2 * self.most_calls - ready) - flying)
 
     def grows_in(self) -> float | None:
-        """Return the seconds until there is more room without a result; None if only a result makes room."""
+        """Return the seconds until the window grows; None if only a result lets it grow."""
         if self._ended or not self.in_flight or self._first_calls() >= self.most_calls:
             return None
         return GROW_S - (self._clock() - self._began_at) % GROW_S
@@ -146,14 +142,14 @@ class MapReports:
         self._items = None if items is None else min(items, MOST_NUMBER)
         self._size = batch_size or 1
         self._sent = self._ended = self._kept = self._told_kept = 0
-        """Calls: sent, ended, with a result from an earlier run, and of these reported."""
+        """Numbers of calls: sent, ended, with a result from an earlier run (kept), and kept calls already reported."""
         self._clock = clock
         self._told_at: float | None = None
         self._is_over = False
 
     def sent(self, calls: int) -> None:
         self._sent += calls
-        if self._told_kept != self._kept:  # results of earlier runs were found since: they took no time
+        if self._told_kept != self._kept:  # report results of earlier runs now: they took no time
             self._told_at = None
         self._report()
 
@@ -203,7 +199,7 @@ class MapInbox:
         self.arrived: deque[Any] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.on_ended: Callable[[int], None] = lambda _calls: None
-        """Called on the link's thread with the number of calls of a frame that have ended."""
+        """Called on the link's thread with the number of calls that a frame ends."""
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:
@@ -221,4 +217,4 @@ class MapInbox:
         self.bell.put(None)
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Ignore reports of single calls."""
+        """Ignore the report."""

@@ -1,8 +1,8 @@
 """`stoker.map`: many calls of one function, and the iterator over their results.
 
-A `ResultStream` submits to the link directly, without Parsl's task record, future and callback, and in bulk. The link's
-thread appends results to the stream's `MapInbox`; the thread that takes a result unpickles it. A program that leaves
-its loop drops the stream, which cancels the calls: so the link refers to the `MapInbox` only.
+A `ResultStream` submits calls in bulk to the link (the connection to the manager), without Parsl's task record, future
+and callback. The link's thread appends results to a `MapInbox`; the thread that takes a result unpickles it. The link
+does not refer to the stream, so a dropped stream is garbage-collected, which cancels its calls.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def map(
 ) -> ResultStream:
     """Call `function` on every item; iterate over the results as they arrive.
 
-    Leaving the loop cancels the calls that are left. Calls are not retried (`load(retries=...)` is for calls of apps).
+    Leaving the loop cancels the remaining calls. Calls are not retried.
 
     Args:
         function: An app or a plain function. An app with `cache=True` or Parsl's `walltime` is refused.
-        items: Any iterable, also an endless one. Futures among the items are waited for. A data frame (pandas,
-            polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) gives its
-            rows, each a dict by column name; a file is read as calls are sent. A slow input is read on a thread.
+        items: Any iterable, also an endless one. Futures among the items are waited for. A data frame (pandas, polars),
+            an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) gives its rows as dicts
+            by column name.
         batch_size: With n, the function gets lists of up to n items and returns one result for each list. The default
-            is the one of `@stoker.app`, else single items.
+            is the batch size of `@stoker.app`, else single items.
         ordered: Return results in the order of the items; with False, each as soon as it arrives.
-        progress: True shows a bar. A callable gets `(done, total)` in items; total is None if `items` has no length.
-        window: The most calls in flight (default 2,000); fewer while 256 MB of results wait for the loop. An input
-            that waits for results of this same map needs `window=1`.
-        return_exceptions: Return the exception of a failed call as its result, and continue.
-        keep: A file that keeps each result. The same program run again skips the items whose results are in the file
-            (docs/long-runs.md); `stoker.kept` reads the file.
+        progress: True shows a bar. A callable gets `(done, total)` in items; total may be None.
+        window: The most calls in flight (default 2,000); fewer while 256 MB of results wait. An input that waits for
+            results of this map needs `window=1`.
+        return_exceptions: Return a failed call's exception as its result, and continue.
+        keep: A file that keeps each result. The next run skips items with a result in the file (docs/long-runs.md).
+            `stoker.kept` reads the file.
         reuse: Accept the file's results although the function or its context has changed.
 
     Returns:
@@ -79,7 +79,7 @@ def map(
 
     Raises:
         SessionError: No site is loaded.
-        ConfigError: An option has no meaning here.
+        ConfigError: An option or its value is not allowed.
         Exception: The error of a call, in place of its result.
     """
     size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
@@ -89,7 +89,9 @@ def map(
     for name, value in (("ordered", ordered), ("return_exceptions", return_exceptions), ("reuse", reuse)):
         check_truth(f"stoker.map: {name}", value)
     if reuse and keep is None:
-        raise ConfigError("stoker.map: reuse=True has no effect without keep=; name the file, or leave it out")
+        raise ConfigError(
+            "stoker.map: reuse=True has no effect without keep=; name a file with keep=, or leave reuse out"
+        )
     path = None if keep is None else path_of(keep)
     if not isinstance(progress, bool) and not callable(progress):
         raise refuse("stoker.map: progress", progress, "True, False or a function of (done, total)")
@@ -100,9 +102,9 @@ def map(
     items = items if rows is None else rows
     total = len(items) if isinstance(items, Sized) else None
     try:
-        items = items if isinstance(items, Iterable) else iter(items)  # by __getitem__ alone, as torch's data sets
+        items = items if isinstance(items, Iterable) else iter(items)  # torch's data sets have only __getitem__
     except TypeError:
-        what = f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)"
+        what = f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)"
         raise ConfigError(what) from None
     kernel, executor = executor_for(function, "stoker.map", inside="use Python's own map")
     inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
@@ -134,8 +136,8 @@ class _NotSent(msgspec.Struct, eq=False):
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Packed calls that are sent together, and the entry that follows them in place of a call. `submissions`: of a
-    family, one a call; `keys`: in the file of kept results; `last`: items in the last call."""
+    """Packed calls that are sent together. `submissions`: one per call to a family. `last`: items in the last call.
+    `unsent`: the error or kept result after these calls."""
 
     packed: list[Payload] = []
     submissions: list[Submission] = []
@@ -149,8 +151,8 @@ class ResultStream(Iterator[Any]):
 
     Attributes:
         taken: Results that the program has taken.
-        items: Items that these results belong to.
-        failed_item: Place, from 0, of the item (or batch) of the last error; -1 if a result cannot be opened here.
+        items: Items in the taken results.
+        failed_item: Index, from 0, of the item (or batch) of the last error; -1 if a result cannot be opened here.
     """
 
     def __init__(
@@ -186,11 +188,11 @@ class ResultStream(Iterator[Any]):
         self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
-        """Held while a thread takes a result: several threads may share a stream."""
+        """Lock held while a thread takes a result, because threads may share a stream."""
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
-        self._failed: dict[CallId, int] = {}  # the place of each failed item, for its error
+        self._failed: dict[CallId, int] = {}  # the index of each failed item, for its error
         self._short: dict[CallId, int] = {}  # the number of items of a batch that is not full
         self._return_exceptions = return_exceptions
         self._retries = retries
@@ -221,17 +223,16 @@ class ResultStream(Iterator[Any]):
             except BaseException:
                 self.close()
                 raise
-        if self._is_stopped:  # by a thread that found this one at work, and left the rest to it
+        if self._is_stopped:  # another thread called `close`, which left the closing to this thread
             self.close()
         return result
 
     def close(self) -> None:
-        """Cancel the calls that are left and drop their results. Any thread may call this. If another thread takes a
-        result, that thread finishes the closing. In a forked child this does nothing."""
+        """Cancel the remaining calls and drop their results, from any thread. In a forked child this does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()
-        if not self._taking.acquire(blocking=False):
+        if not self._taking.acquire(blocking=False):  # the thread that takes a result completes the closing
             self._link.cancel(list(self._window.in_flight))
             return
         try:
@@ -247,20 +248,20 @@ class ResultStream(Iterator[Any]):
             self._taking.release()
 
     def stop(self) -> None:
-        """Have the thread that takes a result, if there is one, close the stream. Any thread may call this."""
+        """Ask the thread that is taking a result to close the stream."""
         self._is_stopped = True
         self._bell.put(None)
 
     def interrupted(self) -> str:
-        """Close the stream; return a message that says what was taken and how to continue."""
+        """Close the stream; return a message for the user."""
         left = "" if self._total is None else f" of {self._total:,}"
         done = len(self._ready) + len(self._arrived)
-        also = f", {done:,} more had come" if done else ""
+        also = f", {done:,} more had arrived" if done else ""
         self.close()
         batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
         go_on = "to continue, map the items after these"
         if not self._ordered:
-            go_on = "they came in any order; to continue, return the item's name with each result"
+            go_on = "with ordered=False, return the item's name with each result to continue"
         if self._keeping is not None:
             go_on = self._keeping.how_to_continue()
         return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
@@ -324,12 +325,12 @@ class ResultStream(Iterator[Any]):
                 if self.failed_item >= 0 and not isinstance(end, _NotSent):
                     what = "item" if self._batch_size is None else "batch"
                     retries = self._retries
-                    again = f"; it was not tried again: retries={retries} is for calls of apps" if retries else ""
+                    again = f"; it was not retried: retries={retries} is for calls of apps" if retries else ""
                     error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
                 if not self._return_exceptions:
                     raise
                 value = error
-                error.__traceback__ = None  # its frames are this module's; they would keep the stream alive
+                error.__traceback__ = None  # its frames refer to the stream and would keep the stream alive
             size = end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
         self.taken += 1
         self.items += size
@@ -338,7 +339,7 @@ class ResultStream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Wait until something arrives. Drop rings for results that were collected; one may be the ring of `stop`."""
+        """Wait until a result arrives, the stream is stopped, or calls can be sent."""
         while not self._bell.empty():
             self._bell.get_nowait()
         if self._arrived or self._is_stopped:
@@ -376,7 +377,7 @@ class ResultStream(Iterator[Any]):
     # ---- sending items
 
     def _fill(self) -> None:
-        """Send calls while there is room, but not one by one while results can be taken."""
+        """Send calls while the window has capacity, but not one by one while results can be taken."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
         pulled = self._inputs if isinstance(self._inputs, PulledInputs) else None
@@ -403,7 +404,7 @@ class ResultStream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _pack(self, room: int) -> _Batch:
-        """Take and pack at most `room` items, for a short time, up to one that cannot be sent."""
+        """Pickle up to `room` items in at most `PATIENCE_S` seconds. Stop at an item that cannot be sent."""
         batch, size = _Batch(), 0
         started = before = time.monotonic()
         while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
@@ -414,7 +415,7 @@ class ResultStream(Iterator[Any]):
             except StopIteration:
                 self._exhausted = True
                 break
-            except Exception as error:  # the input ends here; raised where its next result would have come
+            except Exception as error:  # the input ends here; raise the error in place of its next result
                 self._exhausted = True
                 batch.unsent = (None, error)
                 break
@@ -430,7 +431,7 @@ class ResultStream(Iterator[Any]):
         return batch
 
     def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
-        """Add an item to the batch, or return the entry that takes the place of its call."""
+        """Add an item's call to the batch, or return the error or kept result that replaces it."""
         size = len(item) if self._batch_size is not None else 1
         try:
             refuse_lost(item if self._batch_size is not None else (item,))
@@ -442,7 +443,7 @@ class ResultStream(Iterator[Any]):
             payload = self._calls.pack_call((item,), {})
             if self._calls.is_family:
                 batch.submissions.append(self._calls.submission_of((item,), {}))
-        except Exception as error:  # raised, or given, where its result would have come
+        except Exception as error:  # raise or return the error in place of the item's result
             self._exhausted = not self._return_exceptions
             return _NotSent(error, size)
         batch.packed.append(payload)
@@ -468,7 +469,7 @@ class ResultStream(Iterator[Any]):
             self._window.in_flight[call] = (place, size)
             total += size
         self._window.sent(total)
-        if batch.last != (self._batch_size or 1):  # no batch but the very last is short
+        if batch.last != (self._batch_size or 1):  # only the last batch of the input is short
             self._short[call] = batch.last
 
     def _finish(self) -> None:
@@ -486,7 +487,7 @@ class ResultStream(Iterator[Any]):
 
 _open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
 _left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Streams dropped without `close`: when, and the message for the user."""
+"""Streams dropped without `close`: the time, and the message for the user."""
 _JUST_S = 1.0
 
 

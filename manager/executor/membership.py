@@ -1,7 +1,7 @@
-"""A client's membership in a session: the manager's welcome and absence.
+"""A client's membership in a session: the manager's welcome and absence, and the session's end.
 
-A manager that was restarted may listen at another address, so the client reads the session file every second. It also
-reads whether the session is over: it may never have been connected to the manager that ended it.
+A restarted manager may have another address, so the client reads the session file every second. There it also reads
+whether the session has ended, because the manager may be unreachable.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 SLOW_S = 5.0
 AWAY_S = 30.0
-"""Seconds after which an absent manager is reported; if its folder is gone too, the session is over."""
+"""Seconds after which an absent manager is reported. If the session folder has also disappeared by then, the session
+has ended."""
 
 
 class Membership:
-    """A client's membership in a session. `joined` is set while the manager's welcome holds."""
+    """A client's membership in a session. `joined` is set from the manager's welcome until the connection is lost."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()
         self.was_joined = False
         self.session = folder.read()
         self.why_over = ""
-        """Why the session is over, as its folder says; empty while it is not."""
+        """Why the session has ended, read from its folder; empty while it runs."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
@@ -63,11 +64,11 @@ class Membership:
             if self.joined.wait(timeout_s - slow_s):
                 return
         why = self._why_not_joined(journal_trouble())
-        raise self._not_joined(f"{why}; that lasted for {timeout_s:.0f} s")
+        raise self._not_joined(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if that is due, and report a long absence. Set `why_over` if the session is over.
-        Raises SessionError if the session's folder is gone."""
+        """Read the session file if a check is due; report a long absence. Set `why_over` if the session has ended.
+        Raises SessionError if its folder has disappeared."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S
@@ -80,30 +81,30 @@ class Membership:
             self._report_at = now + AWAY_S
             report = logger.debug if self._is_reported else logger.warning
             self._is_reported = True
-            text = "session %s: its manager is away; running calls continue. If it does not come back: stoker attach %s"
+            text = "session %s: its manager is gone; running calls continue. If it does not return: stoker attach %s"
             report(text, self.session.session, self.session.session)
         try:
             self.session = self._folder.read()
-        except SessionError as error:  # the file system may be away: try again later
+        except SessionError as error:  # the file system may not answer: try again later
             logger.debug("session file: %s", error)
             return None
         return self.session
 
     def why_silent(self) -> str:
         return (
-            f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
-            f" {self._folder.path} hangs; calls and results wait for it, and running calls continue"
+            f"session {self.session.session}: its manager does not answer: its process is stopped, or the file system"
+            f" of {self._folder.path} hangs; calls and results wait for it, and running calls continue"
         )
 
     def _why_not_joined(self, journal_trouble: str) -> str:
         address, log = self.session.address, self._folder.manager_log
         subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
         if journal_trouble:
-            return f"{subject} lets no program in: {journal_trouble}"
+            return f"{subject} accepts no programs: {journal_trouble}"
         if why := no_way_to(address):
             raise self._not_joined(f"{subject} cannot be reached: {why}")
         if is_listening(address):
-            return f"{subject} accepts connections and does not answer; its log may say why: {log}"
+            return f"{subject} accepts connections but does not answer; its log may say why: {log}"
         return f"{subject} does not listen there any more; its log may say why: {log}"
 
     def _not_joined(self, why: str) -> SessionError:
@@ -115,9 +116,9 @@ class Membership:
 
 def other_python(session: SessionFile) -> SessionError:
     return SessionError(
-        f"session {session.session} is one of Python {session.python}, and this program runs under"
+        f"session {session.session} uses Python {session.python}, and this program runs under"
         f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
-        f" {session.python}, or start another session with this one (`stoker up`)",
+        f" {session.python}, or start another session with this Python (`stoker up`)",
         session=session.session,
     )
 

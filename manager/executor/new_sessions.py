@@ -1,4 +1,4 @@
-"""Make sessions that outlive programs: for `stoker up`, and for programs that want the session of a site."""
+"""Make sessions that outlive programs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from stoker.site import Site
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
-    """Return the sites of these files and those that they name. Raises ConfigError."""
+    """Return the sites in these files, and the sites that these refer to. Raises ConfigError."""
     found: dict[str, Site] = {}
     for file in files or (None,):
         for site in load_sites(file):
             if found.setdefault(site.name, site) != site:
-                raise ConfigError(f"two sites are called {site.name}; give one another `name`", key="name")
+                raise ConfigError(
+                    f"two sites are called {site.name}; change `name` in one of the site files", key="name"
+                )
     engines.refuse(found.values())
     check_policies(found.values())
     return tuple(found.values())
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
-    """Make a session's folder, with keys and site files: at `place`, or in the state folder, which compute nodes see if
-    it is in a shared home. Raises SessionError, ConfigError."""
+    """Make a session's folder, with keys and site files, at `place`, or else in the state folder. Raises SessionError,
+    ConfigError."""
     engines.must_be_here(sites)
     name = new_session_id()
     folder = SessionFolder(place or default_place(name))
     if folder.file.exists() or folder.journal.exists():
-        raise SessionError(f"{folder.path} holds a session already; name another folder, or leave --folder away")
+        raise SessionError(f"{folder.path} already has a session; name another folder, or leave --folder out")
     make_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
     keep_policies(folder, sites, search_path=python_path())
     idle = ("--idle", f"{idle_s:g}") if idle_s else ()
@@ -53,7 +55,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
         folder.launch.write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
-    register(folder, name=name)  # before there is anything of it that outlives this process
+    register(folder, name=name)  # before any process of the session can outlive this process
     return folder
 
 
@@ -69,7 +71,7 @@ def python_path() -> str:
 
 
 class KeptSession(msgspec.Struct, frozen=True):
-    """A session of `stoker up`: its id and folder, and `started` if it was started now."""
+    """A session of `stoker up`. `started` is True if this call started it."""
 
     session: str
     folder: Path
@@ -79,24 +81,24 @@ class KeptSession(msgspec.Struct, frozen=True):
 def kept_session(
     site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
 ) -> KeptSession:
-    """Return the session that stays for a site file; start one, as `stoker up SITE` does, if there is none.
+    """Return the running session of a site file; start one if none runs, as `stoker up SITE` does.
 
     Args:
         site: A site file; None = this machine.
-        before: The session to prefer, if it is not over and has the same sites.
-        waiting: Called with a message if this takes long.
+        before: The id of the session to prefer, if it has the same sites.
+        waiting: Called with a message if the start takes long.
 
     Returns:
         The session, for `stoker.load(session=...)`.
 
     Raises:
-        SessionError: It cannot start.
+        SessionError: The session cannot start.
         ConfigError: A wrong site file.
     """
     sites = collect([site] if site is not None else [])
     texts = {each.name: site_text(each) for each in sites}
     for folder in _sessions(before):
-        with suppress(SessionError, ConfigError):  # one that is damaged is not the one that is meant
+        with suppress(SessionError, ConfigError):  # skip a damaged session
             name = detached.name_of(folder)
             there = {key: site_text(one) for key, one in detached.sites_of(folder).items()}
             if there == texts and (name == before or detached.is_up(folder)):
@@ -105,7 +107,7 @@ def kept_session(
     try:
         detached.start(made, waiting=waiting)
     except BaseException:
-        if not made.file.exists():  # its manager has not come up
+        if not made.file.exists():  # its manager never listened
             detached.forget(made)
         raise
     return KeptSession(made.read().session, made.path, started=True)

@@ -1,5 +1,5 @@
-"""Options of sessions and calls, checked before anything is started or sent. A wrong option of a call raises an error
-that names its key and lists the valid ones."""
+"""Options of sessions and calls, checked before anything is started or sent. The error for a wrong option of a call
+names its key and the valid keys."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_session(session: Any) -> None:
         raise refuse("session", session, "the id or the folder of a session")
     if session is not None and not os.fspath(session):
         raise ConfigError(
-            "session: '' names no session (is the variable that it comes from not set?); name one that `stoker"
+            "session: '' names no session (is a variable not set?); name a session that `stoker"
             " sessions` lists, or leave session= out to start one here",
             key="session",
         )
@@ -95,7 +95,9 @@ def parsls_config(**options: Any) -> Config:
 
 def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, progress: Any) -> None:
     if not isinstance(label, str) or not label or "/" in label:
-        raise ConfigError(f"label: {label!r:.80} is not a name: write a text without slashes; it names a folder, too")
+        raise ConfigError(
+            f"label: {label!r:.80} is not a valid name: write a text without slashes; it also names a folder"
+        )
     if working_dir is not None and (not isinstance(working_dir, str | os.PathLike) or not os.fspath(working_dir)):
         raise refuse("working_dir", working_dir, "the path of a folder")
     number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
@@ -103,7 +105,7 @@ def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, 
         raise ConfigError(f"drain_s: {drain_s!r:.80} is not a number of seconds, 0 or more")
     if provider is not None and not isinstance(provider, ExecutionProvider):
         raise ConfigError(
-            f"provider: {provider!r:.80} is not a provider of Parsl's; a batch system is named in a site file:"
+            f"provider: {provider!r:.80} is not a provider of Parsl; name a batch system in a site file:"
             " stoker.load('site.toml')"
         )
     check_truth("progress", progress)
@@ -134,20 +136,20 @@ def check_local_policy(site: Site) -> None:
 
 
 KEYS = {
-    "context": "the recipe of the context that the call wants",
+    "context": "the recipe of the context that the call uses",
     "priority": "a whole number; higher runs first (default 0)",
-    "timeout_s": 'ends a call that runs longer: seconds, or a text such as "10 min"',
-    "deadline_s": "when the call should be done, from now: seconds or a text",
+    "timeout_s": 'limit of the run time of a call: seconds, or a text such as "10 min"',
+    "deadline_s": "time from now in which the call should end: seconds or a text",
     "late": '"run" a call that cannot make its deadline after the calls that can (default), or "drop" it',
-    "latency_s": "how long it may take, once submitted: seconds or a text (needs a policy that honours it)",
+    "latency_s": "time from submission to the result: seconds or a text (needs a policy that honours it)",
     "ttft_s": "time to first token: seconds or a text (needs a policy that honours it)",
-    "ttft_per_token_s": "time to first token for each token of input, where that is more: seconds or a text",
-    "ttft_most_s": "the most that the time to first token grows to: seconds or a text",
+    "ttft_per_token_s": "time to first token per input token, if that is more than ttft_s: seconds or a text",
+    "ttft_most_s": "upper limit of ttft_per_token_s times the input tokens: seconds or a text",
     "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
     "features": "facts for policies: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
     "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
     "gang": "(smallest, largest) number of libraries that run it together",
-    "stream": "True: the pieces that the function yields travel as they come",
+    "stream": "True: send each piece as soon as the function yields it",
 }
 
 
@@ -159,7 +161,7 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
 
 class CallPlace(NamedTuple):
-    """The folder in which calls run: the `folder` that the user named, else the program's own, `home`."""
+    """The folder in which calls run: the user's `folder`, or else the program's folder `home`."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -169,8 +171,8 @@ ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """A specification that was read. `deadline_s`: seconds from submission (0 = none). `family`: the call still gets
-    the context for its length; until then `recipe` is the longest one."""
+    """A parsed specification. `deadline_s`: seconds from submission (0 = none). With a `family`, `recipe` is the
+    longest context until `chosen` selects the context for a call."""
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -180,7 +182,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """Wants of its calls of each length, by the key of their shortest context."""
+    """Wants of calls to a family, by the key of the shortest context that is long enough."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -188,21 +190,21 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An app travels in functions that name it, without the function that counts the inputs of its calls."""
+        """Leave out the function that counts inputs, because apps are pickled with functions that refer to them."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """True if the calls have a family, and the length of this input is known now: it is no future."""
+        """True if the calls have a family and this input's length is known: it is given, or no future."""
         return self.family is not None and (
             _said_length(self.features) > 0 or not isinstance(_first(args, kwargs), Future)
         )
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the wants of a call with these arguments: of a family the shortest context that is long enough, with
-        the longer ones as variants. Raises InputTooLongError, ConfigError."""
+        """Return the wants of a call with these arguments: the shortest context that is long enough, with longer
+        contexts as variants. Raises InputTooLongError, ConfigError."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
@@ -227,7 +229,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     context = specification.get("context")
     family = context if isinstance(context, Family) else None
     if family is not None and specification.get("variants"):
-        raise _wrong("variants", specification["variants"], "useful only without a family, whose contexts are variants")
+        raise _wrong("variants", specification["variants"], "allowed with a family, whose contexts are the variants")
     recipe = family.recipes[-1] if family is not None else None if context is None else _recipe("context", context)
     variants = () if specification.get("variants") is None else specification["variants"]
     if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
@@ -237,7 +239,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     if not isinstance(late, str) or late not in ("run", "drop"):
         raise _wrong("late", late, '"run" or "drop"')
     if late == "drop" and not deadline_s:
-        raise _wrong("late", late, "of any use without a deadline: say when the call should be done, too")
+        raise _wrong("late", late, "allowed without a deadline: give a deadline, too")
     streams = specification.get("stream", False)
     if not isinstance(streams, bool):
         raise _wrong("stream", streams, "True or False")
@@ -261,8 +263,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
 
 def read_parsl_spec(spec: Any) -> Recipe:
     """Read the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5). Raises SpecificationError,
-    RecipeError.
-    """
+    RecipeError."""
     form = "{'context': [loader, [arguments], {keyword arguments}]}"
     if not isinstance(spec, Mapping) or "context" not in spec:
         raise _wrong("parsl_spec", spec, form)
@@ -305,9 +306,7 @@ def _objective(specification: Mapping[str, Any], *, drop_late: bool) -> Objectiv
     names = ("latency_s", "ttft_s", "tpot_s", "ttft_per_token_s", "ttft_most_s")
     wanted = Objective(drop_late=drop_late, **{name: _seconds(specification, name) for name in names})
     if wanted.ttft_most_s and not wanted.ttft_per_token_s:
-        raise _wrong(
-            "ttft_most_s", specification["ttft_most_s"], "of any use without ttft_per_token_s, which it bounds"
-        )
+        raise _wrong("ttft_most_s", specification["ttft_most_s"], "allowed without ttft_per_token_s, which it limits")
     return wanted
 
 
@@ -320,9 +319,9 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     except (ConfigError, OverflowError) as error:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
     if not seconds:
-        raise _wrong(key, value, "longer than no time: leave it out for no limit")
+        raise _wrong(key, value, "more than 0 s: leave it out for no limit")
     if seconds > LONGEST_S:
-        raise _wrong(key, value, 'a time that will be over one day: write one as in "10 min"')
+        raise _wrong(key, value, 'a time within the supported range: write for example "10 min"')
     return seconds
 
 
@@ -352,7 +351,7 @@ def _features(value: Any) -> Features | None:
     for name, part in given.items():
         what = _FEATURES.get(name)
         if what is None:
-            raise _wrong("features", name, f"among what may be known of a call: {', '.join(_FEATURES)}")
+            raise _wrong("features", name, f"a known feature of a call: {', '.join(_FEATURES)}")
         if not _is_feature(part, what):
             raise _wrong(f"features: {name}", part, what, key="features")
     return Features(**given)
@@ -383,7 +382,7 @@ def input_length(family: Family, features: Features | None, args: Sequence[Any],
         return said
     if family.count is None:
         raise ConfigError(
-            "a call to a family says how long its input is: write family(..., count=function of the first argument)"
+            "a call to a family needs the length of its input: write family(..., count=function of the first argument)"
             ' or features={"input_length": tokens}',
             key="features",
         )

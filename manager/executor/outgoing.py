@@ -1,11 +1,11 @@
 """A client's open calls and questions, and the numbered frames that carry them to the manager.
 
-`OpenCalls` has no lock: any thread adds calls and gives them up, the I/O thread settles them. Each step is one
-operation on a dictionary, and only the thread that removes a call from it calls the waiter.
+`OpenCalls` has no lock. Any thread adds or gives up calls; the I/O thread settles them. Each step is one dictionary
+operation, and only the thread that removes a call calls its waiter.
 
-Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
-submission become one `Submit` message, and a definition is sent once, before the first call that needs it. All other
-methods are for one thread at a time. Deadlines are sent as seconds left, because wall clocks differ.
+Any thread puts calls and messages into `Outgoing.queue`; `frames` empties it in order. Consecutive calls of one
+submission share a message. A definition precedes the first call that needs it. Other methods are for one thread at a
+time. Deadlines are sent as seconds left, because clocks differ.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ A = TypeVar("A")
 
 
 class Waiter(Protocol):
-    """Waits for the ends of calls. The I/O thread calls `settle` or `fail` exactly once a call."""
+    """Receives the ends of calls on the I/O thread: for each call, exactly one `settle` or `fail`."""
 
     def settle(self, end: CallEnd) -> bool:
-        """Take a call's end. True asks the caller for a `flush` after the other ends of the frame."""
+        """Receive a call's end. Return True if `flush` must be called after the other ends of the frame."""
 
     def fail(self, call: CallId, error: Exception) -> None:
-        """Fail a call that cannot end: its session is over, or the manager refused it."""
+        """Fail a call: its session has ended, or the manager refused it."""
 
     def flush(self) -> None:
-        """Take note that all ends of a frame are settled."""
+        """Called after a frame's last `settle`."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Take a running call's progress, or the manager's forecast of its end."""
+        """Receive a running call's progress or forecast."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Submission:
-    """A function, a context and options that calls have in common. Calls of one Submission object share a message.
-    `due_at`: their deadline on this program's monotonic clock."""
+    """A function, context and options that calls share. Calls of one Submission object share a message. `due_at`: their
+    deadline on this program's monotonic clock."""
 
     function: FunctionBlob
     recipe: Recipe
@@ -65,7 +65,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """Devices that a call wants at once: the most that it may have if it has a deadline, else the fewest."""
+        """Devices that a call requests: its largest gang if it has a deadline, else its smallest."""
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
@@ -74,7 +74,7 @@ class Submission:
 
 
 class OpenCall(msgspec.Struct, gc=False, eq=False):
-    """A call that has not ended. A manager that loses its journal gets sent ones (`is_sent`) again."""
+    """A call that has not ended. If the manager loses its journal, calls with `is_sent` are sent again."""
 
     submission: Submission
     spec: CallSpec
@@ -88,8 +88,9 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Calls with unread results: their files are removed. A call that is neither here nor in `calls` has
-        ended twice, and the file of its result may still be read."""
+        """Cancelled calls whose results are still expected; the files of those results are removed. If the result of a
+        call in neither this set nor `calls` arrives, the call has ended twice, and the program may still read its
+        file."""
         self._has_gangs = False
         self._warned_of: set[str] = set()
 
@@ -112,7 +113,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Stop waiting for these calls, without a call of their waiters. Return the calls that had not ended."""
+        """Drop these calls without notifying their waiters. Return those that had not ended."""
         gone = [call for call in calls if self._pop(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -137,7 +138,7 @@ class OpenCalls:
             try:
                 if call.waiter.settle(end):
                     touched.add(call.waiter)
-            except BaseException:  # a callback raised an error that is no Exception; other calls still wait
+            except BaseException:  # a callback raised an error that is not an Exception; other calls still wait
                 logger.exception("a callback of call %s failed", show_call(end.call))
         for waiter in touched:
             waiter.flush()
@@ -170,8 +171,8 @@ class OpenCalls:
         files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
         seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
         logger.warning(
-            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a"
-            " folder that pilots see, by its absolute path (said once for each function)",
+            "%s left files in its working folder that are lost (%s)%s: return their content, or write them to a"
+            " folder that pilots see, by its absolute path (shown once per function)",
             left.function,
             files,
             seen,
@@ -189,8 +190,8 @@ class _OpenQuestion(msgspec.Struct, eq=False):
 
 
 class Questions:
-    """Open questions to the manager, which answers each kind in order. They are not journalled: after a
-    reconnection the client asks again. The caller holds the link's lock, except for `answer` and `fail_all`."""
+    """Open questions to the manager, which answers each kind in order. After a reconnection the client asks again.
+    Callers hold the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
         self.has_unsent = False
@@ -242,7 +243,7 @@ def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
     try:
         return asked.result(timeout_s)
     except BaseException:  # Ctrl-C too
-        asked.cancel()  # no effect on one that has ended
+        asked.cancel()  # no effect if it has ended
         raise
 
 
@@ -251,29 +252,27 @@ def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
 
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000
-"""A frame takes no more calls at this many calls or bytes of arguments, so that the manager stays responsive."""
+"""A frame is full at `FRAME_CALLS` calls or this many bytes of arguments, so that the manager stays responsive."""
 _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Messages of old frames that need no copy: sending the calls again makes them anew."""
+"""Messages of old frames that are not copied, because sending the calls again creates them."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
-"""Seconds after which `Received` leaves alone if no other frame leaves."""
+"""Seconds after which `Received` gets a frame of its own if no other frame is sent."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry behind the last calls of a function: further calls name the function `by` in its place."""
+    """A queue entry after a changed function's last call: later calls use the function `by`."""
 
     function: FunctionKey
     by: FunctionKey
 
 
 class Outgoing:
-    """The sending side of a link. `calls`: the open calls; a queued one that is not among them is dropped.
-
-    `describe` returns the manifests of a recipe's objects.
-    """
+    """The sending side of a link. Queued calls that are not in `calls` are dropped. `describe` returns the manifests of
+    a recipe's objects."""
 
     def __init__(
         self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
@@ -285,21 +284,21 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """Of each unacknowledged frame with deadlines, by number: when the seconds to them were counted."""
+        """For each unacknowledged frame, by its number: the time at which its seconds to deadlines were computed."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` names them."""
         self._replaced: dict[FunctionKey, None] = {}
         self._used_late: set[FunctionKey] = set()
-        """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
+        """Replaced functions that calls of the present frame still name. After this frame the manager may forget
+        them."""
         self._blocks: to_manager.WantPilots | None = None
         self._acknowledged_results = 0
         self._acknowledge_at = 0.0
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Take results; return the new ones. If earlier results were lost with a connection, none are taken: the
-        next hello brings all of them again."""
+        """Return the new results. Return none if earlier results were lost: the manager sends all again later."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -313,8 +312,8 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames of the entries that are in the queue now. Later entries wait for the next call of this function,
-        else a busy thread would make frames of a few calls each."""
+        """Yield frames of the present queue. Entries added meanwhile wait, so that a busy thread causes no small
+        frames."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -337,8 +336,8 @@ class Outgoing:
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
-        """Queue all open calls and unacknowledged messages again, first: the manager has lost a part of its journal.
-        The caller keeps other threads from `frames` meanwhile."""
+        """Queue all open calls and unacknowledged messages again, first, because the manager has lost part of its
+        journal. The caller keeps other threads out of `frames`."""
         frames = self._outbox.begin_again()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()
@@ -369,7 +368,7 @@ class Outgoing:
             messages.append(to_manager.Received(self.received, tuple(self._unused)))
             self._acknowledged_results = self.received
             self._unused.clear()
-        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
+        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise: count the frame afterwards
         number = self._outbox.next()
         self._outbox.keep(number, frame)
         for message in messages:
@@ -402,7 +401,7 @@ class Outgoing:
                 continue
             if entry.submission is not submission:
                 definitions = self._definitions(entry.submission)
-                if definitions:  # they may be large, so each goes through the queue and counts towards the frame
+                if definitions:  # queue them: they may be large, and each must count towards the frame's bytes
                     queue.appendleft(entry)
                     queue.extendleft(reversed(definitions))
                     self._dequeued -= len(definitions) + 1
@@ -432,7 +431,7 @@ class Outgoing:
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
-            recipes.setdefault(recipe.key, recipe)  # of two with one key and different limits the first counts
+            recipes.setdefault(recipe.key, recipe)  # of recipes with equal keys and different limits, the first counts
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
             if recipe.key in self.defined and not has_new_limits:

@@ -1,7 +1,7 @@
 """Pickle functions and arguments for sending.
 
-A function is pickled where it is used: once a map, and once a call of an app. Its bytes are reused if all objects that
-it captures are immutable and the same as before (`contexts.function_code`).
+A function is pickled once per map, or per call of an app. Its bytes are reused if all captured objects are immutable
+and unchanged (`contexts.function_code`).
 """
 
 from __future__ import annotations
@@ -47,16 +47,14 @@ _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's own function under the wrapper of Parsl's `python_app`.
-
-    The wrapper turns exceptions into values, which hides failures from the manager and makes libraries import Parsl.
-    """
+    """Return the user's function under the wrapper of Parsl's `python_app`, which turns exceptions into values and so
+    hides failures from the manager."""
     inner = getattr(function, "__wrapped__", None)
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 
 
 def own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's own function under all wrappers of Parsl: errors, monitoring, walltime, staging, bash."""
+    """Return the user's function under all wrappers of Parsl."""
     for _ in range(_MOST_WRAPPERS):
         if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
             function = function.args[0]
@@ -75,8 +73,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """True if an executor gets the function that an app has packed: this object, or the same function under another
-    walltime wrapper of Parsl's kernel."""
+    """True if `function` is `made_of`, or the same function under another walltime wrapper of Parsl's kernel."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
@@ -90,9 +87,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function is defined: its module if that is installed, else its file. In a notebook: the module.
-    Empty for an object that does not say."""
-    with suppress(Exception):  # an error of the object must not stop its call
+    """Return where a function is defined: an installed or notebook module's name, else a file; empty if unknown."""
+    with suppress(Exception):  # an error in the object's attributes must not stop the call
         inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
         module = str(getattr(inner, "__module__", None) or type(inner).__module__)
         code = getattr(inner, "__code__", None)
@@ -117,8 +113,8 @@ class _How(NamedTuple):
 
 
 class _Pickled:
-    """A function's bytes, and its earlier bytes. `captured`: None if a captured object may change in place, so that the
-    function is pickled at each use."""
+    """A function's present and earlier bytes. `captured`: None if a captured object may change in place: each use
+    pickles again."""
 
     def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}
@@ -128,12 +124,12 @@ class _Pickled:
 
 
 class FunctionCache:
-    """`on_replaced(old, new)` is called when a function gets other bytes."""
+    """Pickled functions. Calls `on_replaced(old, new)` with the keys when a function's bytes change."""
 
     def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
         self._on_replaced = on_replaced
         self._lock = threading.RLock()
-        """Calls are made in the program's threads, and by Parsl's kernel in its own."""
+        """Needed because the program's threads and the threads of Parsl's kernel use the cache."""
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -141,9 +137,7 @@ class FunctionCache:
         self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = _NONE,
         also: frozenset[str] = _NONE,
     ) -> FunctionBlob:  # fmt: skip
-        """Return the function's bytes under their digest, as it is now. `by_name`, `also`: as `dumps_code`. Raises
-        SerializationError.
-        """
+        """Return the function's present bytes. `by_name`, `also`: as `dumps_code`. Raises SerializationError."""
         how = _How(takes_context, by_name, also)
         with self._lock:
             try:
@@ -199,7 +193,7 @@ def _pickle_function(function: Callable[..., Any], how: _How, *, before: Functio
     return FunctionBlob(key=key, name=name, blob=data, place=before.place if before is not None else place_of(function))
 
 
-def travels_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
+def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
     names = names_carried(blob.key, blob.blob)
     return names | names_carried(recipe.key, recipe.loader) if recipe.loader else names
 
@@ -211,9 +205,8 @@ def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
     by_name: frozenset[str] = _NONE, brought: set[str] | None = None,
 ) -> Payload:  # fmt: skip
-    """Pickle a call's arguments; many bytes go to a file of `large`. `by_name`, `brought`: as `dumps_arguments`. Raises
-    SerializationError.
-    """
+    """Pickle a call's arguments; write large ones to a file of `large`. `by_name`, `brought`: as `dumps_arguments`.
+    Raises SerializationError."""
     try:
         data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
     except SerializationError as error:

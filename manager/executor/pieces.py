@@ -1,9 +1,9 @@
-"""The pieces of one call as they come to the program: the link's thread adds them, the program's threads take them.
+"""The pieces of one call: the link's thread adds them, the program's threads take them.
 
-A call may run more than once, and each run sends its pieces from the first one: only new ones count. A piece that the
-program has taken must be the same in a later run, so eight bytes of its digest are kept; one that still waits is
-replaced. The inbox of a stream is bounded: while it is full it acknowledges nothing, and the call waits. The inbox of a
-future keeps every piece, and acknowledges all.
+A call may run more than once, and each run sends all pieces; the inbox adds only new pieces. A later run must repeat
+the pieces that the program has taken, so the inbox keeps eight bytes of their digests; it may replace the other pieces.
+A stream's inbox is bounded: while it is full it acknowledges nothing, and the call waits. A future's inbox is not
+bounded.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from stoker.protocol.to_manager import PiecesTaken
 
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
-"""A stream's inbox acknowledges nothing while it holds more."""
+"""A stream's inbox acknowledges nothing while it contains more pieces or bytes."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
-"""Pieces, or bytes of them, that are acknowledged together, unless the call waits for that."""
+"""An acknowledgement is sent after this many pieces or bytes, or at once if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece: its bytes, or (True) its value, and the acknowledgement to send now."""
+"""A piece: its bytes or its value, True if it is the value, and the acknowledgement to send now."""
 
 
 class PieceInbox:
-    """With `keeps_all` the pieces stay for the call's result. `may_differ`: a later run may give other pieces."""
+    """With `keeps_all` the pieces stay until the call's result needs them. With `may_differ` a later run may yield
+    other pieces."""
 
     def __init__(self, *, keeps_all: bool, may_differ: bool = False) -> None:
         self.keeps_all = keeps_all
@@ -44,11 +45,11 @@ class PieceInbox:
         self._may_differ = may_differ
         self._items: list[Any] | deque[Any] = [] if keeps_all else deque()
         self._holds_values = False
-        """True if the items are the pieces themselves and no longer their bytes."""
+        """True if the items are values, not their bytes."""
         self._bytes = 0
         self._taken = 0
         self._digests: array[int] = array("Q")
-        """Of taken pieces, while another run may repeat them; empty with `may_differ`."""
+        """Digests of taken pieces, while another run may repeat them; empty with `may_differ`."""
         self._next: dict[int, int] = {}
         """The number of the next piece of each run."""
         self._run = 0
@@ -63,13 +64,13 @@ class PieceInbox:
     # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """Expect the pieces of this call. It may try again another's work."""
+        """Expect the pieces of this call. It may be Parsl's retry of an earlier call."""
         with self._changed:
             self.call = call
 
     def add(self, message: Pieces) -> PiecesTaken | None:
-        """Take pieces; return the acknowledgement to send now. Raises StreamDiffersError. The caller wakes tasks that
-        wait (`take_waiters`), of many streams together."""
+        """Add pieces; return the acknowledgement to send now. The caller then wakes waiting tasks (`take_waiters`).
+        Raises StreamDiffersError."""
         with self._changed:
             if self._is_over:
                 return None
@@ -77,7 +78,7 @@ class PieceInbox:
             if message.run != self._run:
                 self._run, self._acknowledged, self._unacknowledged_bytes = message.run, due, 0
             for number, item in enumerate(message.items, message.first):
-                if number > due:  # those between were lost with a connection, and come again
+                if number > due:  # pieces before this one were lost with a connection, and will be sent again
                     break
                 if number == due:
                     due = self._next[message.run] = due + 1
@@ -93,7 +94,7 @@ class PieceInbox:
         return waiters
 
     def ask_again(self) -> PiecesTaken | None:
-        """Return the message for a manager that has just welcomed this program: pieces may have been lost."""
+        """Return the request for pieces that a lost connection dropped."""
         with self._changed:
             if self.call is None or self._is_over:
                 return None
@@ -134,7 +135,7 @@ class PieceInbox:
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream; readers first get the pieces that are here."""
+        """End the stream. Readers still get the pieces that have arrived before its end."""
         with self._changed:
             if end is not None and end.ok:
                 try:
@@ -158,7 +159,8 @@ class PieceInbox:
         here = self._base + len(self._items)
         if end.pieces > here:
             raise CallError(
-                f"call {show_call(end.call)}: {end.pieces - here} of its {end.pieces} pieces did not come: call again",
+                f"call {show_call(end.call)}: {end.pieces - here} of its {end.pieces} pieces did not arrive: call"
+                " again",
                 call=show_call(end.call),
             )
         if end.pieces < self._taken and not self._may_differ:
@@ -169,8 +171,8 @@ class PieceInbox:
         call, handed = show_call(self.call or 0), self._taken
         self._cut(max(0, handed - self._base))
         error = StreamDiffersError(
-            f"call {call} ran again, as it does when its pilot is lost, and {what}; {handed:,} pieces were handed on by"
-            " then. Have the function yield the same each time (a seed, greedy decoding), or say that another run may"
+            f"call {call} ran again, as it does when its pilot is lost, and {what}; {handed:,} pieces were delivered"
+            " before. Make the function yield the same pieces each time (a seed, greedy decoding), or allow runs to"
             " differ: stoker.stream(..., rerun_may_differ=True)",
             call=call,
             piece=at,
@@ -187,8 +189,8 @@ class PieceInbox:
     # ---- for the program
 
     def take(self, number: int) -> Taken | None:
-        """Return the piece of this number; None if it has not come. Raises StopIteration behind the last one, and the
-        error that the call ended with."""
+        """Return the piece of this number; None if it has not arrived. After the last piece, raise the call's error or
+        StopIteration."""
         with self._changed:
             if self._is_here(number):
                 return self._take(number)
@@ -207,7 +209,7 @@ class PieceInbox:
 
     def _take(self, number: int) -> Taken:
         item = self._items[number - self._base]
-        if number != self._taken:  # taken before
+        if number != self._taken:  # a reader has taken this piece before
             return item, self._holds_values, None
         if isinstance(self._items, deque):
             self._items.popleft()
@@ -222,7 +224,7 @@ class PieceInbox:
             self._changed.wait_for(lambda: self._is_over or self._is_here(number))
 
     def when_changed(self, number: int) -> asyncio.Future[None] | None:
-        """Return a future of the running loop that ends when `take` may have an answer; None if it has one now."""
+        """Return a future of the running event loop that ends when `take` may have an answer; None if it has one."""
         with self._changed:
             if self._is_over or self._is_here(number):
                 return None
@@ -233,7 +235,7 @@ class PieceInbox:
     def _is_here(self, number: int) -> bool:
         return number - self._base < len(self._items)
 
-    # ---- the rest; the caller holds the lock
+    # ---- helpers; the caller holds the lock
 
     @property
     def _base(self) -> int:
@@ -257,7 +259,7 @@ def _digest_of(piece: bytes) -> int:
 
 
 def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
-    """Wake tasks from any thread: each event loop once, however many of its tasks are among them."""
+    """Wake tasks from any thread, with one call for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
@@ -280,7 +282,7 @@ def _end_all(waiters: list[asyncio.Future[None]]) -> None:
 def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
     try:
         return payloads.loads(data, keep_classes=True)
-    except BaseException as error:  # its classes may raise SystemExit, which would end this thread
+    except BaseException as error:  # classes of the value may raise SystemExit, which would end this thread
         if payloads.is_interrupt(error):
             raise
         what = "result" if piece is None else f"piece {piece:,} (counted from 0)"
@@ -293,10 +295,8 @@ def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> A
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of a call in order, for `for` and `async for`; the call's error comes behind them.
-
-    `acknowledge` sends a message to the manager; `at_end`, called behind the last piece, raises the call's error.
-    """
+    """The pieces of a call in order, for `for` and `async for`; then the call's error. `acknowledge` sends a message to
+    the manager. `at_end` raises the call's error."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         self._acknowledge = acknowledge
         self._at_end = at_end
         self._taking = threading.Lock()
-        """Several threads may share a reader."""
+        """Lock, because threads may share a reader."""
         self.taken = 0
         self._unreadable: SerializationError | None = None
 
@@ -335,10 +335,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         return self._opened(*found)
 
     def take_arrived(self, most: int = 64) -> list[Any]:
-        """Return at most `most` pieces that have come already, for a program that handles them together.
-
-        Never waits and raises nothing: an error comes with the next piece of the loop.
-        """
+        """Return at most `most` pieces that have arrived, for a program that handles pieces together. Never waits or
+        raises: the next step of `for` raises an error."""
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

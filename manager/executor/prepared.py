@@ -1,7 +1,7 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A `PreparedFunction` is kept with the function object, weakly. A message is encoded long after its call was submitted:
-values that the protocol cannot carry are refused here, where the call is made.
+A `PreparedFunction` is kept weakly with its function object. Values that the protocol cannot encode are refused here,
+because messages are encoded later.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _decode = wire.from_client()
 
 
 def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
-    were checked before."""
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of checked
+    recipes."""
     _check_size(len(submission.function.blob), f"{name} and the names that it uses", what="function")
     recipes = (submission.recipe, *submission.variants)
     messages: list[msgspec.Struct] = [
@@ -54,7 +54,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
             data = wire.encode([message])
             wrong = wrong_with(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = _what(message) or str(error).partition(" - at `$")[0]  # a path on the wire is no user's word
+            wrong = _what(message) or str(error).partition(" - at `$")[0]  # users do not know paths in messages
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
@@ -65,8 +65,9 @@ def check_submission(submission: Submission, features: Features | None, *, name:
 def _check_size(size: int, whose: str, *, what: str) -> None:
     if size > MOST_DEFINED_BYTES:
         raise SerializationError(
-            f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} travel with a {what}: pass "
-            "large values as arguments of the call, or read them in a context's loader from a file (its files=...)",
+            f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} are sent with a {what}:"
+            " pass large values as arguments of the call, or read them in a context's loader from a file (its"
+            " files=...)",
             what=what,
         )
 
@@ -88,7 +89,7 @@ def _what(message: msgspec.Struct) -> str:
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
-"""The keyword under which the bytes of a call's arguments pass through Parsl's kernel."""
+"""The keyword that carries the bytes of a call's arguments through Parsl's kernel."""
 PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
 
@@ -97,10 +98,10 @@ LeaveSource = Callable[[str, Callable[..., Any], Recipe], None]
 
 
 class AppWants(dict[str, Any]):
-    """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function.
+    """The parsed specification of a Stoker app, as Parsl passes it to the executor.
 
-    `due_at`: the deadline of a call's first try. `function`: the function's bytes when the call was made, of the object
-    `made_of`; None = as it is when the call is sent. `content`: the digest of the function, if results are cached.
+    `due_at`: the deadline of a call's first try. `function`: the bytes of `made_of` when the call was made; None =
+    pickle the function when the call is sent. `content`: the function's digest, if results are cached.
     """
 
     def __init__(
@@ -154,12 +155,12 @@ class PreparedFunction:
         by_name = names_carried(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
         return self._preparer.cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
-    def bring_along(self, modules: set[str]) -> None:
+    def add_modules(self, modules: set[str]) -> None:
         if modules:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """Return the digest of a function's content, equal in other programs; if it has none, the key of its bytes."""
+        """Return the digest of a function's content, equal in all programs, or else the key of its bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))
@@ -171,10 +172,10 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """Return the submission of calls with these wants: one for each Wants object, so that its calls share messages.
+        """Return the submission for these wants. Calls with the same Wants object share it, and so share messages.
 
-        `due_at`: the deadline of a first try. `blob`: the function's bytes when the call was made. Raises ConfigError,
-        and errors of the executor's check.
+        `due_at`: the deadline of the call's first try. `blob`: the function's bytes when the call was made. Raises
+        ConfigError.
         """
         self._tell_of_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
@@ -206,8 +207,8 @@ class PreparedFunction:
         if name:
             self._told.add(recipe.key)
             logger.warning(
-                "context %s was made before %s changed, and is loaded as it was then; to load it with the new one, run"
-                " the lines again that call its loader and that decorate %s",
+                "context %s was made before %s changed, and is loaded with the old value; to load it with the new"
+                " value, run the lines again that call its loader and that decorate %s",
                 recipe.name,
                 name,
                 self.name,
@@ -281,7 +282,7 @@ def _copy(context: Any) -> list[Any]:
 def _same(known: list[Any], context: Any) -> bool:
     try:
         return bool(known == _copy(context))
-    except Exception:  # arrays compare to arrays: the recipe is made again, and its digest finds it
+    except Exception:  # comparing arrays gives an array: make the recipe again; its digest is the same
         return False
 
 

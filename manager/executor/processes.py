@@ -1,8 +1,8 @@
-"""The manager's process, for the client that owns it: start, watch, restart, end.
+"""Start, watch, restart and end the manager's process, for the client that owns it.
 
-The manager is in a process session of its own, so that Ctrl-C at the terminal reaches only the program. If it dies it
-is restarted in the same folder, where it finds its journal. A manager that dies again and again without progress, or
-before it has listened, ends the session with the last lines of its log as the reason.
+The manager runs in its own process session, so that Ctrl-C reaches only the program. A manager that dies is restarted
+with its journal. If it dies repeatedly without progress, or before it listens, the session ends with the last lines of
+its log as the reason.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ logger = logging.getLogger("stoker")
 
 _TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""Sessions that are over and still known by id; older ones can be named by path. All live sessions are known."""
+"""Number of ended sessions that commands find by id. Older ended sessions must be named by path; live sessions are
+always found."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
-    """Make a session folder and its keys. Raises SessionError; `elsewhere` says how to name another place."""
+    """Make a session folder and its keys. Raises SessionError. `elsewhere`: advice for that error."""
     refuse_odd_path(folder.path, what="the session folder", advice=f"rename it, or name another place: {elsewhere}")
     try:
         folder.make()
@@ -54,7 +55,7 @@ def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=
 def removed(folder: SessionFolder) -> SessionError:
     return SessionError(
         f"the session folder {folder.path} was removed while the session ran: the session is over, and calls that had"
-        " not ended are lost; run the program again, and leave its run folder (run_dir) alone until it has ended"
+        " not ended are lost; run the program again, and keep its run folder (run_dir) until it has ended"
     )
 
 
@@ -71,7 +72,7 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
 
 
 def new_session_id() -> str:
-    """Return four characters that are easy to say and that no other session has: `k3v9`. Raises SessionError."""
+    """Return an unused id of four characters: `k3v9`. Raises SessionError."""
     links = state_folder() / "sessions"
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
@@ -83,8 +84,8 @@ def new_session_id() -> str:
 
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it, also after its end. `name`: its
-    id, if no manager has listened yet. Raises SessionError."""
+    """Link the session into the user's state folder, where `stoker status` finds it. `name`: its id, if no manager has
+    listened yet. Raises SessionError."""
     links = state_folder() / "sessions"
     try:
         name = name or folder.read().session
@@ -94,7 +95,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
             is_one = holds_session(old) or is_begun(old)
             if not is_one or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
                 old.unlink(missing_ok=True)
-        draft = links / f".{name}-{secrets.token_hex(4)}"  # others may do the same just now
+        draft = links / f".{name}-{secrets.token_hex(4)}"  # other processes may register at the same time
         draft.symlink_to(folder.path)
         draft.replace(links / name)
     except OSError as error:
@@ -102,7 +103,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
 
 
 def note_joined(folder: SessionFolder, link: Path) -> None:
-    """Link a joined session into the program's run folder, so that commands typed in the program's folder find it."""
+    """Link a joined session into the program's run folder, where commands look for it."""
     with suppress(OSError):
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
@@ -115,10 +116,10 @@ def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
 
 
 def _may_live(folder: SessionFolder) -> bool:
-    """False if a session is certainly over. A session of `stoker up` whose manager is gone may be restarted."""
+    """False if a session has certainly ended. A session of `stoker up` may be restarted."""
     try:
         holder = lease.read(lease.lease_file(folder))
-    except (OSError, SessionError):  # the file system is away
+    except (OSError, SessionError):  # the file system does not answer
         return True
     if holder is not None and holder.over:
         return False
@@ -128,7 +129,7 @@ def _may_live(folder: SessionFolder) -> bool:
 
 
 class ManagerProcess:
-    """The manager of one session. `on_lost` is called on the watching thread when it cannot be kept running."""
+    """The manager of a session. The watching thread calls `on_lost` if restarts fail."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class ManagerProcess:
     def _watch(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping.is_set() or code == 0:  # at 0 the session was ended by a signal else
+            if self._stopping.is_set() or code == 0:  # 0 without `end`: a signal ended the session
                 return
             if not os.path.isdir(self._folder.path):
                 self._on_lost(removed(self._folder))
@@ -204,7 +205,7 @@ class ManagerProcess:
                         if not self._stopping.is_set():
                             self._process = self._start()
                     break
-                except OSError as error:  # out of descriptors, memory or processes, for a while
+                except OSError as error:  # a temporary lack of descriptors, memory or processes
                     what = how = f"the manager could not be started ({error})"
             else:
                 self._on_lost(self._error(f"{what} again and again"))
@@ -220,7 +221,7 @@ def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[by
 
 
 def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
-    """Return an error with the last lines of a manager's log. `said_at`: the log's size before this manager."""
+    """Return an error with the last lines of a manager's log. `said_at`: the log's size before the manager started."""
     try:
         said = log.read_bytes()
     except OSError:

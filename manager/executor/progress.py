@@ -1,11 +1,11 @@
-"""Progress without asking: the progress bar of a map, and one line while its calls wait.
+"""Progress: the bar of a map, and log lines while its calls wait.
 
-Results of an earlier run count as done, but not in the rate. A terminal and a notebook show one bar; a pipe gets a line
-every ten seconds.
+Results kept from an earlier run count as done, but not in the rate. On a pipe, a line every ten seconds replaces the
+bar.
 
-While calls wait, `WaitNotices` asks for the session's status now and then, and logs one line: why no pilot runs them,
-the last line of a slow loader, that pilots cannot reach each other, or that the session's disk is full. The line goes
-above the bar, or to the log `stoker.news`. Numbers in a reason, and reasons that alternate, do not make it new.
+While calls wait, `WaitNotices` checks the session's status periodically and logs why: no pilot runs them, a loader is
+slow, pilots cannot reach each other, or the disk is full. The line appears above the bar, or in the log `stoker.news`.
+Each reason is logged at most once a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.units import show_seconds
 
 
 Follow = Callable[[int, int | None], None]
-"""Gets the number of results taken, and the total (None = not known)."""
+"""A callback with the number of results taken, and the total (None = not known)."""
 
 REDRAW_S = 0.1
 NOTEBOOK_S = 0.5
@@ -137,20 +137,19 @@ class MapProgress:
 logger = logging.getLogger("stoker.news")
 
 FIRST_S = 10.0
-"""Seconds that calls wait before the first line, and between two lines."""
+"""Seconds that calls wait before the first line, and seconds between two lines."""
 AGAIN_S = 60.0
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0
-"""Seconds between two looks at a session that has pilots and loads nothing that calls wait for: a status takes time."""
+"""Seconds between two status requests while pilots work and no waiting call needs a load."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Watches a session on its own thread while `calls_wait`, and logs why they wait.
+    """Watches a session on its own thread while `calls_wait`, and logs why.
 
-    `ask` returns the session's status, or None. `is_ours`: True for the key of a context that calls of this program
-    want. `why_silent` and `journal_trouble` return a fault of the manager, or "". With `faults_only`, only these are
-    logged.
+    `ask` returns the session's status, or None. `is_ours`: True for a context key of this program's calls. `why_silent`
+    and `journal_trouble` return a fault of the manager, or "". With `faults_only`, only faults are logged.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class WaitNotices:
         self._alone_at: float | None = None
         self._said_at = 0.0
         self._said: dict[str, float] = {}
-        """Reasons of the last minute, and when each was logged."""
+        """Reasons logged in the last minute, with the time of each."""
         self._of_peers = ""
         self._journal_trouble = journal_trouble
         self._of_journal = ""
@@ -200,7 +199,7 @@ class WaitNotices:
         self._wait_since = now if self._wait_since is None else self._wait_since
         trouble = self._journal_trouble()
         self._tell_of_journal(trouble, now)
-        if trouble or now < self._ask_at:  # whatever else calls seem to wait for, it is not told until there is room
+        if trouble or now < self._ask_at:  # log no other reason while the journal cannot be written
             return
         status = self._ask()
         if status is None:
@@ -272,7 +271,7 @@ class WaitNotices:
             try:
                 self.tell_if_due(time.monotonic())
             except Exception:  # a line that cannot be printed must not stop the display
-                logger.exception("looking at the session failed")
+                logger.exception("the session's status could not be shown")
 
 
 def _say(text: str) -> None:

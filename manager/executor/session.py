@@ -1,7 +1,7 @@
 """`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
 
-Settings that differ from Parsl's defaults: no log record per state change (calls are five times as fast; Stoker has its
-own log), no usage tracking, and no retries (a lost pilot never costs one).
+Defaults that differ from Parsl's: no log record per state change (five times the calls per second), no usage tracking,
+and no retries (a lost pilot is not a failed try).
 """
 
 from __future__ import annotations
@@ -71,28 +71,27 @@ def load(
 ) -> Session:
     """Load a site and start its pilots: `with stoker.load("site.toml") as session: ...`.
 
-    In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
+    In a notebook: `session = stoker.load()`, and `session.stop()` at the end.
 
     Args:
-        site: A site file or a Site. Without one, the session that the environment variable STOKER_SESSION names, else
-            this machine.
-        session: Join a session that is up (`stoker up`), by its id or folder; it stays up at the end.
-        provider: Any Parsl provider; it overrides the site's.
+        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, else this
+            machine.
+        session: The id or folder of a running session (`stoker up`) to join; it continues after this program.
+        provider: A Parsl provider, instead of the site's.
         label: The executor's name.
-        run_dir: The folder in which sessions keep their folders.
+        run_dir: The parent folder of session folders.
         retries: Parsl's retries of a call that raised an exception.
         working_dir: The folder in which calls run.
-        drain_s: Seconds that a block that is scaled in may continue its calls.
-        progress: Log why calls wait for a first pilot. A journal that cannot be written and a manager that does not
-            answer are always logged.
+        drain_s: Seconds that a drained block may continue its calls.
+        progress: Log why calls wait. Errors of the journal and a silent manager are always logged.
         **options: Options of `parsl.config.Config`.
 
     Returns:
-        The session, also a context manager that stops it.
+        The session, also a context manager.
 
     Raises:
         SessionError: A session is loaded already, or cannot start.
-        ConfigError: A wrong site or option.
+        ConfigError: The site or an option is wrong.
     """
     global _current
     with _lock:
@@ -115,7 +114,7 @@ def load(
         interrupted = False
         try:
             _current = Session(_load_parsl(config), executor)
-        except BaseException as error:  # Ctrl-C too: started processes end now, not when the manager misses its client
+        except BaseException as error:  # Ctrl-C too: end started processes now, before the manager notices the loss
             with _said_when_slow("stoker: the session that was starting is being ended"):
                 kernel = DataFlowKernelLoader._dfk
                 if kernel is not None:
@@ -125,13 +124,13 @@ def load(
                 executor.shutdown()
             if isinstance(error, OSError) and error.filename is not None:
                 raise SessionError(
-                    f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder"
-                    f" {run_dir}: make that writable, or name another one with stoker.load(run_dir=...)"
+                    f"the session cannot start: {error.filename}: {error.strerror}; the session keeps its files in the"
+                    f" folder {run_dir}: make this folder writable, or name another with stoker.load(run_dir=...)"
                 ) from error
             interrupted = isinstance(error, KeyboardInterrupt)
             if not interrupted:
                 raise
-        if interrupted or _current is None:  # raised here, so that the traceback shows the user's line
+        if interrupted or _current is None:  # raise here, so that the traceback shows the user's line
             raise KeyboardInterrupt("stoker.load was interrupted; its processes have ended")
     return _current
 
@@ -140,8 +139,7 @@ _RUN_DIR_TRIES = 20
 
 
 def _load_parsl(config: Config) -> DataFlowKernel:
-    """Load Parsl. Its run folders get numbers by looking and then making, so two programs that start together may
-    choose the same number: then look again."""
+    """Load Parsl; retry if another program has just created the run folder of the same number."""
     os.makedirs(config.run_dir, exist_ok=True)
     for tries_left in reversed(range(_RUN_DIR_TRIES)):
         try:
@@ -172,7 +170,7 @@ def _refuse_second() -> None:
         )
     if DataFlowKernelLoader._dfk is not None:
         raise SessionError(
-            "Parsl is loaded already; either put a stoker.StokerExecutor() into that Config, or end it first with "
+            "Parsl is loaded already; either put a stoker.StokerExecutor() into its Config, or end Parsl first with "
             "parsl.dfk().cleanup()"
         )
 
@@ -189,7 +187,7 @@ class Session:
         self._pid = os.getpid()
         self._log = _keep_log(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
-        if run := os.environ.get(RUN):  # a detached program: commands then find its session
+        if run := os.environ.get(RUN):  # a detached program: this file lets commands find its session
             with contextlib.suppress(OSError):
                 Path(run, "session").write_text(os.path.abspath(self.folder))
 
@@ -207,7 +205,7 @@ class Session:
         return wait_for_answer(self.executor.link.ask_status(), timeout_s=timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
-        """Return why a call, pilot, library or context is where it is, or why a call ended as it did.
+        """Return why a call, pilot, library or context is in its state, or why a call ended.
 
         Args:
             subject: Its id or name (`c-12`).
@@ -220,7 +218,7 @@ class Session:
         if not isinstance(subject, str):
             raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
         story = wait_for_answer(self.executor.link.ask_story(subject), timeout_s=timeout_s)
-        if not story.found:  # a manager forgets calls that ended well; its journal remembers them
+        if not story.found:  # a manager forgets successful calls; its journal keeps them
             from stoker.manager.live.replay import story_with_journal
 
             return story_with_journal(SessionFolder(self.folder), subject, story)
@@ -228,37 +226,35 @@ class Session:
 
     @property
     def over(self) -> Exception | None:
-        """Why the session takes no more calls of this program; None while it does. A manager that restarts or is
-        unreachable is no reason."""
+        """Why the session accepts no more calls; None while it does, even if its manager restarts or is unreachable."""
         if self._over:
             return SessionError(f"session {self.id} was stopped", session=self.id)
         return self.executor.link.over
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
-        """Load a context before its calls. Nothing is pinned: an unused library ends when its room or its pilot is
-        needed.
+        """Load a context before its calls. An unused library may still be unloaded.
 
         Args:
             context: A recipe.
-            count: Libraries that are to hold the context at the same time.
+            count: Number of libraries that load it.
 
         Returns:
-            A future that ends when the context is hot. It raises ContextError if the context cannot be loaded,
-            NoDeviceError if there are fewer devices.
+            A future that ends when the context is hot. It raises ContextError if the load fails, NoDeviceError if too
+            few devices exist.
 
         Raises:
-            ConfigError: The count has no meaning.
-            RecipeError: The context is no recipe.
+            ConfigError: The count is out of range.
+            RecipeError: The context is not a recipe.
         """
         check_count("session.warm: count", count, least=1, most=MOST_AT_ONCE)
         wants = read_wants({"context": as_recipe(context), "gang": count}, takes_context=True)
         return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
-        """End the session: cancel the calls that are left, end the pilots, clear Parsl. Of a session that was joined,
-        end only this program's calls. Twice is no error."""
+        """End the session: cancel open calls, end the pilots, clear Parsl. In a joined session, end only this program's
+        calls."""
         global _current
-        if self._over or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
+        if self._over or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
         self._over = True
         atexit.unregister(self.stop)
@@ -314,7 +310,7 @@ class Session:
 
 @contextlib.contextmanager
 def _said_when_slow(text: str) -> Iterator[None]:
-    if sys.stderr is None or not sys.stderr.isatty():  # it is None where a program is started with it closed
+    if sys.stderr is None or not sys.stderr.isatty():  # None if the program was started with stderr closed
         yield
         return
     timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{text}\n"))
@@ -357,8 +353,8 @@ _FINAL = (
 
 
 def retry_cost(error: Exception, task: dict[str, Any]) -> float:
-    """Return the cost of a failure in Parsl's retries; infinite for a final decision of the manager. The kernel's
-    record `task` keeps the deadline of the first try."""
+    """Return how many of Parsl's retries a failure costs; infinite if the manager's decision is final. Keep the first
+    try's deadline."""
     if isinstance(error, _FINAL):
         return math.inf
     sent, specification = task["exec_fu"], task["resource_specification"]

@@ -1,8 +1,8 @@
 """A program's files in its session's folder: large arguments and results, its recipes' objects, its sources.
 
-A file of arguments is named by its content and its client, so calls of one client with equal arguments share it; the
-last of them removes it. A result's file is removed when it has been read. Pilots fetch objects from each other or from
-the session's seed. The advisor reads the sources, of which the first `MOST` are written; no call depends on them.
+A file of arguments is named by its content and client. A client's calls with equal arguments share it; it is removed
+when the last one ends. A result's file is removed when it has been read. Pilots fetch objects from each other or from
+the session's seed. Only the advisor reads the sources, of at most `MOST` functions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LargeArguments:
         self.folder = folder
         self._mine = uuid4().hex[:8]
         self._users: Counter[str] = Counter()
-        self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
+        self._lock = threading.RLock()  # the garbage collector may drop a `map` while its thread holds the lock
 
     def put(self, data: bytes) -> ObjectRef:
         draft = self.folder / f"draft-{uuid4().hex}"
@@ -51,7 +51,7 @@ class LargeArguments:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
         except OSError:
-            draft.unlink(missing_ok=True)  # on a full disk it takes the room of other files
+            draft.unlink(missing_ok=True)  # free its space on a full disk
             raise
         ref = object_of(draft)
         place = self.folder / f"{ref.name}~{self._mine}"
@@ -59,9 +59,9 @@ class LargeArguments:
             self._users[ref.name] += 1
             if self._users[ref.name] == 1 or not place.exists():
                 draft.replace(place)
-            else:  # a file that another call has named already must not change
+            else:  # a file that another call refers to must not change
                 draft.unlink()
-            # No process writes to it again, so its age does not matter.
+            # No process writes to this file again, so these facts stay valid, however young the file is.
             facts = place.stat()
             return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
@@ -93,15 +93,17 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
 
 
 MOST_BYTES = 4_000_000
-"""Larger manifests are not sent: the first pilot that reads the object makes one."""
+"""Larger manifests are not sent: the first pilot that reads the object creates one."""
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
-    """Let the seed serve a recipe's objects; return the manifests of unchanged ones."""
+    """Let the session's seed serve a recipe's objects; return the manifests of unchanged objects."""
     try:
         publish(objects, recipe.objects)
     except OSError as error:
-        logger.warning("pilots that see no files of this machine cannot have the files of %s: %s", recipe.name, error)
+        logger.warning(
+            "pilots that share no files with this machine cannot get the files of %s: %s", recipe.name, error
+        )
     told = []
     for ref in recipe.objects:
         try:
@@ -120,7 +122,7 @@ def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
 MOST = 200
 
 
-class SourceShelf:
+class ProgramSources:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left: set[str] = set()
@@ -142,7 +144,7 @@ class SourceShelf:
             if not isinstance(plain, types.FunctionType):
                 return
             file = plain.__code__.co_filename
-            text = "".join(linecache.getlines(file, plain.__globals__))  # of a notebook or a prompt too
+            text = "".join(linecache.getlines(file, plain.__globals__))  # also finds notebook cells and prompt input
             if not text or len(text) > LONGEST_TEXT:
                 return
             data = text.encode(errors="replace")

@@ -1,11 +1,11 @@
 """Threads that settle slow futures, and that run a program's callbacks.
 
-Settling a future can run code of the user: classes of a result that rebuild themselves, and callbacks. The link's I/O
-thread settles a future only if the result is made of builtin types and no callback has been slow; threads here settle
-all others. Callbacks have their own threads, so that one that waits for a call never delays its result.
+Settling a future can run the user's code: unpickling and callbacks. The link's I/O thread settles results of builtin
+types until a callback is slow; threads of this module settle all others. Callbacks have their own threads, so that a
+callback that waits for a call does not delay its result.
 
-While work waits, a watcher starts another thread whenever none has taken work for `STUCK_S`. There is no limit:
-callbacks may wait for each other. If no thread can be started, the thread that has a result settles it.
+A watcher starts another thread if work waits and no thread has taken work for `STUCK_S`. Threads have no limit, because
+callbacks may wait for each other. If no thread can start, the caller does the work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 STUCK_S = 0.05
-"""Seconds after which waiting work gets another thread if no thread has taken work."""
+"""Another thread starts if work waits and no thread has taken work for this many seconds."""
 SLOW_S = 0.05
 MANY_THREADS = 64
 IDLE_S = 10.0
@@ -32,11 +32,9 @@ IDLE_S = 10.0
 Work = Callable[[], object]
 
 
-class Settling:
-    """Threads for one kind of work, `what`. Any thread may call every method.
-
-    The caller sets `has_slow_callbacks` when callbacks took longer than SLOW_S: then all futures come here.
-    """
+class WorkerThreads:
+    """Threads for one kind of work, `what`. Any thread may call every method. With `has_slow_callbacks` these threads
+    settle all futures."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -57,14 +55,14 @@ class Settling:
             self._open += 1
             begin = not self._threads
             self._threads += begin
-            self._work.put(work)  # within the lock: a thread that ends has looked
+            self._work.put(work)  # within the lock, because an idle thread that finds no work exits
             watch = self._open > self._threads and not self._is_watched
             self._is_watched |= watch
         if begin:
             self._begin()
         if watch and not self._start(self._watch):
             with self._lock:
-                self._is_watched = False  # work that comes later tries again
+                self._is_watched = False  # the next work tries again to start a watcher
 
     def start_thread_if_behind(self, now: float) -> None:
         if self._work.empty() or now - self._taken_at < STUCK_S:
@@ -76,7 +74,7 @@ class Settling:
             self._has_warned |= warn
         if warn:
             logger.warning(
-                "%d %s of this program take long or wait for something, and more of them wait; they get more threads, "
+                "%d %s of this program run long, and others wait for a thread; they get more threads, "
                 "one each %.0f ms. Callbacks that submit a call and do not wait for it need none",
                 MANY_THREADS,
                 self.what,
@@ -85,7 +83,7 @@ class Settling:
         self._begin()
 
     def wait_done(self, *, limit_s: float) -> None:
-        """Wait until all work is done; give up when nothing has ended for `limit_s`."""
+        """Wait until all work is done, or no work has ended for `limit_s`."""
         left = self._open
         until = time.monotonic() + limit_s
         while self._open and (now := time.monotonic()) < until:
@@ -151,18 +149,18 @@ class Settling:
                         return
                 continue
             self._do(work)
-            del work  # its future may go
+            del work  # release its future
 
     def _do(self, work: Work) -> None:
         try:
             work()
-        except BaseException:  # a future's callback raised what no callback may raise; others still wait
+        except BaseException:  # a callback raised an error that is not an Exception; other work still waits
             logger.exception("a future's callback failed")
         with self._lock:
             self._open -= 1
 
 
-callbacks = Settling("done-callbacks")
+callbacks = WorkerThreads("done-callbacks")
 os.register_at_fork(after_in_child=callbacks.forget)
 
 
@@ -172,7 +170,7 @@ os.register_at_fork(after_in_child=callbacks.forget)
 Callback = Callable[[Future[Any]], object]
 
 _QUICK = ("parsl", "asyncio", "concurrent")
-"""Packages whose callbacks never wait: they run on the thread that has the result."""
+"""Packages whose callbacks never wait. They run on the thread that settles the future."""
 
 
 def is_users_callback(callback: Callable[..., object]) -> bool:
@@ -185,7 +183,7 @@ def callbacks_of(future: Future[Any]) -> list[Callback]:
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
-    """Call a callback when the future has ended: on a thread for callbacks if it may wait. `register` is
+    """Call a callback when the future has ended, on a thread for callbacks if it may wait. `register`:
     `add_done_callback` of the future's base class."""
     if future.done() or not is_users_callback(callback):
         register(callback)
@@ -202,8 +200,8 @@ class UsersCallbacks:
         """True if the future has ended and all its callbacks have run."""
 
     def add(self, callback: Callback, future: Future[Any]) -> bool:
-        """Run it after the callbacks before it. True for the first: then the future must call `hand_over`. The future
-        may end meanwhile."""
+        """Run the callback after the future's earlier ones. Return True for the first: the future must then call
+        `hand_over`."""
         with self._lock:
             self._due.append(callback)
             first, self._is_registered = not self._is_registered, True
@@ -219,7 +217,7 @@ class UsersCallbacks:
         while (callback := self._next()) is not None:
             try:
                 callback(future)
-            except BaseException:  # SystemExit too: the others still run
+            except BaseException:  # SystemExit too: later callbacks still run
                 logger.exception("a callback of %r failed", future)
 
     def _next(self) -> Callback | None:

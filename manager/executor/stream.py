@@ -1,5 +1,6 @@
-"""`stoker.stream`: one call, whose pieces are read while it runs. As in a map, the link does not refer to the stream: a
-program that leaves its loop drops it, which cancels the call.
+"""`stoker.stream`: one call, whose pieces are read while it runs.
+
+The link does not refer to the stream, so a stream that the program drops is garbage-collected, which cancels the call.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from stoker.protocol.ids import CallId, show_call
 
 
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
-    """Call `function` once; iterate over what it yields, as it comes (`for` or `async for`).
+    """Call `function` once; iterate over the yielded pieces as they arrive (`for` or `async for`).
 
-    Leaving the loop cancels the call, as `close()` does. While the reader is slow, the call waits. If the call has to
-    run again (its pilot was lost), pieces that the program has taken are not repeated.
+    Leaving the loop cancels the call. While the reader is slow, the call waits. If the call runs again (its pilot was
+    lost), pieces that the program has taken are not repeated.
 
     Args:
-        function: An app or a plain function: a generator function (`async` too), or one that returns an iterator. A
-            piece is anything that can be pickled, of 1 MB at most.
+        function: An app or a plain function: a generator function (`async` too), or a function that returns an
+            iterator. A piece is any picklable value of at most 1 MB.
         *args: Arguments of the function.
-        rerun_may_differ: Accept a second run that yields other pieces than those taken from the first.
-        **kwargs: Keyword arguments of the function.
+        rerun_may_differ: Accept a second run that yields other pieces.
+        **kwargs: Keyword arguments.
 
     Returns:
         An iterator of pieces.
 
     Raises:
         SessionError: No site is loaded.
-        ConfigError: An option has no meaning here.
+        ConfigError: An option or its value is not allowed.
         StreamDiffersError: A second run yields other pieces.
         Exception: The call's error, after the pieces before it.
     """
@@ -68,10 +69,10 @@ class StreamEnd:
         self.inbox.finish(error.__cause__ if isinstance(error, BadStateException) and error.__cause__ else error)
 
     def flush(self) -> None:
-        """Do nothing: a reader is woken at once."""
+        """Do nothing: `settle` wakes readers."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Ignore reports of the call."""
+        """Ignore the report."""
 
 
 class PieceStream(PieceReader):
@@ -94,11 +95,11 @@ class PieceStream(PieceReader):
 
     @property
     def call(self) -> str:
-        """The call's id, for example `c-12`, for `stoker explain`."""
+        """The call's id, for `stoker explain`."""
         return show_call(self._id)
 
     def close(self) -> None:
-        """Cancel the call if it has not ended: its function ends at its next piece."""
+        """Cancel the call if it has not ended. Its function stops when it yields the next piece."""
         self._link.cancel([self._id])
         self._inbox.close()
 

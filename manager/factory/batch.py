@@ -1,11 +1,9 @@
-"""The interface to a batch system: four commands, each bounded in time.
+"""The interface to a batch system: four commands, each with a time limit.
 
-A `Batch` belongs to one session, one site and the one thread that calls it: a method blocks for at most
-`site.provider.command_limit_s` a command. Everything it keeps can be found again: after a factory was killed, the next
-one asks `find`.
+A `Batch` belongs to one session, one site and one thread. A method waits at most `site.provider.command_limit_s` per
+command. With `find`, a factory finds a dead factory's jobs.
 
-The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or carries both as attributes. By that
-name a factory finds a job whose factory did not live to report it.
+The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or has both as attributes.
 """
 
 from __future__ import annotations
@@ -17,36 +15,40 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""In a session folder: jobs that are still there after the session, a line for each site."""
+"""File in a session folder with the jobs that still exist after the session's end, one line per site."""
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or takes no more jobs at the moment."""
+    """The batch system does not answer, or accepts no jobs at present."""
 
 
 class Unanswered(BatchTrouble):
-    """No answer tells the outcome: a submission may have made a job."""
+    """The command's outcome is unknown: a submission may have made a job."""
 
 
 class UnnamedJob(Unanswered):
-    """The batch system has taken a job; its output does not tell the job's id for certain."""
+    """The batch system has accepted a job, but its id is unknown."""
 
 
 class SubmissionRefused(StokerError):
-    """The batch system would not take this job a second time either."""
+    """The batch system rejects this job permanently."""
+
+
+class NoNodeLeft(SubmissionRefused):
+    """The batch system rejects this job because it has no node on which the job may run."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
-    """A job as its batch system sees it: PENDING (also held), RUNNING or ENDED.
+    """The state of a job in its batch system: PENDING (also held), RUNNING or ENDED.
 
-    `reason`: why it waits, where it runs, how it ended. `expected_in_s`: until its start, 0 = unknown. `loss`: why a
-    job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: what to do about it;
-    `holds`: how often it was held. `leaving`: it was cancelled and has not ended yet. `absent`: the listing lacks it,
-    and nothing says that it ended.
+    `reason`: why it waits, where it runs, or how it ended. `expected_in_s`: seconds until its start, 0 = unknown.
+    `loss`: why a job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: the
+    remedy; `holds`: number of holds. `leaving`: cancelled but not ended. `absent`: not listed, and its end is unknown.
+    `no_node`: no node is left on which the job may run.
     """
 
     phase: BlockPhase
@@ -59,33 +61,49 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     holds: int = 0
     leaving: bool = False
     absent: bool = False
+    no_node: bool = False
 
 
 class Batch(Protocol):
-    """A batch system, for one session and one site. Every method may raise BatchTrouble."""
+    """A batch system. Every method may raise BatchTrouble."""
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; return the job's id. Raises SubmissionRefused.
 
-        After BatchTrouble the job may or may not be there: `find` tells.
+        After BatchTrouble the job may exist; `find` shows it.
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the state of these jobs, with as few commands as possible. Leaves out a job of unknown state."""
+        """Return the states of jobs, with few commands. Omit jobs of unknown state."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Those that are over, or unknown, are no error."""
+        """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return every listed job of the session that has not ended, whichever process submitted it."""
+        """Return the session's listed jobs that have not ended, whichever process submitted them."""
 
 
 @runtime_checkable
 class CancelsByName(Protocol):
-    """A batch system that can cancel jobs by their names, also those that its listings lack."""
+    """A batch system that can cancel jobs by name, even unlisted ones."""
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         """Cancel every job of these blocks. Raises BatchTrouble."""
+
+
+@runtime_checkable
+class ChoosesNodes(Protocol):
+    """A batch system that can keep a job on some nodes."""
+
+    def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
+        """Submit the job of a block as `Batch.submit` does, for these nodes only. Raises NoNodeLeft."""
+
+
+def submit(batch: Batch, block: BlockId, allowed: AllowedNodes) -> str:
+    """Submit the job of a block, on the allowed nodes if the batch system can choose nodes."""
+    if allowed != ANYWHERE and isinstance(batch, ChoosesNodes):
+        return batch.submit_placed(block, allowed)
+    return batch.submit(block)
 
 
 _LOSSES = {
@@ -96,7 +114,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""How the reasons of ended jobs begin."""
+"""The loss that each beginning of an ended job's reason means."""
 
 
 def loss_of(how: str) -> LossReason | None:
@@ -104,7 +122,7 @@ def loss_of(how: str) -> LossReason | None:
 
 
 def job_name(session: str, block: str) -> str:
-    """Characters that some batch systems reject become dashes."""
+    """Return a job's name. Characters that some batch systems reject become dashes."""
     return f"{job_prefix(session)}{block}"
 
 
@@ -113,7 +131,6 @@ def job_prefix(session: str) -> str:
 
 
 def block_of(name: str, *, session: str) -> BlockId | None:
-    """None for a job of another session."""
     prefix = job_prefix(session)
     block = name.removeprefix(prefix)
     return BlockId(block) if name.startswith(prefix) and re.fullmatch(r"[A-Za-z0-9]+", block) else None

@@ -1,4 +1,4 @@
-"""The thread of one batch system: carries out the factory's orders and steps the keeper between them."""
+"""The thread of one batch system: executes the factory's orders, and between them the keeper's steps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgspec
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
 
 Order = Callable[[], list[str] | None]
-"""One that returns a list is the last: the ids of jobs that are still there."""
+"""An order of the factory. The last order returns the ids of jobs that still exist, the others None."""
 
 
 class BatchThreadEnded(msgspec.Struct, frozen=True):
-    """`left`: ids of jobs that are still there."""
+    """A batch thread has ended. `left`: ids of jobs that still exist."""
 
     source: str
     left: tuple[str, ...]
 
 
 class BatchThread(threading.Thread):
-    """Steps one keeper, so that a batch system that hangs delays no other."""
+    """Runs one keeper's steps on its own thread, so that a hanging batch system delays no other."""
 
     def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
@@ -56,7 +56,7 @@ class BatchThread(threading.Thread):
         return self.keeper.end(until=time.monotonic() + limit_s)
 
     def cancel_waiting(self, reason: str, limit_s: float) -> list[str]:
-        """Cancel every block that does not run yet, and wait until that is done, or `limit_s` is over."""
+        """Cancel the blocks that do not run yet. Wait at most `limit_s` for this."""
         until = time.monotonic() + limit_s
         self.keeper.cancel_waiting(reason)
         while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:

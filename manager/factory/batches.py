@@ -1,4 +1,4 @@
-"""The batch system of a site. Parsl, which takes a second to import, is imported only for systems that use it."""
+"""The batch system of a site. Parsl, whose import takes a second, is imported only if needed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SUBMIT_COMMANDS = {
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
 ) -> Batch:
-    """Raises SubmissionRefused if the batch system is not on this host, ConfigError for settings that it cannot
-    have."""
+    """Return the site's batch system. Raises SubmissionRefused if the host lacks it, ConfigError for impossible
+    settings."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)
@@ -43,7 +43,7 @@ def make_batch(
 
     def command(block: BlockId) -> str:
         issue_block_key(folder, block)
-        starter_files(folder, site)  # the files that travel with the job hold the manager's present address
+        starter_files(folder, site)  # the files of the job contain the manager's current address
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
     pacer, listing = (shared.pacer, shared.listing) if shared is not None else (None, None)
@@ -79,7 +79,7 @@ def make_batch(
 
 
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
-    """Return exactly what would be submitted for a block of this site. Raises ConfigError, SubmissionRefused."""
+    """Return the exact text that would be submitted for a block. Raises ConfigError, SubmissionRefused."""
     _check(site)
     command = pilot_command(site, folder=folder, block=block, python_path=python_path)
     match _kind(site):
@@ -101,7 +101,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """TaskVine runs `worker_init` before its workers, on other machines."""
+    """Return `worker_init` for a local pilot; empty with TaskVine, whose workers run it."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 
@@ -113,6 +113,6 @@ def _check(site: Site) -> None:
     kind = site.provider.kind
     if not site.provider.shared_files and kind not in (ProviderKind.CONDOR, ProviderKind.KUBERNETES):
         raise ConfigError(
-            f"site {site.name}: with shared_files = false a job must bring files along, as condor's do; "
+            f"site {site.name}: shared_files = false needs jobs that bring files along, for example condor's; "
             f"{kind.value} jobs need a session folder that their nodes see"
         )

@@ -1,10 +1,10 @@
-"""Commands of a batch system, each bounded in time; and the output of its jobs.
+"""Commands of a batch system, each with a time limit, and the output of its jobs.
 
-A command that hangs must not hang its caller. When its time is up it is killed with all its children, and the error
-has the output until then: `sbatch` is "sleeping and retrying" for minutes if the queue is full.
+A command that exceeds its limit is killed with all its children. The error contains its output: if the queue is full,
+`sbatch` may be "sleeping and retrying" for minutes.
 
-Commands do not see Slurm's variables when this program runs in a job of its own (`SLURM_*`), nor the user's defaults
-(`SBATCH_*`, `SQUEUE_*`, ...): both override a submit script, or change the form of an answer.
+Commands do not see the variables of an enclosing Slurm job (`SLURM_*`), nor the user's defaults (`SBATCH_*`,
+`SQUEUE_*`, ...). Both would override a submit script, or change the format of an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""They say which Slurm to use, not how."""
+"""Slurm's variables that commands still see: they select an installation, not its behaviour."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096
@@ -38,7 +38,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every command of this process inherit a descriptor, and with it the lock on its file."""
+    """Let every later command inherit a descriptor, and so the lock on its file."""
     _inherited[:] = [descriptor]
 
 
@@ -54,12 +54,12 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Why it failed: the last lines of its output, on one line."""
-        return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, and not a word"
+        """Why the command failed: its last lines of output, joined."""
+        return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, no output"
 
 
 class CommandRunner:
-    """Runs the commands of one batch system in one folder. For one thread."""
+    """Runs commands in one folder, for one thread."""
 
     def __init__(self, *, limit_s: float, folder: Path, pacer: Pacer | None = None) -> None:
         self._pacer = pacer
@@ -68,13 +68,13 @@ class CommandRunner:
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """`name`: for errors; `more`: variables for this command alone. Raises Unanswered if it does not end in time,
-        BatchTrouble if it cannot start."""
+        """Run a command. `name`: its name in errors. `more`: additional environment variables. Raises Unanswered if it
+        does not end in time, BatchTrouble if it cannot start."""
         name = name or words[0]
         if self._pacer is not None:
             self._pacer.take()
         try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)  # a person may have removed it
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # a person may have removed the folder
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -94,10 +94,10 @@ class CommandRunner:
             kill_tree(process.pid)
             try:
                 out, err = process.communicate(timeout=_AFTER_KILL_S)
-            except subprocess.TimeoutExpired as error:  # stuck in a dead file system: it is left behind
+            except subprocess.TimeoutExpired as error:  # the killed process is stuck in a dead file system: leave it
                 out, err = error.output or b"", error.stderr or b""
             said = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
-            said_so_far = f", after it had said: {said}" if said else ""
+            said_so_far = f", after it printed: {said}" if said else ""
             raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
         finally:
             _running.discard(process.pid)
@@ -105,7 +105,6 @@ class CommandRunner:
         return CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
     def shell(self, line: str) -> CommandResult:
-        """Raises BatchTrouble as `run` does."""
         return self.run(["/bin/sh", "-c", line], name=line.split()[0])
 
 
@@ -114,7 +113,6 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """Without the command's own name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line.partition(": error: ")[2] or line for line in lines]
     return "; ".join(dict.fromkeys(lines[-5:]))[-_MOST_CHARACTERS:]
@@ -132,14 +130,14 @@ def kill_tree(pid: int) -> None:
 
 
 def last_lines(folder: Path, job: str) -> list[str]:
-    """Return the last lines of a job's errors, or if there are none of its output."""
+    """Return the last lines of a job's errors, or else of its output."""
     for suffix in (".err", ".out"):
         try:
             with (folder / f"{job}{suffix}").open("rb") as data:
                 size = data.seek(0, os.SEEK_END)
                 data.seek(max(0, size - _TAIL_BYTES))
                 text = data.read().decode(errors="replace")
-        except OSError:  # it never ran, or its node cannot write here
+        except OSError:  # the job never ran, or its node cannot write to this folder
             continue
         if lines := [line.strip() for line in text.splitlines() if line.strip()]:
             return [line[:_LINE_CHARACTERS] for line in lines[-_LAST_LINES:]]

@@ -1,9 +1,9 @@
-"""HTCondor, for the factory, through its own commands.
+"""The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider takes a held job for failed, forgets jobs whose processes still run, and knows no walltime and
-no GPUs. Here one `condor_q -json` shows all jobs of the session, by attributes that the job carries; a job that is
-gone is looked up in `condor_history`. `condor_submit` only warns of a setting that it does not know: the reason of a
-waiting job repeats the warning. For a job that no slot suits, `condor_q -better-analyze` is asked now and then.
+Parsl's CondorProvider reports a held job as failed, and knows neither walltime nor GPUs. Here `condor_q -json` shows
+all jobs of the session by their attributes, and `condor_history` shows jobs that have left the queue. `condor_submit`
+only warns of an unknown setting, so a waiting job's reason repeats the warning. For a job that matches no slot,
+`condor_q -better-analyze` is run every few minutes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.factory import condor_ads, condor_description
+from stoker.manager.factory.allowed_nodes import placed
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, job_name
 from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
 from stoker.manager.factory.condor_ads import Ad, JobStatus
 from stoker.manager.factory.pacing import Listing, Pacer
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Site
 
@@ -33,10 +34,12 @@ log = logging.getLogger("stoker.factory")
 _AT_ONCE = 100
 _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
-"""After it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
+"""Seconds until an analysis without result is repeated: HTCondor may report `no match found` for a job that starts a
+moment later."""
 _UNSEEN_S = 180.0
-"""A negotiator runs every minute or two."""
-_NO_NEGOTIATOR = "the pool has no negotiator just now, so no job starts"
+"""Seconds without a negotiator's visit after which a waiting job's reason says so; a negotiator runs every minute or
+two."""
+_NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
 )
@@ -49,14 +52,14 @@ _NOT_NOW = re.compile(
     r"|try again",
     re.IGNORECASE,
 )
-"""Errors of condor_submit that say nothing about the job."""
+"""Errors of condor_submit that are not the job's fault: it may be submitted later."""
 _ADDRESS = re.compile(r"(?<=\d)\?[^>\s]*>")
-"""The end of `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
+"""The end of an address, from the `?` on: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
 _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' state.*)|Couldn't find/remove .*)$")
 
 
 class CondorBatch:
-    """`files`, and the block's `key`, travel with every job."""
+    """HTCondor's jobs. `files` and the block's key are transferred with each job."""
 
     def __init__(
         self,
@@ -83,15 +86,18 @@ class CondorBatch:
         self._warned: dict[str, str] = {}
         self._ran: set[str] = set()
         self._has_history = True
-        self._analyze_at, self._analysis = -math.inf, ""
+        self._analyze_at, self._analysis, self._analyzed = -math.inf, "", ""
         self._negotiator_at, self._negotiator = -math.inf, ""
 
     def submit(self, block: BlockId) -> str:
-        name = job_name(self._session, block)
-        script = condor_description.script(self._site, command=self._command(block))
+        return self.submit_placed(block, ANYWHERE)
+
+    def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
+        name, site = job_name(self._session, block), placed(self._site, allowed)
+        script = condor_description.script(site, command=self._command(block))
         keys = [os.path.relpath(self._key(block), self._folder)] if self._key is not None else []
         files = [*self._files, *keys]
-        text = condor_description.describe(self._site, session=self._session, block=block, files=files)
+        text = condor_description.describe(site, session=self._session, block=block, files=files)
         for suffix, content in (("sub", text), ("sh", script)):
             (self._folder / f"{name}.{suffix}").write_text(content, errors="surrogateescape")
         (self._folder / f"{name}.sh").chmod(0o700)
@@ -113,7 +119,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Removes jobs that HTCondor holds for good."""
+        """Return the jobs' statuses. Remove jobs that HTCondor holds permanently."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -140,7 +146,7 @@ class CondorBatch:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        # A job that is being removed counts until it is gone: its machine may not answer.
+        # A job is listed until its removal is complete, because its machine may not answer.
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._queue().items()
@@ -148,7 +154,6 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        """One command asks for all sources of the session."""
         ads = self._listing.read(self._ask_queue)
         return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
 
@@ -160,7 +165,6 @@ class CondorBatch:
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
     def _ends(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
-        """A job that the history does not know either is absent."""
         ads = self._history(jobs)
         memory_bytes = self._site.provider.memory_bytes
         for job in ads:
@@ -195,19 +199,20 @@ class CondorBatch:
             analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
             negotiator = self._negotiator if condor_ads.is_unseen(ad, for_s=_UNSEEN_S) else ""
             more = filter(None, (analysis, negotiator))
-            return msgspec.structs.replace(status, reason="; ".join([status.reason, *more]))
+            no_node = condor_ads.job_of(ad) == self._analyzed and condor_ads.suits_no_slot(analysis)
+            return msgspec.structs.replace(status, reason="; ".join([status.reason, *more]), no_node=no_node)
         if condor_ads.has_failed(ad) and ad.get(condor_description.BLOCK):
             lines = last_lines(self._folder, job_name(self._session, str(ad[condor_description.BLOCK])))
             return msgspec.structs.replace(status, reason=": ".join([status.reason, *filter(None, ["; ".join(lines)])]))
         return status
 
     def _analyze(self, job: str) -> None:
-        self._analyze_at = time.monotonic() + _ANALYZE_EVERY_S
+        self._analyze_at, self._analyzed = time.monotonic() + _ANALYZE_EVERY_S, job
         try:
             self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
             if not self._analysis:
                 self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
-        except BatchTrouble as error:  # in a large pool it may take too long
+        except BatchTrouble as error:  # in a large pool the analysis may take too long
             log.info("no analysis of job %s: %s", job, error)
 
     def _ask_negotiator(self) -> None:
@@ -235,13 +240,13 @@ def warnings(err: str) -> list[str]:
 
 
 def in_short(said: CommandResult) -> str:
-    """Return why a command failed, without the advice that may follow, and with addresses cut to host and port."""
+    """Return why a command failed, without HTCondor's advice, and with addresses cut to host and port."""
     error = _ADDRESS.sub(">", said.err.partition("Extra Info:")[0])
     return msgspec.structs.replace(said, err=error).words
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """A commit that failed gives its reason after the error of condor_submit."""
+    """Return the error of a submission. A failed commit's reason follows condor_submit's error."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

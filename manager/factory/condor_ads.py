@@ -1,9 +1,9 @@
-"""Readers of HTCondor's ads of our jobs: pure functions over `condor_q -json` and `condor_history -json`.
+"""Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job goes from RUNNING back to IDLE. It is removed and its block is over: an idle pool may leave it waiting
-for five minutes, and a new job wakes the negotiator at once. A held job is PENDING; after `HELD_S` it counts as ended.
-A pool may release held jobs within a second: `NumHolds` counts the holds that no query saw. A removed job stays in the
-queue until its machine answers. `NumJobStarts` does not tell whether a job has run: a killed shadow never writes it.
+An evicted job changes from RUNNING to IDLE. Its block ends, and the job is removed: an idle pool may let it wait for
+five minutes, but a new job wakes the negotiator at once. A held job counts as PENDING; after `HELD_S` it is removed. A
+pool may release held jobs within a second, so `NumHolds` counts holds that no query saw. A removed job stays in the
+queue until its machine answers. `NumJobStarts` does not prove that a job never ran: a killed shadow never writes it.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Sites that release held jobs do it within this time, or rarely."""
+"""Seconds for which a held job may be released: sites usually release jobs within this time, or never."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
     r"would match if drained",
 )
 _DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
-"""Resources by which a machine is divided into slots."""
+"""Resources of a machine that are divided among its slots."""
 _STUCK_S = 120.0
 _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
-"""VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
+"""VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
-"""VacateReasonCode: shadow and starter lost each other, the startd or its scratch folder failed, the slot is broken."""
+"""VacateReasonCode of jobs that lost their node: shadow and starter lost each other, the startd or its scratch folder
+failed, the slot is broken."""
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""VacateReasonCode: a slot did not start the job. A killed shadow leaves one, too."""
+"""VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves such a code."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""HoldReasonCode (or VacateReasonCode) and subcode of a job that took more than its slot has."""
+"""HoldReasonCode (or VacateReasonCode) and subcode of a job that used more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode: by a policy, or for what the job took; the words say which."""
+"""HoldReasonCode of jobs that a policy held, perhaps for their use of resources; the reason's text says which."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
-"""`[3]` of a condition, not of a list: `split(TARGET.CondorVersion)[1]`."""
+"""The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """REMOVED: to be removed, or (in the history) removed. SENDING: its output home."""
+    """HTCondor's job states. REMOVED: being removed; in the history: removed. SENDING: returning its output."""
 
     IDLE = 1
     RUNNING = 2
@@ -71,7 +72,7 @@ class JobStatus(enum.IntEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`remove`: from the queue; `force`: without waiting for its machine."""
+    """A job's status. `remove`: remove the job. `force`: do not wait for its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -79,7 +80,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def read_ads(text: str, *, command: str) -> list[Ad]:
-    """Read what a command printed with `-json`. Raises BatchTrouble."""
+    """Read the output of a command with `-json`. Raises BatchTrouble."""
     if not text.strip():
         return []
     try:
@@ -87,7 +88,7 @@ def read_ads(text: str, *, command: str) -> list[Ad]:
     except (ValueError, RecursionError) as error:
         raise BatchTrouble(f"{command} printed something that is not JSON ({error}): {text.strip()[:200]}") from None
     if not isinstance(ads, list) or not all(isinstance(ad, dict) and "ClusterId" in ad for ad in ads):
-        raise BatchTrouble(f"{command} printed something that is no list of job ads: {text.strip()[:200]}")
+        raise BatchTrouble(f"{command} printed something that is not a list of job ads: {text.strip()[:200]}")
     return ads
 
 
@@ -96,7 +97,8 @@ def job_of(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """`ran`: the job was seen running before. `memory_bytes`: the site file's setting, which HTCondor rounds."""
+    """Return the verdict on a job. `ran`: an earlier query saw it run. `memory_bytes`: of the site file; HTCondor
+    rounds it."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     status = _with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -104,7 +106,6 @@ def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: in
 
 
 def _with_hold(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
-    """Add the cause of a job's present hold, or of its last one (`prefix`: `Last`)."""
     cause = _cause(ad, prefix=prefix)
     if not cause:
         return status
@@ -130,7 +131,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
         case JobStatus.COMPLETED:
             return Verdict(ended(ad))
         case JobStatus.SENDING:
-            return Verdict(BatchJobStatus(BlockPhase.RUNNING, "sends its output home"))
+            return Verdict(BatchJobStatus(BlockPhase.RUNNING, "sends its output back"))
         case JobStatus.SUSPENDED:
             return Verdict(BatchJobStatus(BlockPhase.RUNNING, "suspended"))
         case _:
@@ -138,12 +139,12 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """The status of a job that has left the queue. A pool may remove held jobs by itself."""
+    """Return the status of a job that has left the queue. Some pools remove held jobs themselves."""
     how, loss = _how(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
-        elif how.startswith("held"):  # in which attributes is up to the version
+        elif how.startswith("held"):  # HTCondor's version decides which attributes exist
             prefix = "Last" if "HoldReasonCode" not in ad else ""
             status = BatchJobStatus(BlockPhase.ENDED, how, loss=loss_of_hold(ad, prefix=prefix))
             return _with_hold(status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -158,7 +159,7 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """True if an idle job has run, and was not held since. A refusal by a machine leaves a code, too."""
+    """True if an idle job has run, and was not held since. A rejection by a machine also leaves a code."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -166,7 +167,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_of_vacate(ad: Ad) -> LossReason:
-    """VACATED before version 24, which gives no code."""
+    """Return the loss; VACATED before HTCondor 24, which adds codes."""
     code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -178,12 +179,11 @@ def loss_of_vacate(ad: Ad) -> LossReason:
 
 
 def loss_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
-    """Return the loss of the pilot that ran. `prefix`: `Last` for a hold that is over."""
     return LossReason.OUT_OF_MEMORY if _cause(ad, prefix=prefix) == _MEMORY else LossReason.HELD
 
 
 def _cause(ad: Ad, *, prefix: str = "") -> str:
-    """Empty for a hold by a person, or for files in transfer."""
+    """Return the cause of a hold; empty for a person or a file transfer."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -203,13 +203,13 @@ def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
         took = f": the pilot used {show_bytes(used)}" if used else " for the pilot"
         return f"{has}{took}; raise [provider] memory in the site file"
     if cause == "disk":
-        return "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"
+        return "the pilot used more disk than the job had requested; raise [pilot] cache_size, which sets the request"
     if "permission denied" in str(ad.get("HoldReason") or ad.get("LastHoldReason")).lower():
         return (
-            "jobs run as users of the pool's own there, who may not use the session's folder; set [provider]"
+            "the pool runs jobs as its own users there, who may not use the session's folder; set [provider]"
             ' shared_files = false and [environment] kind = "packed" in the site file'
         )
-    return "mend what HTCondor says, in the site file or on its machines"
+    return "fix the cause that HTCondor names, in the site file or on its machines"
 
 
 def has_failed(ad: Ad) -> bool:
@@ -217,19 +217,19 @@ def has_failed(ad: Ad) -> bool:
 
 
 def is_unmatched(ad: Ad) -> bool:
-    """The job waits although a negotiator has looked for a slot."""
+    """True if a negotiator has found no slot for the waiting job."""
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
-    """No negotiator has looked at the job for so long. It looks at only one of several equal jobs."""
+    """True if no negotiator has considered the job for `for_s` seconds. Of equal jobs, a negotiator considers only
+    one."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
 
 
 def read_analysis(text: str) -> str:
-    """Read `condor_q -better-analyze`: how many slots a job's requirements rule out, and by which of their conditions.
-    Empty if slots suit. A divided machine counts with its free part; HTCondor 24.4 and later also look at the whole
-    machine."""
+    """Read `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions. Return an empty
+    text if slots match. HTCondor before 24.4 considers only the free part of a divided machine."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -244,13 +244,18 @@ def read_analysis(text: str) -> str:
             "" if of_machines or not any(_DIVIDED.search(part) for part in nowhere) else " with the resources free now"
         )
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
-    said += [f"{own} refuse it by their own"] if own else []
-    said += [f"{later} would suit, and are taken"] if later else []
+    said += [f"{own} refuse the job by their own requirements"] if own else []
+    said += [f"{later} would suit, but are taken"] if later else []
     return f"of {total[1]} slots {', '.join(said)}" if said else ""
 
 
+def suits_no_slot(analysis: str) -> bool:
+    """True if an analysis (`read_analysis`) says that the job's requirements exclude every slot."""
+    return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
+
+
 def _unmet(rows: Mapping[str, str]) -> list[str]:
-    """Return the smallest conditions that no slot meets, without the parts of a choice."""
+    """Return the smallest conditions that no slot meets, but no part of an `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -259,12 +264,11 @@ def _unmet(rows: Mapping[str, str]) -> list[str]:
 
 
 def _written_out(condition: str, text: str) -> str:
-    """The analysis writes `[0] && [1]`."""
     parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
     def part(number: re.Match[str]) -> str:
-        found = parts.pop(number[0], "")  # no condition holds itself
+        found = parts.pop(number[0], "")  # no condition contains itself
         return f"({found})" if re.search(r"&&|\|\||\?", found) else found or number[0]
 
     while parts:
@@ -279,7 +283,7 @@ def _how(ad: Ad) -> str:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
-        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # which of them is up to the version
+        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # HTCondor's version decides which one is set
         if ad.get("LastJobStatus") == JobStatus.HELD and held:
             return f"held by HTCondor: {_line(held)}"
         return f"removed {why}".strip()
@@ -289,7 +293,6 @@ def _how(ad: Ad) -> str:
 
 
 def _why_evicted(ad: Ad) -> str:
-    """`preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
     slot, loss = str(ad.get("LastRemoteHost") or ""), loss_of_vacate(ad)
     if loss is LossReason.NODE_LOST:
         what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
@@ -300,11 +303,11 @@ def _why_evicted(ad: Ad) -> str:
 
 
 def _rejected(ad: Ad) -> str:
-    """Why the negotiator has found no slot. The ad keeps an old reason after a match and an eviction."""
+    """Return why the negotiator found no slot. Ignore an old reason, from before a match and an eviction."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""
-    return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # where a negotiator numbers its diagnoses
+    return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # numbered diagnoses follow the bar
 
 
 def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:

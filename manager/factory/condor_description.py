@@ -1,13 +1,13 @@
-"""HTCondor's submit description of a block: pure text, from a site and a block's name. The less obvious lines:
+"""HTCondor's submit description of a block, as pure text. Reasons for its settings:
 
-- `should_transfer_files = IF_NEEDED` if files are shared: machines with another FileSystemDomain are not ruled out.
-- `transfer_output_files = ""`: by default HTCondor would send home every new file, including the object cache.
-- Nothing is streamed: HTCondor does not reconnect to jobs that stream after their access point was away.
+- `should_transfer_files = IF_NEEDED`: allows machines with another FileSystemDomain, too.
+- `transfer_output_files = ""`: otherwise HTCondor returns every new file, including the object cache.
+- No output is streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
 - HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
-- A job on hold never runs by itself: the factory removes it, and `periodic_remove` does if no factory is left. Jobs
-  that their owner holds (code 1), or that wait for their files (16), stay.
-- `job_lease_duration`: how long HTCondor believes that a job runs on a silent machine; by default 40 minutes.
-- `request_memory` is always there: HTCondor's own default is the size of the script, rounded up to 128 MB.
+- A held job never continues by itself. The factory removes it, or `periodic_remove` if no factory runs. Jobs held by
+  their owner (code 1) or waiting for files (16) remain.
+- `job_lease_duration`: how long HTCondor considers a job on a silent machine as running; 40 minutes by default.
+- `request_memory`: HTCondor's default is the size of the script, rounded up to 128 MB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.site import Site
 
 SESSION, SOURCE, BLOCK, WALLTIME = "StokerSession", "StokerSource", "StokerBlock", "StokerWalltime"
 BY_OWNER, SPOOLING = 1, 16
-"""HoldReasonCode: held by the user; while its files travel to the access point."""
+"""HoldReasonCode of a job that its owner holds, and of one that waits for input files."""
 
 _MEMORY_MB_A_CORE = 2048
 _HELD_S = 1800
@@ -31,7 +31,7 @@ _VACATE_S = 30
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """`files` travel with the job. Raises SubmissionRefused."""
+    """Return a block's submit description. `files` are transferred with the job. Raises SubmissionRefused."""
     name = job_name(session, block)
     lines = [
         "universe = vanilla",
@@ -55,14 +55,14 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """HTCondor gives a job neither PATH nor HOME: bash knows both."""
+    """Return the job's script. It sets PATH and HOME, which HTCondor omits."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
 
 
 def render(site: Site, *, session: str, block: str, command: str, files: Sequence[str] = ()) -> str:
-    """Return both files of a block, for a person to read. Raises SubmissionRefused."""
+    """Return a block's description and script as one text. Raises SubmissionRefused."""
     name = job_name(session, block)
     description = describe(site, session=session, block=block, files=files)
     program = script(site, command=command)
@@ -78,9 +78,9 @@ def quoted(text: str) -> str:
 
 
 def gpu_expression(kind: str) -> str:
-    """Return the ClassAd expression for a GPU type: one word, or several, of the device's name. `a10` is neither an
-    A100 nor an A10G; dashes, dots and underscores match any separator. No backslash: submit descriptions keep those in
-    strings as they are, and new ClassAds do not."""
+    """Return the ClassAd expression for a GPU type: words of the device's name. `a10` matches neither A100 nor A10G.
+    Dashes, dots and underscores match any separator. A backslash is impossible: submit descriptions keep it, new
+    ClassAds do not."""
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
@@ -90,7 +90,8 @@ def _transfer(files: Sequence[str], *, shared: bool) -> list[str]:
     for name in files:
         if re.search(r"[,\n]|^\s|\s$", name):
             raise SubmissionRefused(
-                f"HTCondor cannot transfer {name!r}: a comma, a line break, or a blank at an end of a file's name"
+                f"HTCondor cannot transfer {name!r}: its name has a comma, a line break, or a blank at an end; rename"
+                " it"
             )
     return [
         f"should_transfer_files = {'IF_NEEDED' if shared else 'YES'}",
@@ -139,5 +140,5 @@ def _ends(limit_s: int, options: Sequence[str]) -> list[str]:
 def _options(options: Sequence[str]) -> list[str]:
     for line in options:
         if re.match(r"\s*queue\b(?!\s*=)", line, re.IGNORECASE):
-            raise SubmissionRefused(f"[provider] options: {line!r}: Stoker submits one job a block; take the line away")
+            raise SubmissionRefused(f"[provider] options: {line!r}: Stoker submits one job a block; remove the line")
     return list(options)

@@ -1,8 +1,8 @@
-"""The factory's loop: orders from the manager to the sites' threads, their updates to the manager.
+"""The factory's loop: passes the manager's orders to the sites' threads, and their updates to the manager.
 
-It ends when the session does; when the manager is away for longer than the session's lease (it then cancels blocks
-that wait); and when another manager is back, with a factory that waits for this one's lock. Updates travel in numbered
-frames, which are kept until they are acknowledged, and are sent again after every (re)connect.
+The loop ends in three cases: the session ends; the manager is absent for longer than the session's lease, so waiting
+blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates travel
+in numbered frames, which are kept until acknowledged and sent again after every connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.protocol.wire import Outbox
-from stoker.site import ProviderKind, Site
+from stoker.site import EXCLUDES_NODES, ProviderKind, Site, cannot_exclude
 
 log = logging.getLogger("stoker.factory")
 
@@ -41,10 +41,11 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""Then a batch system that opens is trouble: imports and file reads have no limits."""
+"""If a batch system takes longer to open than these seconds, this is reported as trouble: imports and file reads have
+no time limit."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""Then an unanswered hello is repeated, and an absent manager is logged."""
+"""Seconds after which an unanswered hello is repeated, and a missing manager is logged."""
 
 
 class Ending(enum.IntEnum):
@@ -56,8 +57,6 @@ class Ending(enum.IntEnum):
 
 
 class FactoryLink:
-    """The connection to the manager (`dealer`), and the outbox."""
-
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         self.session = folder.read()
@@ -69,12 +68,14 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """True if there is a new connection, on which to `greet`. Raises SessionError if the manager refuses our
+        """True if the connection is new, which requires a `greet`. Raises SessionError if the manager rejects our
         key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
-            log.warning("who listens at %s is not the session's manager, or is just ending", self.dealer.address)
+            log.warning(
+                "the process that listens at %s is not the session's manager, or is exiting", self.dealer.address
+            )
         if self.dealer.refused:
             raise SessionError(
                 f"the manager of session {self.session.session} refused this factory's key; "
@@ -99,7 +100,7 @@ class FactoryLink:
         return out
 
     def tell(self, messages: Iterable[FactoryUpdate]) -> None:
-        """Send updates that must arrive: now, or when there is a connection."""
+        """Send updates now, or after the next connection."""
         batch = list(messages)
         if batch:
             sequence = self.outbox.next()
@@ -109,17 +110,17 @@ class FactoryLink:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """A restarted manager may listen elsewhere."""
+        """Read the manager's address again: a restarted manager may have another."""
         try:
             address = self._folder.read().address
-        except SessionError as error:  # the file is being replaced, or the file system is away: look again later
+        except SessionError as error:  # the file is being replaced, or the file system is away: read it again later
             log.debug("session file: %s", error)
             return
         self.dealer.move_to(address)
 
 
 class Factory:
-    """`parent`: the manager's process that started this one; `python_path`: where pilots import from."""
+    """A session's factory. `parent`: the manager's process id. `python_path`: import folders of pilots."""
 
     def __init__(
         self,
@@ -158,12 +159,14 @@ class Factory:
 
     def _worker(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
         def make() -> Batch:
-            # On the site's own thread: Parsl takes seconds to import on a busy node, and no other site waits for it.
+            # Import on the site's own thread, so that no other site waits for the import of Parsl.
             from stoker.manager.factory.batches import make_batch
 
             session = self._link.session.session
             return make_batch(site, session=session, folder=self._folder, python_path=python_path, shared=shared)
 
+        if not site.is_local and site.provider.kind not in EXCLUDES_NODES:
+            log.info("source %s: %s", name, cannot_exclude(site.provider.kind))
         keeper = BlockKeeper(
             name,
             make=make,
@@ -198,7 +201,7 @@ class Factory:
     def _turn(self) -> None:
         if self._link.came_back():
             if os.getppid() != self._parent:
-                log.info("the manager was started again, and with it another factory: this one leaves")
+                log.info("the manager was started again, with another factory: this factory exits")
                 self._ending = self._ending or Ending.OVER
                 return
             self._greet()
@@ -209,7 +212,7 @@ class Factory:
         if not self._link.dealer.connected:
             self._missing()
         elif self._hello_at is not None and time.monotonic() - self._hello_at > HELLO_LIMIT_S:
-            log.warning("the manager has not answered a hello for %.0f s: it is said again", HELLO_LIMIT_S)
+            log.warning("the manager has not answered a hello for %.0f s: the hello is sent again", HELLO_LIMIT_S)
             self._greet()
 
     def _greet(self) -> None:
@@ -229,7 +232,7 @@ class Factory:
                 continue
             updates.append(said)
             if isinstance(said, BlockUpdate):
-                if said.source:  # so that the manager can have it cancelled
+                if said.source:  # else no order to cancel the block would find its site
                     self._owners.setdefault(said.block, said.source)
                 if said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
                     revoke_block_key(self._folder, said.block)
@@ -244,12 +247,11 @@ class Factory:
                 self._link.tell([SourceTrouble(name, worker.keeper.trouble)])
             elif since is not None and now - since > OPEN_LIMIT_S and name not in self._stuck:
                 self._stuck.add(name)
-                text = f"its batch system has not opened for {OPEN_LIMIT_S:.0f} s; does a file system hang?"
+                text = f"its batch system has not been ready for {OPEN_LIMIT_S:.0f} s; does a file system hang?"
                 log.warning("source %s: %s", name, text)
                 self._link.tell([SourceTrouble(name, text)])
 
     def _hear(self, said: FactoryUpdate | BatchThreadEnded) -> None:
-        """On a site's thread."""
         self._said.append(said)
         os.eventfd_write(self._wake_fd, 1)
 
@@ -292,10 +294,9 @@ class Factory:
         for order in orders:
             if self._take(order.block, order.source):
                 worker = self._workers[order.source]
-                worker.tell(partial(worker.keeper.order, [order.block]))
+                worker.tell(partial(worker.keeper.order, [order.block], order.allowed))
 
     def _take(self, block: BlockId, source: str) -> bool:
-        """Note the source of a block; False if the session has no such source."""
         if source in self._workers:
             self._owners[block] = source
             return True
@@ -331,26 +332,26 @@ class Factory:
         away_s = time.monotonic() - self._link.dealer.lost_at
         if away_s > self._lease_s:
             reason = f"the manager has been away for {away_s:.0f} s"
-            log.warning("%s: blocks that wait are cancelled", reason)
+            log.warning("%s: waiting blocks are cancelled", reason)
             self._begin_end(Ending.MANAGER_AWAY)
             for worker in self._workers.values():
                 worker.tell(partial(worker.cancel_waiting, reason, self._end_limit_s))
         elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
             self._spoke_of_it = True
-            text = "no manager has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled"
+            text = "no manager has answered at %s for %.0f s: after %.0f s waiting blocks are cancelled"
             log.warning(text, self._link.dealer.address, away_s, self._lease_s)
 
     def _verdict(self) -> Ending:
         ending = self._ending or Ending.OVER
         for name in self._stopping:
-            log.error("source %s did not answer to the end", name)
+            log.error("source %s did not answer before the factory's end", name)
             kept = list(self._workers[name].keeper.blocks.values())
-            # One that is being submitted has no id yet, but a name.
+            # A job whose submission is in progress has no id yet, but a name.
             session = self._link.session.session
             self._left[name] = tuple(block.job or job_name(session, block.block) for block in kept)
         left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
         if left:
-            log.error("jobs that are still there, cancel them by hand: %s", "; ".join(left))
+            log.error("cancel the remaining jobs by hand: %s", "; ".join(left))
         if self._stopped and ending is Ending.OVER:
             note_jobs_left(self._folder.path / JOBS_LEFT, left)
             return Ending.JOBS_LEFT if left else ending
@@ -358,7 +359,7 @@ class Factory:
 
 
 def note_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """On a full disk the file is removed: an empty one would mean that there are none."""
+    """Write the jobs that still exist. On a full disk, remove the file: an empty file would mean no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

@@ -1,15 +1,15 @@
-"""Keeps the blocks of one site: submits, watches and cancels their jobs, and reports changes.
+"""Keeps the blocks of one site: submits, queries and cancels their jobs, and reports changes.
 
-Each step closes a part of the gap between the wanted state and the batch system's answers:
+Each step does up to four things:
 
-1. *Search* for jobs by their names: at the start, after a submission whose outcome is unknown, and every minute. Adopt
-   the job of a block that has none, and cancel a block's second job. Report the job of a block that the manager did not
-   name, because its journal lost a part.
-2. *Cancel* blocks, and again after a while if a cancellation had no effect.
-3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job that the batch system does not account for
-   is over when several listings lack it, or one listing after its cancellation.
-4. *Submit* one block, so that a cancellation does not wait for a hundred submissions. While the outcome of a submission
-   is unknown, nothing else is submitted.
+1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. Adopt the job of
+   a block without one; cancel a block's second job. Report jobs of blocks that the manager did not name: its journal
+   may have lost a part.
+2. *Cancel* blocks, and cancel again later if a cancellation had no effect.
+3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job counts as over after several listings
+   without it, or after one if it was cancelled.
+4. *Submit* one block, so that many submissions do not delay a cancellation. While a submission has an unknown outcome,
+   submit no other block.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from stoker.manager.factory.batch import (
     BatchJobStatus,
     BatchTrouble,
     CancelsByName,
+    NoNodeLeft,
     SubmissionRefused,
     Unanswered,
     UnnamedJob,
+    submit,
 )
 from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
-from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.retries import RetryPause
@@ -44,9 +46,9 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
 _LONGEST_PAUSE = 6.0
-"""After trouble, in polls."""
+"""The longest pause after an error, in polls."""
 _OVERDUE = 6.0
-"""By so many polls: then a query comes before submissions."""
+"""A query that is late by this many polls has priority over submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
 CANCEL_AGAIN_S = 30.0
@@ -56,8 +58,8 @@ MOST_UNANSWERED = 6
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report; `again`: why it was queued again; `is_unknown`: the manager
-    did not know it; `cancel`: the reason to cancel it."""
+    """A block that is not over. `told`: the last report. `again`: why its job was queued again. `is_unknown`: the
+    manager did not name it. `cancel`: the reason to cancel it."""
 
     block: BlockId
     job: str = ""
@@ -69,37 +71,38 @@ class KeptBlock:
     cause: str = ""
     advice: str = ""
     holds: int = 0
+    no_node: bool = False
     is_unknown: bool = False
     cancel: str = ""
     cancelled_at: float = 0.0
     tried: bool = False
+    allowed: AllowedNodes = ANYWHERE
 
     def is_to_cancel(self, now: float) -> bool:
-        """A first cancellation, or another one because the last had no effect."""
         if not self.cancel:
             return False
         return not self.job or not self.cancelled_at or now - self.cancelled_at >= CANCEL_AGAIN_S
 
 
 class Absences:
-    """Counts the listings in a row that lack a job.
+    """Counts the consecutive listings that lack a job.
 
-    One listing proves nothing: it may come from a cache, or be incomplete. The job is lost when `LISTINGS` in a row
-    lack it, over at least `lag_s` (0: one listing is proof).
+    One listing proves nothing: it may come from a cache. A job is lost after `LISTINGS` listings without it, over at
+    least `lag_s` (0: after one listing).
     """
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """How many listings in a row lacked a job, and the time of the first."""
+        """Of each job: the number of consecutive listings without it, and the time of the first."""
 
     def listed(self, job: Hashable) -> None:
-        """Or its end is known."""
+        """Forget the misses of a job that is listed or has ended."""
         self._missed.pop(job, None)
 
     def missed(self, job: Hashable) -> bool:
-        """True once that proves that there is no such job."""
+        """Count a listing without the job. Return True if it is lost."""
         now = self._clock()
         count, since = self._missed.get(job, (0, now))
         self._missed[job] = count + 1, since
@@ -110,8 +113,8 @@ class Absences:
 
 
 class BlockKeeper:
-    """The blocks of one site. `make` opens its batch system; `owners`: the site of each block; `was_tried`: whether an
-    earlier factory may have submitted a block. For one thread."""
+    """Keeps one site's blocks, on one thread. `make` opens the batch system. `owners`: the site of each block.
+    `was_tried`: True if an earlier factory may have submitted a block."""
 
     def __init__(
         self,
@@ -136,52 +139,51 @@ class BlockKeeper:
         self._pacer = pacer
         self._clock = clock
         self._over: dict[BlockId, BlockUpdate] = {}
-        """The end of each block: reported again to a manager that has lost it."""
+        """Ends of blocks, kept to be reported again if the manager loses them."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True once the manager has named its blocks. Before that every job looks like a stray."""
+        """True after the manager has named its blocks. Before that, every job would seem to have no block."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Submissions in a row without an answer, each of which may have made a hidden job, and the last output."""
+        """Consecutive submissions without an answer, each of which may have made a hidden job, and the last output."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
-        """Blocks that were submitted, with no answer and no job found: a job of theirs may still appear."""
+        """Blocks whose submission got no answer and whose job is unknown. Their jobs may still appear."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them: cancelled again at the end, to be sure."""
+        """Jobs that count as over because listings lack them. They are cancelled again at the end of the session."""
 
     # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """Compare with the blocks that the manager knows, at its start or after a break."""
+        """Compare our blocks with those that the manager knows, at its start or after a lost connection."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
             if id in self._over:
                 self._updates.append(self._over[id])
             elif id not in self.blocks:
-                self.blocks[id] = KeptBlock(id, block.job, block.phase)
+                self.blocks[id] = KeptBlock(id, block.job, block.phase, allowed=block.allowed)
                 if not block.job and self._was_tried(id):
                     self._unresolved.add(id)
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
-        if last is not None and last not in theirs:  # so that no number is given twice
+        if last is not None and last not in theirs:  # report it, so that the manager does not use its number again
             self._updates.append(self._over[last])
         if self.trouble:
             self._updates.append(SourceTrouble(self.name, self.trouble))
         self._sure, self._query_at = False, self._clock()
 
-    def order(self, blocks: Iterable[BlockId]) -> None:
-        """A repeated order counts once."""
+    def order(self, blocks: Iterable[BlockId], allowed: AllowedNodes = ANYWHERE) -> None:
         for id in blocks:
             if id in self._over:
                 self._updates.append(self._over[id])
             elif id not in self.blocks:
-                self.blocks[id] = KeptBlock(id)
+                self.blocks[id] = KeptBlock(id, allowed=allowed)
 
     def cancel(self, blocks: Iterable[BlockId], reason: str) -> None:
         for id in blocks:
@@ -192,7 +194,7 @@ class BlockKeeper:
         self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
 
     def due_in(self) -> float | None:
-        """Return the seconds until the next step; None = nothing to do before the next order."""
+        """Return the seconds until the next step; None = none before an order."""
         now = self._clock()
         if self._told and self._updates:
             return 0.0
@@ -212,7 +214,7 @@ class BlockKeeper:
             self._step()
         except (BatchTrouble, SubmissionRefused) as error:
             self._troubled(str(error))
-        except Exception as error:  # a provider's own fault: it must not stop the other blocks
+        except Exception as error:  # an error of one provider must not stop the other blocks
             log.exception("source %s", self.name)
             self._troubled(f"{type(error).__name__}: {error}")
         else:
@@ -222,14 +224,14 @@ class BlockKeeper:
         return updates
 
     def end(self, *, until: float) -> list[str]:
-        """Cancel every job of the session on this site; return the ids of jobs that are left at `until`."""
+        """Cancel every job of the session on this site. Return the ids of jobs that still exist at time `until`."""
         left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
         cancelled: set[str] = set()
         told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)
         while True:
             try:
                 batch = self._batch_system()
-                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # before any listing, which may lack jobs
+                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeat before listings, because they may lack jobs
                     self._cancel_named(batch, self._unresolved)
                     cancelled, told_at = set(), self._clock()
                 if left - cancelled:
@@ -279,7 +281,6 @@ class BlockKeeper:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
     def _query_waits_s(self) -> float:
-        """An overdue query needs only one token."""
         if self._pacer is None:
             return 0.0
         overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
@@ -307,33 +308,34 @@ class BlockKeeper:
         phases = {job: statuses[job].phase for job in strange if job in statuses}
         over = {job for job in strange if _is_over(statuses.get(job))}
         strays = []
-        # Of two jobs of a block the one that runs is kept, before one that waits or is over.
+        # Of two jobs of a block, keep a running one before a waiting or ended one.
         for job in sorted(strange, key=lambda job: (job in over, phases.get(job) is not BlockPhase.RUNNING)):
             kept = self.blocks.get(found[job])
             if kept is not None and not kept.job:
                 log.info("block %s: found as job %s", kept.block, job)
                 self._submitted(kept, job)
             elif kept is None and found[job] not in self._over and job not in over:
-                log.warning("block %s: job %s is of a block that the manager did not name", found[job], job)
+                log.warning("block %s: its job %s was found, but the manager did not name the block", found[job], job)
                 self.blocks[found[job]] = KeptBlock(found[job], job, BlockPhase.PENDING, is_unknown=True)
                 self._query_at = self._clock()
             elif job not in over:
                 strays.append(job)
         if strays:
-            log.warning("source %s: jobs %s are of no block that is wanted: cancelled", self.name, ", ".join(strays))
+            log.warning(
+                "source %s: jobs %s belong to no wanted block; they are cancelled", self.name, ", ".join(strays)
+            )
             batch.cancel(strays)
         self._resolve(set(found.values()))
         self._sure = True
         self._search_at = self._clock() + (self._poll_s if self._unresolved else SEARCH_EVERY_S)
 
     def _resolve(self, found: set[BlockId]) -> None:
-        """Note which submissions have made a job after all, and which certainly have not."""
         for block in sorted(self._unresolved):
             if block in found:
                 self._absences.listed(block)
                 self._unresolved.discard(block)
             elif self._absences.missed(block):
-                log.info("block %s: its submission has made no job", block)
+                log.info("block %s: its submission made no job", block)
                 self._unresolved.discard(block)
 
     def _is_mine(self, block: BlockId) -> bool:
@@ -354,7 +356,6 @@ class BlockKeeper:
             self._query_at = min(self._query_at, now + min(SOON_S, self._poll_s))
 
     def _cancel_named(self, batch: Batch, blocks: Collection[BlockId]) -> None:
-        """Cancel jobs that these blocks may have, and that no listing has shown."""
         if blocks and isinstance(batch, CancelsByName):
             log.info("source %s: jobs of %s are cancelled by their names", self.name, ", ".join(sorted(blocks)))
             batch.cancel_named(sorted(blocks))
@@ -373,7 +374,6 @@ class BlockKeeper:
         self._query_at = now + every_s
 
     def _is_certain(self, kept: KeptBlock, status: BatchJobStatus) -> bool:
-        """False if only this listing lacks the job."""
         if not status.absent:
             self._absences.listed(kept.job)
             return True
@@ -383,9 +383,9 @@ class BlockKeeper:
         return is_over
 
     def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
-        kept.cause, kept.advice, kept.holds = status.cause, status.advice, status.holds
+        kept.cause, kept.advice, kept.holds, kept.no_node = status.cause, status.advice, status.holds, status.no_node
         if status.phase is BlockPhase.ENDED:
-            by_us = kept.cancelled_at and status.reason != "done"  # whatever the batch system calls it
+            by_us = kept.cancelled_at and status.reason != "done"  # the batch system may report another reason
             kept.loss = None if by_us else status.loss
             self._end(kept, status.phase, f"cancelled: {kept.cancel}" if by_us else status.reason)
             return
@@ -408,11 +408,11 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # later blocks have one try, until one is answered
+        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # later blocks are submitted only once each
             text = (
                 f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
-                " found: it is not submitted again, because each try may have made a job that is hidden from Stoker;"
-                " look for such jobs in the queue and cancel them"
+                " found: the block is not submitted again, because each try may have made a job that Stoker does not"
+                " see; look for these jobs in the queue and cancel them"
             )
             self._end(kept, BlockPhase.REFUSED, text)
             return
@@ -420,8 +420,9 @@ class BlockKeeper:
         self._unresolved.add(kept.block)
         kept.tried = True
         try:
-            job = batch.submit(kept.block)
+            job = submit(batch, kept.block, kept.allowed)
         except SubmissionRefused as error:
+            kept.no_node = isinstance(error, NoNodeLeft)
             self._unresolved.discard(kept.block)
             self._unanswered, self._no_answer = 0, ""
             self._end(kept, BlockPhase.REFUSED, str(error))
@@ -452,7 +453,7 @@ class BlockKeeper:
     def _tell(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
         kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
         source = self.name if kept.is_unknown else ""
-        why = (kept.loss, source, kept.cause, kept.advice, kept.holds)
+        why = (kept.loss, source, kept.cause, kept.advice, kept.holds, kept.no_node)
         update = BlockUpdate(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
         self._updates.append(update)
         return update
@@ -477,7 +478,6 @@ class BlockKeeper:
 
 
 def _is_over(status: BatchJobStatus | None, *, cancelled: bool = False) -> bool:
-    """A job that the batch system does not account for is over if it was cancelled before."""
     return status is not None and status.phase is BlockPhase.ENDED and (cancelled or not status.absent)
 
 

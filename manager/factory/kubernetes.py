@@ -1,8 +1,7 @@
-"""Kubernetes, for the factory: a block is a pod, made by Parsl's KubernetesProvider.
+"""The factory's interface to Kubernetes: a block is a pod, made by Parsl's KubernetesProvider.
 
-Pods are found by their names, which the provider makes from the job's: `stoker-k3v9-b7.1f2e3d4c`. The provider does not
-know why a pod waits, or how it ended: this module reads that from the pod. The provider's pods restart forever: here a
-pod whose pilot has ended once is over, and is deleted.
+The provider derives a pod's name from the job's name: `stoker-k3v9-b7.1f2e3d4c`. This module reads from the pod why it
+waits and how it ended. The provider's pods restart forever, so this module deletes a pod after its pilot's first end.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from stoker.protocol.ids import BlockId
 from stoker.site import Provider, Site
 
 _GPU_LABEL = "nvidia.com/gpu.product"
-"""The label of NVIDIA's feature discovery for the kind of a node's GPUs."""
+"""The node label in which NVIDIA's feature discovery writes the GPU type."""
 _PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
 
 
 class KubernetesBatch:
-    """A job's id is the name of its pod."""
+    """Jobs as pods. A job's id is its pod's name."""
 
     def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
         self._session = session
@@ -69,7 +68,7 @@ class KubernetesBatch:
     def _ask(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
         try:
             return what(*args, **more)
-        except Exception as error:  # the client's errors cannot be imported where the client is missing
+        except Exception as error:  # the client's errors cannot be imported if the client is missing
             status = getattr(error, "status", 0)
             words = f"Kubernetes: {getattr(error, 'reason', '') or error}"
             if status and 400 <= status < 500 and status not in (408, 429):
@@ -78,7 +77,7 @@ class KubernetesBatch:
 
 
 class KubernetesClient:
-    """Adds a time limit for each request, and the walltime and GPU kind that Parsl's provider omits."""
+    """Adds a time limit to requests, and to pods the walltime and GPU type that Parsl's provider omits."""
 
     def __init__(self, client: Any, given: Provider) -> None:
         self._client = client

@@ -1,8 +1,8 @@
-"""PBS, LSF and Grid Engine: Parsl's providers submit, one listing shows all jobs.
+"""PBS, LSF and Grid Engine: Parsl's providers submit; one command lists all jobs.
 
-Parsl's providers know only the states of jobs that they have submitted themselves, and take a suspended job for
-cancelled (LSF) or failed (Grid Engine). The accounting (`qacct`, `bhist`) tells about a job that a listing lacks; if it
-does not, the job is absent, and only its output may say how it ended.
+Parsl's providers know only the states of their own jobs, and report a suspended job as cancelled (LSF) or failed (Grid
+Engine). For an unlisted job, the accounting (`qacct`, `bhist`) shows the end. Without it the job is absent, and only
+its output may show how it ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """`expected_at`: its start, on the wall clock (0: unknown). `failed`: its output may say more."""
+    """A listed job. `expected_at`: wall-clock time of its start (0: unknown). `failed`: its output may show the
+    cause."""
 
     name: str
     phase: BlockPhase
@@ -55,7 +56,7 @@ class ListedJob(msgspec.Struct, frozen=True):
     failed: bool = False
 
     def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """`now`: on the wall clock; `output`: the last lines that the job printed."""
+        """Return the job's status. `now`: wall-clock time. `output`: the job's last lines."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
@@ -66,7 +67,7 @@ Read = Callable[[str], dict[str, ListedJob]]
 
 
 def read_pbs(text: str) -> dict[str, ListedJob]:
-    """Read `qstat -x -f -F json`, between lines that a site adds. Raises ValueError for text without JSON."""
+    """Read the output of `qstat -x -f -F json`, also with a site's added lines. Raises ValueError without JSON."""
     start = re.search(r"^\s*\{", text, re.MULTILINE)
     answer: dict[str, Any] = {}
     if text.strip():
@@ -118,7 +119,7 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
 
 
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
-    """Read `qstat -xml`, between lines that a site adds. Raises ValueError for text that is not XML."""
+    """Read the output of `qstat -xml`, also with a site's added lines. Raises ValueError without XML."""
     found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner element has the same name
     try:
         tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
@@ -141,7 +142,7 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
 
 
 def read_qacct(text: str) -> ListedJob | None:
-    """Read `qacct -j ID`."""
+    """Read `qacct -j ID`'s output."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -157,8 +158,8 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """Read `bhist -l ID`."""
-    text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
+    """Read `bhist -l ID`'s output."""
+    text = re.sub(r"\n {10,}", "", text)  # bhist breaks lines anywhere
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
     found = re.search(r"Job Name <([^>]*)>", text)
@@ -178,7 +179,7 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""PBS lists such jobs itself (`qstat -x`)."""
+"""The command that shows a job's end, and its reader. PBS needs none: `qstat -x` lists ended jobs."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
@@ -237,12 +238,11 @@ class ListedBatch:
         return entry.status(now=time.time(), output=output)
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
-        """Return these jobs, or all jobs of this user that are not over."""
         match self._kind:
             case ProviderKind.PBS:
                 if jobs is None:
                     jobs = self._select([])
-                # PBS complains about a job that it has forgotten, and lists the others.
+                # PBS reports an error for a job that it has forgotten, but lists the other jobs.
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
                 return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
@@ -250,7 +250,6 @@ class ListedBatch:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
 
     def _select(self, options: list[str]) -> list[str]:
-        """Return jobs of this user that PBS lists as not over."""
         words = self._say(["qselect", "-u", getpass.getuser(), *options]).split()
         return [word for word in words if _PBS_ID.fullmatch(word)]
 
@@ -266,7 +265,7 @@ class ListedBatch:
                 self._accounting = False
                 log.warning("how jobs ended is not known from now on: %s", error)
                 break
-            # Grid Engine gives the numbers of old jobs to new ones.
+            # Check the name, because Grid Engine reuses the numbers of old jobs.
             if row is not None and row.name in ("", self._jobs.names.get(job, row.name)):
                 found[job] = row
         return found
@@ -275,8 +274,9 @@ class ListedBatch:
         text = self._say(words)
         try:
             return read(text)
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:  # not its usual output
-            raise BatchTrouble(f"{words[0]} has printed what cannot be read ({error}): {text[:80]!r}") from error
+        # The output has another form than expected.
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+            raise BatchTrouble(f"{words[0]} printed something that cannot be read ({error}): {text[:80]!r}") from error
 
     def _say(self, words: list[str]) -> str:
         said = self._jobs.commands.run(words)

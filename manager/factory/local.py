@@ -1,7 +1,7 @@
-"""This machine as a batch system, for a session that also uses others: a job is a process, its id a process id.
+"""This machine as a batch system, for a session that also uses real ones. A job is a process.
 
-A pilot outlives its factory. A later one finds it by its command line, which names session and block: a process id
-alone could belong to another program by then.
+A pilot survives its factory. A later factory finds it by session and block in its command line, because its process id
+may then belong to another program.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from stoker.protocol.ids import BlockId
 
 
 def started_by_shell(worker_init: str, command: str) -> str:
-    """The shell's process id is the pilot's."""
+    """Return a shell command in which the pilot replaces the shell."""
     return f"{worker_init}\nexec {command}" if worker_init else f"exec {command}"
 
 
 class LocalBatch:
-    """Output goes to `folder`, inside the session's; `worker_init`: shell text before the pilot."""
+    """Pilots on this machine. `folder`: for output. `worker_init`: shell code to run before the pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session
@@ -40,8 +40,8 @@ class LocalBatch:
 
     def submit(self, block: BlockId) -> str:
         name = job_name(self._session, block)
-        # Arguments of the shell, by which a later factory finds it before it becomes the pilot. What `worker_init`
-        # sources must not get them: conda's `activate` takes arguments for the name of an environment.
+        # By these arguments, a later factory finds the shell before it becomes the pilot. `set --` hides them from
+        # scripts that `worker_init` sources: conda's `activate` would read them as an environment's name.
         called = [name, PILOT, "--session", str(self._folder.parent), "--block", block]
         text = f"set --\n{started_by_shell(self._worker_init, self._command(block))}"
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
@@ -68,7 +68,7 @@ class LocalBatch:
                     os.kill(int(job), signal.SIGTERM)
 
     def find(self) -> Mapping[str, BlockId]:
-        # The command line of our own children is not theirs yet in the first moments.
+        # At first, our own children do not have their final command line.
         children = [job for job, process in self._started.items() if process.poll() is None]
         return {**dict(self._pilots()), **{job: self._blocks[job] for job in children}}
 

@@ -1,15 +1,12 @@
 """The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
-A session has one factory at a time, and it begins when the commands of the one before have ended. Two locks (flock) in
-the session folder ensure that.
+A session has one factory at a time. A new factory begins after the commands of the previous one have ended. Two locks
+(flock) in the session folder ensure this.
 
-- `factory.lock` is the factory's own. The second one waits: the first may be an orphan, and leaves when it finds that
-  the manager is back. A holder that does not leave within `TURN_LIMIT_S` is stuck, and is killed.
-- Every command of a batch system inherits `commands.lock`, and holds it even if its factory is dead. A submission that
-  is under way must be seen, not repeated: the new factory waits until the command has run for as long as a command may,
-  and then kills it.
-
-The manager shows the last line of factory.log until the factory says hello.
+- A factory holds `factory.lock`. A second factory waits for it: the first may be an orphan, which exits when it
+  connects to the new manager. A holder that does not exit within `TURN_LIMIT_S` is killed.
+- Every command of a batch system inherits `commands.lock`, and holds it even after its factory's death. A submission in
+  progress must not be repeated. So the new factory waits for the command's time limit, and then kills the command.
 """
 
 from __future__ import annotations
@@ -36,20 +33,21 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""For the factory before to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
+"""Seconds in which the previous factory must exit. Its end may take slightly longer than `factory.END_LIMIT_S`."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a factory until its session is over; return an `Ending`."""
     parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
-    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
+    parser.add_argument(
+        "--parent", type=int, default=os.getppid(), metavar="PID", help="process that starts it (its manager)"
+    )
     for option, limit_s, what in (
-        ("--turn-limit-s", TURN_LIMIT_S, "for the factory before to be gone"),
-        ("--end-limit-s", END_LIMIT_S, "for jobs to be gone at the end"),
+        ("--turn-limit-s", TURN_LIMIT_S, "limit for the previous factory to exit"),
+        ("--end-limit-s", END_LIMIT_S, "limit for jobs to end after the session"),
     ):
         parser.add_argument(option, type=float, default=limit_s, metavar="S", help=what)
     options = parser.parse_args(arguments)
@@ -58,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     keep_log(folder.path / "factory.log")
     # The client handles Ctrl-C in the user's terminal. SIGTERM ends the factory and leaves all jobs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log.info("a factory begins: pid %d, started by pid %d", os.getpid(), options.parent)
+    log.info("the factory starts: pid %d, started by pid %d", os.getpid(), options.parent)
     try:
         return _run(folder, options)
     except StokerError as error:
@@ -88,37 +86,37 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
 
 
 def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
-    """Become the session's only factory. False if the manager that started this process is gone first."""
+    """Become the session's only factory. Return False if our manager exits first."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if locks.take(descriptor):
         return True
     began = time.monotonic()
-    text = "another factory of the session is running, %s: waiting for it to leave, for %s at most"
+    text = "another factory of the session is running, %s: waiting for its exit, for %s at most"
     log.info(text, _who(file), show_seconds(limit_s))
     if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
         if os.getppid() != parent:
-            log.info("the manager that started this factory (pid %d) is gone: this one leaves", parent)
+            log.info("the manager that started this factory (pid %d) is gone: this factory exits", parent)
             return False
         for holder in locks.holders(file):
             if _MODULE in holder.words:
-                log.warning("%s has not left for %s: it is killed", holder, show_seconds(limit_s))
+                log.warning("%s has not exited for %s: it is killed", holder, show_seconds(limit_s))
                 with suppress(ProcessLookupError):
                     os.kill(holder.pid, signal.SIGKILL)
         if not _wait(descriptor, limit_s=_AFTER_KILL_S):
             raise SessionError(
                 f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
-                "begin; end what holds it by hand"
+                "start; kill the holder by hand"
             )
     log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
     return True
 
 
 def wait_for_commands(file: Path, *, limit_s: float) -> None:
-    """Wait until no command of a killed factory runs any more; from now on our commands hold the lock."""
+    """Wait until a killed factory's commands have ended, then take their lock for ours."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.take(descriptor):
         age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)
-        text = "a command of the factory before this one still runs, %s: waiting until it ends or has run for %s"
+        text = "a command of the previous factory still runs, %s: waiting until it ends or has run for %s"
         log.info(text, _who(file), show_seconds(limit_s))
         began = time.monotonic()
         if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)):
@@ -126,7 +124,7 @@ def wait_for_commands(file: Path, *, limit_s: float) -> None:
                 log.warning("%s has run for longer than %s: it is killed", holder, show_seconds(limit_s))
                 commands.kill_tree(holder.pid)
             if not _wait(descriptor, limit_s=_AFTER_KILL_S):
-                log.warning("that command does not end, %s: not waited for any longer", _who(file))
+                log.warning("that command does not end, %s: the factory waits no longer", _who(file))
                 os.close(descriptor)
                 return
         log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
@@ -148,7 +146,7 @@ def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lamb
 
 
 def _who(file: Path) -> str:
-    return ", ".join(map(str, locks.holders(file))) or "a process that cannot be seen from here"
+    return ", ".join(map(str, locks.holders(file))) or "a process that this host does not see"
 
 
 if __name__ == "__main__":

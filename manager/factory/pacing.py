@@ -1,7 +1,7 @@
-"""How often a batch system is asked: never more often than a strict site allows, counted over all sources of a session.
+"""Limits the requests to a batch system, over all sources of a session, to the rate that strict sites allow.
 
-The budget is a token bucket: with `poll = "10 s"` 36 requests at once and 3.8 a minute. A shorter poll asks for more,
-in proportion. Cancellations may take the last token; submissions and queries leave some for them.
+The budget is a token bucket: with `poll = "10 s"`, 36 requests at once, then 3.8 per minute; with a shorter poll more.
+Cancellations may use the last token; submissions and queries leave some.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""At once and each minute, for a poll of `_POLL_S`: within 40 and 4."""
+"""Requests at once and per minute, for a poll of `_POLL_S`: slightly below strict sites' limits of 40 and 4."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
-"""The next query waits this many polls if tokens are low, and this many times the duration of the last one."""
+"""The next query waits `_STRETCH` polls if less than half of the tokens are left, and at least `_SLOW` times as long as
+the last query took."""
 _ROUNDING = 1e-6
 _LEAST_WAIT_S = 0.01
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 class Pacer:
-    """A token bucket, for several threads."""
+    """A token bucket for several threads."""
 
     def __init__(
         self,
@@ -50,13 +51,12 @@ class Pacer:
             self._sleep(wait_s)
 
     def wait_s(self, *, leaving: float) -> float:
-        """Until a request could be made that leaves this many tokens."""
+        """Return the seconds until a request leaves this many tokens."""
         with self._lock:
             return self._until(leaving + 1.0)
 
     @property
     def is_low(self) -> bool:
-        """Half of the tokens are gone: work that can wait should."""
         with self._lock:
             self._fill()
             return self._level < self.burst / 2
@@ -73,7 +73,7 @@ class Pacer:
 
 
 def in_words(poll_s: float) -> str:
-    """Return the most that a session asks of its batch system: `3 requests a minute while its jobs run, …`."""
+    """Return the maximum rate: `3 requests a minute while its jobs run, …`."""
     pacer = Pacer(poll_s=poll_s, clock=lambda: 0.0)
     at_rest = min(60.0 / (_STRETCH * poll_s) + 1.0, 60.0 * pacer.per_s)
     return (
@@ -83,13 +83,13 @@ def in_words(poll_s: float) -> str:
 
 
 def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
-    """More when tokens are low, and when the last query took long."""
+    """Return the seconds between queries: more if few tokens are left, or if the last query took long."""
     stretch = _STRETCH if pacer is not None and pacer.is_low else 1.0
     return max(stretch * poll_s, _SLOW * took_s)
 
 
 class Listing(Generic[T]):
-    """The last answer of one command about all jobs. While one thread asks, the others wait for its answer."""
+    """The last output of one command about all jobs. One thread runs it; others wait for the output."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock
@@ -105,14 +105,11 @@ class Listing(Generic[T]):
             return self._said
 
     def forget(self) -> None:
-        """The queue was changed."""
         with self._lock:
             self._said = None
 
 
 class SharedBudget:
-    """Shared by the sources of one batch system: a budget of requests, and the last listing of all jobs."""
-
     def __init__(self, *, poll_s: float) -> None:
         self.pacer = Pacer(poll_s=poll_s)
         self.listing: Listing[Any] = Listing(fresh_s=self.pacer.listing_s)

@@ -1,8 +1,8 @@
-"""Parsl's providers without the rest of Parsl.
+"""Imports Parsl's providers without the other parts of Parsl.
 
-`import parsl` imports executors, monitoring and a database layer: seconds on a busy login node, and a submit script
-needs none of them. After `import_in_parts` the submodules of `parsl` are imported one by one; any other attribute of
-the package imports all of it first.
+`import parsl` imports executors, monitoring and a database layer, which takes seconds on a busy login node. After
+`import_in_parts`, submodules of `parsl` are imported separately. Any other attribute of the package imports it
+completely.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Parts(ModuleType):
-    """The package before it is imported as a whole."""
+    """The package `parsl` before its complete import."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -33,7 +33,7 @@ _lock = threading.RLock()
 
 
 def import_in_parts() -> None:
-    """No-op if Parsl is imported already, or not installed."""
+    """Prepare partial imports, unless Parsl is already imported or missing."""
     spec = importlib.util.find_spec("parsl") if "parsl" not in sys.modules else None
     if spec is None or spec.loader is None or spec.submodule_search_locations is None:
         return

@@ -1,8 +1,7 @@
-"""The command that starts a pilot, and the key pair of its block. The command holds no secret.
+"""The command that starts a pilot, and the key pair of its block. The command contains no secret.
 
-A block's key pair is made before its job is submitted, and removed when the block is over. A node has only the key of
-its own block, so a leak there opens no more than that block's place: the manager lets a block's key speak for pilots of
-that block alone (`manager.live.admission`).
+A block's key pair is made before its job is submitted, and removed after the block ends. A node has only its own
+block's key, which the manager accepts only for pilots of that block (`manager.live.admission`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 
 
 def issue_block_key(folder: SessionFolder, block: str) -> None:
-    """No-op if the block has one. Raises SessionError."""
+    """Make the block's key pair, if it has none. Raises SessionError."""
     file = folder.block_key_file(block)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -36,12 +35,12 @@ def issue_block_key(folder: SessionFolder, block: str) -> None:
             public, secret = curve_keypair()
             folder.write_block_key(block, KeyPair(public=public.decode(), secret=secret.decode()))
     except OSError as error:
-        text = f"the key of block {block} cannot be written: {error}; make room at {file.parent}"
+        text = f"the key of block {block} cannot be written: {error}; make room in {file.parent}"
         raise SessionError(text) from error
 
 
 def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
-    """The block's submission has begun, and it is not over."""
+    """True if the block's submission has begun and the block has not ended."""
     try:
         return folder.block_key_file(block).exists()
     except (OSError, SessionError):
@@ -49,13 +48,14 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
-    """The manager no longer accepts it."""
-    with suppress(OSError, SessionError):  # the file system is away: the block has no pilot any more
+    """Remove the block's key, so that the manager no longer accepts it."""
+    # The file system does not answer; no pilot of this block is left that could use the key.
+    with suppress(OSError, SessionError):
         folder.block_key_file(block).unlink(missing_ok=True)
 
 
 def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
-    """`python_path`: folders to import from."""
+    """Return the command. `python_path`: the pilot's import folders."""
     options = ["--block", block]
     if not site.is_local:
         options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
@@ -67,7 +67,8 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
     words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
     if site.engine is Engine.TASKVINE:
         words += [sys.executable, "-P", "-m", TASKVINE_PILOT, "--session", str(folder.path), "--site", site.name]
-        if site.provider.kind is not ProviderKind.LOCAL:  # workers need the host: a session may have moved
+        # The session may move to another host, so workers need the host's name.
+        if site.provider.kind is not ProviderKind.LOCAL:
             words += ["--host", interfaces.resolve(site.session.interface or interfaces.AUTO)]
         return shlex.join([*words, "--block", block])
     words += [site.environment.python or sys.executable, "-P", "-m", PILOT]
@@ -75,7 +76,7 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
 
 
 def walltime_s(site: Site) -> int:
-    """Rounded up to minutes, in which batch systems count."""
+    """Return the walltime, rounded up to minutes, the unit of batch systems."""
     return math.ceil(site.provider.walltime_s / 60) * 60
 
 
@@ -93,7 +94,7 @@ def pilot_options(pilot: Pilot) -> list[str]:
 
 
 def python_path() -> str:
-    """Return the folders outside its environment that this program imports from."""
+    """Return the folders outside its environment from which this program imports."""
     inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = []
     for entry in sys.path:

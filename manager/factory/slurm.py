@@ -1,9 +1,9 @@
-"""Slurm, for the factory.
+"""The factory's interface to Slurm.
 
-Parsl's SlurmProvider submits. It knows no reasons, start times, nodes or preemption, and takes a job that is not in
-`squeue` for completed. Here one `squeue` lists all jobs of this user. It may answer from a cache, so this module asks
-`scontrol` about each job that the list lacks, and about a cancelled job that the list still shows; then `sacct`. A job
-that neither knows is absent; its output may tell how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
+Parsl's SlurmProvider only submits: it reports a job that is missing in `squeue` as completed. Here one `squeue` lists
+all jobs of this user, perhaps from a cache. For a missing job, or a cancelled job that is still listed, this module
+asks `scontrol`, then `sacct`. If both lack the job, it is absent; its output may show how it ended ("CANCELLED AT ...
+DUE TO PREEMPTION").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.factory.submitting import Submitter
-from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.site import Site
 
@@ -29,11 +29,13 @@ _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""For more jobs, one `scontrol` shows all jobs of the cluster."""
+"""For more jobs than this, one `scontrol` shows all jobs of the cluster."""
 _AT_ONCE = 100
 
 
 class SlurmBatch:
+    """Slurm: submits by `sbatch` (`submitting.Submitter`, through Parsl's SlurmProvider), asks `squeue` and `sacct`."""
+
     def __init__(
         self,
         site: Site,
@@ -55,13 +57,16 @@ class SlurmBatch:
         self._again: dict[str, tuple[str, LossReason]] = {}
 
     def submit(self, block: BlockId) -> str:
+        return self.submit_placed(block, ANYWHERE)
+
+    def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
         try:
-            return self._jobs.submit(block)
+            return self._jobs.submit(block, allowed)
         finally:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Cancels jobs that Slurm holds for good."""
+        """Return the jobs' statuses. Cancel jobs that Slurm holds permanently."""
         rows = self._squeue()
         now = time.time()
         rows = rows | self._ask_each([job for job in jobs if self._is_doubtful(job, rows.get(job))])
@@ -79,7 +84,7 @@ class SlurmBatch:
                     row = msgspec.structs.replace(row, state="PREEMPTED")
                 output = self._jobs.output(job, row.name) if row.over else []
                 status = slurm_output.job_status(row, now=now, output=output)
-            statuses[job] = self._with_story(job, status, row)
+            statuses[job] = self._with_requeue_reason(job, status, row)
         return statuses
 
     def _is_doubtful(self, job: str, row: AccountedJob | None) -> bool:
@@ -87,8 +92,8 @@ class SlurmBatch:
             return True
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
-    def _with_story(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """Add why a job that has run waits again: only the accounting knows its earlier runs."""
+    def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
+        """Add why a job waits again after a run. Only the accounting knows earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
             words, loss = self._again.get(job) or self._why_again(job, row) or _VACATED
             self._forget(job)
@@ -103,7 +108,7 @@ class SlurmBatch:
         if job not in self._again:
             self._tries[job] = self._tries.get(job, 0) + 1
             found = self._why_again(job, row)
-            if found is None and self._tries[job] < _TRIES:  # accounting lags behind
+            if found is None and self._tries[job] < _TRIES:  # the accounting may show the run later
                 return msgspec.structs.replace(status, again="queued again by Slurm")
             self._again[job] = found or _VACATED
         words, loss = self._again[job]
@@ -114,7 +119,7 @@ class SlurmBatch:
             known.pop(job, None)
 
     def _preempted(self, jobs: list[str]) -> set[str]:
-        """Of jobs that ended well, return those that Slurm preempted: their pilots left within the grace time."""
+        """Return the completed jobs that Slurm preempted: their pilots exited within the grace time."""
         jobs = [job for job in jobs if job not in self._cancelled]
         if not jobs:
             return set()
@@ -151,7 +156,7 @@ class SlurmBatch:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """A name is not enough: another session of the same four letters submits in another folder."""
+        """Return the jobs of the session. Their folder distinguishes sessions with the same id."""
         found = {}
         folder = self._jobs.folder
         ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))
@@ -173,7 +178,6 @@ class SlurmBatch:
         return slurm_output.read_squeue(said.out)
 
     def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
-        """Ask slurmctld, then the accounting."""
         wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:

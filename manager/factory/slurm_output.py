@@ -1,7 +1,7 @@
-"""Readers of the output of Slurm's commands (pure). Formats as in Slurm 22.05 and later; other lines are ignored.
+"""Pure readers of the output of Slurm's commands. Formats as in Slurm 22.05 and later; other lines are ignored.
 
-Plain formats, not `--json`: the JSON of `squeue` differs between releases in its types, ignores every filter in some of
-them, and needs a plugin that not all sites install.
+`--json` is not used: the JSON of `squeue` changes its types between releases, ignores filters in some, and needs an
+optional plugin.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ _NEVER = (
     (r"\w*MaxGRES\w*PerJob\w*", "gpus is more than is allowed there; lower [provider] gpus"),
     (r"\w*MaxCpu\w*PerJob\w*", "cores is more than is allowed there; lower [provider] cores"),
     (r"\w*MaxMem\w*PerJob\w*", "memory is more than is allowed there; lower [provider] memory"),
-    (r"BadConstraints", "no node has what [provider] constraint, cores, memory and gpus ask for; change them"),
+    (r"BadConstraints", "no node matches [provider] constraint, cores, memory and gpus; change them"),
     (r"InvalidAccount|AccountNotAllowed", "the account may not be used there; change [provider] account"),
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
     (r"PartitionInactive|PartitionDown", ""),
 )
-"""Reasons of a pending job that stay until a person changes something, and what to change."""
+"""Reasons that keep a job pending until a person changes a setting, and that setting."""
+_NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.are.DOWN", re.IGNORECASE)
+"""Reasons of a pending job that may run on none of the nodes that are up."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
 
 
 def advice_on_pending(reason: str) -> str:
-    """Return a pending job's reason, with advice if it does not end by itself."""
+    """Return a pending job's reason, with advice if it is permanent."""
     word = reason.partition(",")[0].strip()
     for pattern, what in _NEVER:
         if re.fullmatch(pattern, word):
-            return f"{reason}: the job never starts like this: {what}" if what else f"{reason}: {_PARTITION}"
+            return f"{reason}: the job never starts with these settings: {what}" if what else f"{reason}: {_PARTITION}"
     return reason
 
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
-"""`%F`: all tasks of an array have the id that sbatch gave."""
+"""`%F`: for all tasks of an array, the id that sbatch printed."""
 PREEMPTED = "ArrayJobID:24,PreemptTime:24"
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
@@ -62,7 +64,7 @@ _DUE_TO = {"PREEMPTION": "preempted by Slurm", "TIME LIMIT": "out of walltime", 
 _CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO (.+?)\s*\*\*\*")
 _FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName|ArrayJobId|StartTime)=(\S*)")
 _COMMA = re.compile(r",(?![^\[]*\])")
-"""Between two nodes; not the one in `n[1,3]`."""
+"""A comma between two nodes, but not inside `n[1,3]`."""
 _NONE = {"", "None", "N/A", "(null)", "Unknown"}
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 _HELD_FOR = re.compile(r"launch.failed.requeued.held|job.requeued.in.held.state|JobHoldMaxRequeue", re.IGNORECASE)
@@ -76,8 +78,8 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """`state`: Slurm's long word; `exit_code` as `1:0` (code and signal); `start` on the wall clock; `folder`: the
-    first line of the folder that it was submitted in."""
+    """A row about a job. `state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`: wall-clock
+    time. `folder`: the submission folder's path, until its first line break."""
 
     job: str
     state: str
@@ -102,7 +104,7 @@ class AccountedJob(msgspec.Struct, frozen=True):
 
 
 def read_squeue(text: str) -> dict[str, AccountedJob]:
-    """An array is one job, with the state of its liveliest task."""
+    """Read squeue's output. An array is one job, with the state of its most active task."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
@@ -116,7 +118,7 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
 
 
 def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
-    # A task that runs, one that waits, one that is over; of ended ones one that failed.
+    # Order: running, waiting, ended; of ended tasks, failed ones first.
     first, second = sorted(
         (one, other),
         key=lambda row: (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2, row.state == "COMPLETED"),
@@ -139,7 +141,7 @@ def read_sacct(text: str) -> dict[str, AccountedJob]:
 
 
 def read_scontrol(text: str) -> dict[str, AccountedJob]:
-    """Read `scontrol show job -o`, a line for each job. An array is one job here too."""
+    """Read `scontrol show job -o`, one line per job. An array is one job."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         found: dict[str, str] = {}
@@ -165,14 +167,15 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
         if row.is_held_for_good:
-            words = reason.replace("_", " ")  # squeue and scontrol spell a reason differently
+            words = reason.replace("_", " ")  # squeue and scontrol differ: blanks or underscores
             return BatchJobStatus(BlockPhase.ENDED, f"held by Slurm: {words}")
         if reason in _HELD_BY_A_PERSON:
             reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
-        if expected_in_s > _TOO_FAR_S:  # behind a job without a time limit, which Slurm counts as a year
+        if expected_in_s > _TOO_FAR_S:  # the job waits for a job without a time limit, which Slurm counts as a year
             expected_in_s = 0.0
-        return BatchJobStatus(BlockPhase.PENDING, advice_on_pending(reason), expected_in_s)
+        no_node = _NO_NODE.match(reason) is not None
+        return BatchJobStatus(BlockPhase.PENDING, advice_on_pending(reason), expected_in_s, no_node=no_node)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
@@ -181,7 +184,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
-    """Slurm does not know the job: its output may still tell how it ended."""
+    """Return the status of a job that Slurm does not know. Its `output` may show its end."""
     said = due_to(list(output))
     return BatchJobStatus(
         BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said), absent=not said
@@ -189,7 +192,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm queued a job again, if known. `sacct`: a row for each run of the job, oldest first."""
+    """Return why Slurm queued a job again, if known. `sacct`: its output, one row per run, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
@@ -203,7 +206,7 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
 
 
 def due_to(output: list[str]) -> str:
-    """Return how a job ended, if Slurm wrote that below the job's output."""
+    """Return how a job ended, if Slurm wrote this below the output."""
     for line in reversed(output):
         found = _CANCELLED.search(line)
         if found:
@@ -212,13 +215,13 @@ def due_to(output: list[str]) -> str:
 
 
 def read_preempted(text: str) -> set[str]:
-    """Read `squeue -h -O PREEMPTED`: the jobs that Slurm preempted."""
+    """Return the preempted jobs in `squeue -h -O PREEMPTED`."""
     rows = (line.split() for line in text.splitlines())
     return {row[0] for row in rows if len(row) == 2 and row[1] not in _NONE}
 
 
 def lost_nodes(sinfo: str) -> list[str]:
-    """Read `sinfo -h -N -o "%N|%T"`: nodes that are down or do not answer (a `*` after their state)."""
+    """Return the nodes in `sinfo -h -N -o "%N|%T"` that are down or do not answer (a `*` after the state)."""
     rows = (line.strip().split("|") for line in sinfo.splitlines())
     lost = [row[0] for row in rows if len(row) == 2 and (row[1].startswith(("down", "fail")) or row[1].endswith("*"))]
     return list(dict.fromkeys(lost))

@@ -1,13 +1,13 @@
 """Submission through Parsl's providers to Slurm, PBS, LSF and Grid Engine.
 
-Every command and script of a provider passes through `BoundedProvider`, between the provider and its base class:
+`BoundedProvider` changes the commands and scripts of each provider:
 
-- commands are bounded in time, and run in the folder of submit scripts;
-- scripts are named without a path, so a session folder with blanks, quotes or line breaks in its name works;
-- the job's name is ours: Parsl appends the time to it, and then a job cannot be found by its name;
-- no command runs while a provider is made: SlurmProvider calls `sacct` then.
+- Commands have a time limit, and run in the folder of submit scripts.
+- Scripts are named without a path, because the session folder's name may contain blanks or quotes.
+- Jobs have our names: Parsl appends the time, so jobs could not be found by name.
+- Making a provider runs no command: SlurmProvider would call `sacct`.
 
-The last lines of a script's head are the site's own `options`: a batch system uses the last of two equal settings.
+The site's own `options` are the last lines of a script's head, because the last of two equal settings counts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from parsl.providers.errors import ExecutionProviderException
 
 from stoker import site_options
 from stoker.errors import ConfigError
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob, job_name
+from stoker.manager.factory.allowed_nodes import placed
+from stoker.manager.factory.batch import BatchTrouble, NoNodeLeft, SubmissionRefused, Unanswered, UnnamedJob, job_name
 from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.pilot_command import walltime_s
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes
 from stoker.protocol.ids import BlockId
 from stoker.site import Provider, ProviderKind, Site
 
@@ -44,19 +46,19 @@ _SENTENCES = {
 _LINES = {
     ProviderKind.SLURM: re.compile(r"(\d+)(?:;\S+)?"),  # sbatch --parsable, with the cluster's name
     ProviderKind.PBS: re.compile(r"(\d+(?:\[\])?(?:\.[A-Za-z][\w.-]*)?)"),
-    ProviderKind.GRID_ENGINE: re.compile(r"(\d+)(?:\.\d+-\d+:\d+)?"),  # -terse; an array names its tasks
+    ProviderKind.GRID_ENGINE: re.compile(r"(\d+)(?:\.\d+-\d+:\d+)?"),  # -terse; an array also prints its tasks
 }
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
-    """Return the id in the batch system's own sentence, between lines of the site; empty if not certain."""
+    """Return the job id from the batch system's usual sentence; empty if uncertain."""
     found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
     return str(found.pop()) if len(found) == 1 else ""
 
 
 def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
-    """Empty if not certain."""
+    """Return the job id that stands alone on a line; empty if uncertain."""
     pattern = _LINES.get(kind)
     lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
     found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
@@ -72,18 +74,22 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
-"""The scheduler may have taken the job."""
+"""Errors after which the scheduler may have accepted the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""`sbatch` waits for room in Slurm's queue, or gives up. Slurm has taken no job."""
+"""`sbatch` waits for a place in Slurm's queue, or fails. Slurm has not accepted the job."""
 _FULL = re.compile(
-    # Slurm names the limit; before 20.11 it did not, and its sentence names all of them.
+    # Slurm names the limit since 20.11; earlier versions name all limits in one sentence.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
     r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
     r"|pending (job|slot)s? (threshold|limit)"  # LSF
     r"|only \d+ jobs are allowed",  # Grid Engine
     re.IGNORECASE,
 )
-"""Too many jobs, of this user or of all: the same job is accepted after others have ended."""
+"""Errors about too many jobs, of this user or of all users. The same job is accepted after other jobs have ended."""
+
+
+_NO_NODE = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
+"""Errors of `sbatch` if no node remains, or if `--exclude` or `--nodelist` names a node that Slurm does not have."""
 
 
 def is_not_now(words: str) -> bool:
@@ -91,7 +97,7 @@ def is_not_now(words: str) -> bool:
 
 
 def advice_on_submission(words: str) -> str:
-    """Return the error of a submission that may succeed later, with advice if a limit is the cause."""
+    """Return the text of a temporary submission error, with advice about limits."""
     if _WAITS_FOR_ROOM.search(words):
         return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm takes jobs"
     if _FULL.search(words):
@@ -106,8 +112,6 @@ def advice_on_submission(words: str) -> str:
 
 
 class Submitter:
-    """Scripts and output in `folder` have the jobs' `names`."""
-
     def __init__(
         self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str], pacer: Pacer | None = None
     ) -> None:
@@ -117,26 +121,29 @@ class Submitter:
         self.commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self.names: dict[str, str] = {}
         self._command = command
+        self._site = site
         self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
 
-    def submit(self, block: BlockId) -> str:
-        """Raises SubmissionRefused, BatchTrouble."""
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
+        """Submit a block's job. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self.session, block)
-        job = self._submit(name, self._command(block))
+        provider = self._provider
+        if allowed != ANYWHERE:
+            provider = provider_of(placed(self._site, allowed), shell=self.commands.shell, folder=self.folder)
+        job = self._submit(provider, name, self._command(block))
         self.names[job] = name
         return job
 
     def output(self, job: str, name: str = "") -> list[str]:
-        """`name`: the job's, if it was submitted by another process."""
+        """Return a job's last lines of output. `name`: needed for jobs of other processes."""
         name = self.names.get(job, name)
         return last_lines(self.folder, name) if name else []
 
-    def _submit(self, name: str, command: str) -> str:
-        provider = self._provider
+    def _submit(self, provider: Any, name: str, command: str) -> str:
         provider.begin(name)
         try:
             provider.submit(command, 1, name)
-            why = "has not said why"
+            why = "gave no reason"
         except Unanswered as error:
             if _WAITS_FOR_ROOM.search(str(error)):
                 raise BatchTrouble(advice_on_submission(str(error))) from error
@@ -146,30 +153,30 @@ class Submitter:
         said = provider.said
         if said is None:
             raise SubmissionRefused(f"{provider.label}: {why}")
-        # Parsl takes some line of a banner for the id.
+        # Read the id here, because Parsl may mistake a line of a banner for it.
         if job := job_id_in_sentence(self._kind, said.out) or job_id_in_sentence(self._kind, said.err):
             return job
         words, job = said.words, job_id_on_own_line(self._kind, said.out)
         if job and said.code == 0:
             return job
         if job or said.code == 0:
-            raise UnnamedJob(f"its output shows no certain job id: {words}")
+            raise UnnamedJob(f"its output has no clear job id: {words}")
         if _NO_ANSWER.search(words):
             raise Unanswered(words)
         if is_not_now(words):
             raise BatchTrouble(advice_on_submission(words))
-        raise SubmissionRefused(words)
+        raise NoNodeLeft(words) if _NO_NODE.search(words) else SubmissionRefused(words)
 
 
 # ---- Parsl's providers
 
 
 class NotSubmitted(Exception):
-    """A script was only rendered."""
+    """Raised after a script was only rendered."""
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
-    """Without a `shell` scripts are only rendered (`text`)."""
+    """A provider with a time limit on commands. Without `shell`, it only renders scripts (`text`)."""
 
     shell: Callable[[str], CommandResult] | None = None
     job = ""
@@ -181,8 +188,8 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         self.job, self.said = job, None
 
     def execute_wait(self, cmd: str, timeout: float | None = None) -> tuple[int, str, str]:
-        """Raises BatchTrouble when the command does not answer in time."""
-        del timeout  # the site's limit holds
+        """Run a command. Raises BatchTrouble if it does not answer in time."""
+        del timeout  # the site's limit applies
         if self.shell is None:
             if self.text:
                 raise NotSubmitted
@@ -193,12 +200,12 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
         return self.said.code, self.said.out, self.said.err
 
     def _write_submit_script(self, template: str, script_filename: str, job_name: str, configs: dict[str, Any]) -> None:
-        del job_name  # has the time appended
+        del job_name  # Parsl has appended the time to this name
         out, err = f"{self.job}.out", f"{self.job}.err"
         ours = {"submit_script_dir": ".", "job_stdout_path": out, "job_stderr_path": err, "jobname": self.job}
         self._given = script_filename
         text = Template(template).substitute({**configs, **ours})
-        # LSF and Grid Engine
+        # These names are in scripts of LSF and Grid Engine.
         self.text = text.replace(f"./{self.job}.submit.stdout", out).replace(f"./{self.job}.submit.stderr", err)
         if self.shell is not None:
             (Path(self.script_dir) / f"{self.job}.sh").write_text(self.text, errors="surrogateescape")
@@ -223,10 +230,10 @@ class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
 
 
 class OnEachNode(Launcher):  # type: ignore[misc]
-    """Starts one pilot a node of the block.
+    """Starts one pilot per node of the block.
 
-    On one node the pilot replaces the batch shell: it gets Slurm's SIGTERM KillWait before the kill (tried: scancel,
-    REQUEUE, CANCEL), and works through a GraceTime, at whose beginning a step would get the signal.
+    On one node, the pilot replaces the batch shell. So Slurm's SIGTERM comes KillWait seconds before the kill (tested
+    with scancel, REQUEUE, CANCEL). In a step it would come when a GraceTime begins, in which the pilot still works.
     """
 
     def __init__(self, provider: Provider) -> None:
@@ -242,7 +249,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
             case ProviderKind.SLURM:
                 cores = f" --cpus-per-task={self.provider.cores}" if self.provider.cores else ""
                 each = f"--nodes={nodes_per_block} --ntasks={nodes_per_block} --ntasks-per-node=1{cores}"
-                # --export: with NONE in a site's options the steps would have no PATH.
+                # --export: with NONE in a site's options, steps have no PATH.
                 return f"exec srun {each} --export=ALL --kill-on-bad-exit=0 --wait=0 {command}"
             case ProviderKind.PBS:
                 return f'cd "$PBS_O_WORKDIR"\nexec pbsdsh -- /bin/bash -c {again}'
@@ -255,7 +262,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
 
 
 def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
-    """Without a shell it only renders. Raises ConfigError."""
+    """Return the site's provider; without `shell`, one for rendering. Raises ConfigError."""
     make = _MAKERS.get(site.provider.kind)
     if make is None:
         raise ConfigError(f"site {site.name}: {site.provider.kind.value} takes no submit script")
@@ -267,7 +274,7 @@ def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = No
 
 
 def render(site: Site, *, job: str, command: str) -> str:
-    """Return the script that `submit` would give to the batch system. Raises ConfigError."""
+    """Return the script that `submit` would use. Raises ConfigError."""
     provider = provider_of(site)
     provider.begin(job)
     try:
@@ -329,13 +336,13 @@ def _lsf(given: Provider, walltime: str) -> BoundedProvider:
         project=given.account or None,
         queue=given.queue or None,
         nodes_per_block=given.nodes,
-        request_by_nodes=False,  # an LSF without its HPC additions refuses -nnodes
+        request_by_nodes=False,  # LSF without its HPC additions rejects -nnodes
         cores_per_block=cores * given.nodes,
         cores_per_node=cores,
         walltime=walltime,
         scheduler_options="\n".join(head),
         worker_init=given.worker_init,
-        bsub_redirection=True,  # without it LSF does not read the head of the script
+        bsub_redirection=True,  # otherwise LSF does not read the head of the script
         launcher=OnEachNode(given),
     )
     provider.scheduler_options += _lines(given)
@@ -377,7 +384,7 @@ def _mebibytes(given: Provider) -> int:
 
 
 def _word(value: str) -> str | None:
-    """Quote a value for a line of `#SBATCH`, where blanks end it and `#` begins a comment."""
+    """Quote a value for a line of `#SBATCH`, where a blank ends a value and `#` begins a comment."""
     if not value:
         return None
     return value if not set(value) & set(" \t'\"#\\") else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,5 +1,5 @@
-"""The manager's live shell: sockets, clock, journal and history around the pure core.
+"""Run the pure core with sockets, a clock, a journal and a history.
 
-`server` is the one loop, `doors` its socket, `journal` what survives a killed manager. `compaction` keeps the journal
-small with a `snapshot` of the core; `comeback` makes a manager of both, `replay` a core for people to ask.
+`server` is the loop, `sockets` its socket. `compaction` shortens the journal with a `snapshot` of the core. `restore`
+restores a manager from both, `replay` a core to inspect.
 """

@@ -1,7 +1,7 @@
-"""Whose key a peer has proven, for which pilots a block's key may speak, and how many peers may be silent.
+"""Check the keys of peers, and limit the connections that prove no key.
 
-A stranger could take every descriptor of the manager with silent connections, so their number has a limit. For one too
-many, the oldest of the address that has the most of them is cut. An honest peer proves its key within milliseconds.
+A stranger's silent connections could use all descriptors. Above a limit, the manager cuts the oldest unproven
+connection of the address with the most.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ log = logging.getLogger("stoker.manager")
 
 _AGAIN_S = 0.2
 KEPT_FREE = 64
-"""Descriptors that connections leave to the manager itself: files, processes, the lease."""
+"""Descriptors reserved for the manager itself: files, processes, the lease."""
 _LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """CLIENT has the session's client key; PILOT the key of a block, or the session's pilot key."""
+    """CLIENT has the session's client key; PILOT a block's key, or the session's pilot key."""
 
     CLIENT = "client"
     PILOT = "pilot"
 
 
 class User(msgspec.Struct, frozen=True):
-    """The owner of a key. `block`: whose pilots it may speak for; empty: any."""
+    """The owner of a key. `block`: only this block's pilots may use the key; empty = all pilots."""
 
     role: Role
     block: str = ""
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why a key of this block may not speak for this pilot, if it may not."""
+    """Return why a block's key may not send for this pilot, or ""."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -126,14 +126,15 @@ Peer = tuple[str, int]
 
 
 class UnprovenConnections:
-    """Raises SessionError if this process may open too few files."""
+    """Connections that have proved no key. Raises SessionError if this process may open too few files."""
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
         if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and all programs and pilots would wait forever
             raise SessionError(
-                f"a process may open {limit} files here (ulimit -n), and the manager needs at least "
-                f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise it, for example: ulimit -n 1024"
+                f"a process may open {limit} files here (ulimit -n), but the manager needs at least "
+                f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise the limit, for example: ulimit -n"
+                " 1024"
             )
         self.places: UnprovenPlaces[int] = UnprovenPlaces(most=max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2)))
         self._ceiling = limit - KEPT_FREE
@@ -142,7 +143,6 @@ class UnprovenConnections:
         self.cut = 0
 
     def accepted(self, descriptor: int) -> None:
-        """If the connection is one too many, cut another or this one."""
         self.settled(descriptor)
         peer = _peer_of(descriptor)
         if peer is None:
@@ -156,17 +156,16 @@ class UnprovenConnections:
             _shut(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
-                address, f"{address} opens connections and proves no key: the oldest of {known} was cut"
+                address, f"{address} opens connections without proving a key: the oldest of {known} was closed"
             )
 
     def settled(self, descriptor: int) -> None:
-        """A connection has proven its key, or is closed."""
         if self.places.remove(descriptor):
             del self._peers[descriptor]
 
 
 def _peer_of(descriptor: int) -> Peer | None:
-    """Without a new descriptor. None if the connection is closed already."""
+    """Return a connection's peer, or None if closed. Opens no descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
@@ -181,7 +180,7 @@ def _peer_of(descriptor: int) -> Peer | None:
 
 
 def _shut(descriptor: int, peer: Peer) -> None:
-    """End a connection, unless its number belongs to another by now."""
+    """Shut a connection down, unless its descriptor was reused."""
     if _peer_of(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)

@@ -1,9 +1,8 @@
-"""Where the core's questions about costs go: the history of earlier sessions, and the advisor process.
+"""Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. It is started a while after the first question, since a short session is over
-before an answer would help, and again when it dies. Its unanswered questions are then asked once more, one at a time,
-until one is answered; a question that was with it at two deaths is dropped. Questions and answers are small messages on
-a socket pair, on which neither side waits for the other.
+The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, because a short
+session needs no answer, and again when it dies. Open questions are then repeated one at a time until an answer arrives;
+a question that was open at two deaths is dropped.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import AvailabilityStore, DeviceSet, Estimate, PerformanceStore
 from stoker.manager.core import events
 from stoker.manager.core.events import About, AdviceArrived, AskAdvice, ContextAdvice, OfContext, OfPace
+from stoker.manager.live.node_store import NodeStore
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
 
@@ -36,12 +36,12 @@ MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 2.0
 PAUSE_S = 2.0
-"""From the start of an advisor that died to the next; doubles while it dies at once."""
+"""Seconds between two starts of the advisor; doubles each time it dies at once."""
 LONGEST_PAUSE_S = 300.0
 _SLOW_SENT = 2
-"""Questions on sources at once: the advisor answers one after the other."""
+"""Most slow questions sent at once, because the advisor answers them in turn."""
 _SENT = 16
-"""Questions at once: the channel holds a bounded number of bytes."""
+"""Most questions sent at once: the channel holds a bounded number of bytes."""
 
 
 def performance() -> PerformanceStore:
@@ -53,15 +53,16 @@ def availability() -> AvailabilityStore:
 
 
 class History:
-    """The user's stores. One that cannot be opened says so once and knows nothing."""
+    """The user's records of earlier sessions; empty if they cannot be opened."""
 
     def __init__(self, *, session: str) -> None:
         self._store = performance()
         self._sources = availability()
+        self.nodes = NodeStore()
         self._session = session
 
     def record(self, command: events.Record) -> None:
-        """Runs are recorded as the mean of those since the last record."""
+        """Store a record; for runs, their mean time."""
         match command:
             case events.RecordLoad():
                 self._store.record_load(
@@ -82,6 +83,8 @@ class History:
                     )
             case events.RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
                 self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
+            case events.RecordSpeed(recipe=recipe, kind=kind, other=other, ratio=ratio):
+                self._store.record_speed(recipe, kind=kind, other=other, ratio=ratio)
             case events.RecordSteps(recipe=recipe, kind=kind, times=times):
                 self._store.record_steps(recipe, kind=kind, times=times)
             case events.RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
@@ -91,11 +94,13 @@ class History:
                 self._sources.record_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
             case events.RecordPilots(source=source, pilots=pilots):
                 self._sources.record_count(source, session=self._session, pilots=pilots)
+            case events.RecordNode(record=record):
+                self.nodes.record(record)
             case _:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """Only the advisor answers about other subjects than contexts."""
+        """Return advice on a context, else None."""
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
@@ -114,6 +119,7 @@ class History:
                 paces={size: measured.mean for size, measured in e.paces.items()},
                 slots=e.slots,
                 steps=steps.get(kind),
+                speed=e.speed,
             )
             for kind, e in known.items()
         }
@@ -122,6 +128,7 @@ class History:
     def close(self) -> None:
         self._store.close()
         self._sources.close()
+        self.nodes.close()
 
 
 @dataclass(slots=True)
@@ -136,8 +143,7 @@ class _Question:
 
 
 class AdvisorLink:
-    """`watch` and `unwatch` tell the manager's loop which descriptor brings answers. Times are on a clock that does not
-    jump."""
+    """Sends questions to the advisor. `watch` and `unwatch` add and remove its descriptor in the manager's loop."""
 
     def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self.limit_s = LIMIT_S
@@ -149,7 +155,7 @@ class AdvisorLink:
         self._slow_sent = 0
         self._paces = 0
         self._heard_at = 0.0
-        """When it was started, has answered, or was sent the first of several questions."""
+        """When the advisor started, answered, or received the first of several questions."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -157,7 +163,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """No-op if too many questions are open, this one is, or it is too long."""
+        """Queue a question, unless it is open already, too long, or above the limit."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
@@ -192,13 +198,13 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start the advisor if there are questions, send it what fits, and kill it if it does not answer."""
+        """Start the advisor for open questions, send them, and kill it if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
             log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
-            self._died(now)  # it may hang in a read that no signal ends
+            self._died(now)  # the process may hang in a read that no signal ends
             return
         self._send(now)
 
@@ -268,7 +274,7 @@ class AdvisorLink:
                 continue
             try:
                 self._channel.send(question.data)
-            except OSError:  # full, or gone: the next look at the channel says so
+            except OSError:  # full, or closed: the next read shows which
                 return
             if not self._sent:
                 self._heard_at = now

@@ -1,4 +1,4 @@
-"""The manager's clock, the core's timers, and acknowledgements that wait."""
+"""The manager's clock, the core's timers, and unsent acknowledgements."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """`monotonic` names the clock that `ahead_s` counts from."""
+    """`monotonic` identifies the clock to which `ahead_s` is added."""
 
     monotonic: str
     ahead_s: float
 
 
 class Clock:
-    """Seconds since the epoch that advance with the kernel's monotonic clock: times in the journal must mean the same
-    after a restart, and if an administrator sets the wall clock an hour forward, no pilot may count as silent for an
-    hour.
+    """Seconds since the epoch that advance with the monotonic clock.
+
+    Journal times mean the same after a restart, and a changed wall clock makes no pilot look silent.
 
     Args:
-        not_before: Earliest time that it may show, in seconds since the epoch.
+        not_before: Earliest time to show, in seconds since the epoch.
         file: Keeps the offset for the next manager on this machine.
     """
 
@@ -50,15 +50,14 @@ class Clock:
                 file.chmod(0o600)
 
     def now(self) -> float:
-        """Return the time in seconds since the epoch."""
+        """Return seconds since the epoch."""
         return self._ahead_s + time.monotonic()
 
 
 def _monotonic() -> str:
-    """It differs by boot and by time namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # an old kernel has only one
+    except OSError:  # an old kernel has one namespace
         namespace = ""
     return f"{locks.machine()} {namespace}"
 
@@ -72,7 +71,7 @@ def _read(file: Path) -> float | None:
 
 
 class TimerHeap:
-    """A timer that was set again leaves its old entry in the heap."""
+    """Timers by due time; a timer that is set again leaves its old entry."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -84,7 +83,7 @@ class TimerHeap:
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
-        """Remove and return the timers that fire now. `current`: the valid due time of each timer."""
+        """Remove and yield the timers that fire now. `current`: each timer's valid due time."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, key = heapq.heappop(heap)
@@ -95,8 +94,8 @@ class TimerHeap:
 class Acks:
     """The last unsent acknowledgement of each peer.
 
-    It only frees memory at the peer, so it leaves with the next frame, or alone between `longest_s / 2` and `longest_s`
-    later. The delay is short for clients, which wait for their last one before they exit.
+    An acknowledgement only frees memory at the peer, so it is sent with the next frame, or alone `longest_s / 2` to
+    `longest_s` later. Clients wait for it before they exit, so their delay is short.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -106,7 +105,6 @@ class Acks:
         self._newer: dict[str, Ack] = {}
 
     def add(self, peer: str, ack: Ack, now: float) -> None:
-        """It replaces an earlier one, which it includes."""
         if peer in self._older:
             self._older[peer] = ack
             return

@@ -1,7 +1,7 @@
-"""The journal is compacted while the session continues: a forked process writes a snapshot of the core.
+"""Compact the journal while the session continues: a forked process writes a snapshot of the core.
 
-Between two turns the journal begins a new segment and the manager forks (as Redis does): the child has the core as it
-was before the segment's first event. After its success the parent removes what the snapshot replaces.
+The manager begins a new segment of the journal and forks. The child has the core from before the segment. After success
+the parent removes the files that the snapshot replaces.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger("stoker.manager")
 
 LEAST_BYTES = 16 << 20
 GROWTH = 2
-"""A journal has grown by both `LEAST_BYTES` and `GROWTH` times its last snapshot before it is compacted."""
+"""The journal is compacted after it grew by both `LEAST_BYTES` and `GROWTH` times its last snapshot."""
 CHECK_S = 0.1
 RETRY_S = (10.0, 3600.0)
 LIMIT_S = 1800.0
 READ_BACK_BYTES = 64 << 20
-"""Up to this size a snapshot is read back before what it replaces is removed."""
+"""Up to this size a snapshot is read back as a check before older files are removed."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
 _PR_SET_PDEATHSIG = 1
 
@@ -66,7 +66,7 @@ class Compaction:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
     def advance(self, core: Core) -> None:
-        """Begin to compact if it is time, or look at the child. All decisions must be in the journal."""
+        """Begin to compact if due, or check the child. All decisions must be in the journal."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
@@ -85,7 +85,7 @@ class Compaction:
         try:
             self._segment = self._journal.begin_segment()
         except OSError as error:
-            self._failed(f"no new segment can be begun: {error}")
+            self._failed(f"no new segment can be created: {error}")
             return
         self._before = before
         self._said, child_says = os.pipe()
@@ -97,7 +97,7 @@ class Compaction:
         except OSError as error:
             os.close(self._said)
             os.close(child_says)
-            self._failed(f"no process can be made for it: {error.strerror}")
+            self._failed(f"no process can be started for it: {error.strerror}")
             return
         if not self._child:
             _write_and_exit(self._path, core, self._segment, child_says)
@@ -147,7 +147,7 @@ class Compaction:
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """The child dies with its parent, which keeps the journal's lock, the port and all connections."""
+    """Write the snapshot in the child, which closes its parent's descriptors and dies with its parent."""
     code, said = _FAILED, ""
     try:
         gc.disable()
@@ -163,7 +163,7 @@ def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> 
         code = _SAVED
     except Unsaveable as error:
         code, said = _UNSAVEABLE, str(error)
-    except BaseException as error:  # in any case the parent continues without a snapshot
+    except BaseException as error:  # whatever happens, the parent continues without a snapshot
         said = f"{type(error).__name__}: {error}"
     finally:
         with contextlib.suppress(BaseException):

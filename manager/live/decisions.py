@@ -1,11 +1,11 @@
-"""A core's decisions about an event as a number of 32 bits: two cores that decide the same have the same number.
+"""A core's decisions about an event as a 32-bit *check*; equal decisions give equal checks.
 
-A check covers each command and its receiver, without texts for people, answers to questions, acknowledgements and
-measurements. Arguments, functions and results are named by their calls and keys: no user data goes into a check.
+A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Calls
+and keys represent arguments, functions and results, so a check has no user data.
 
-A check costs the same for ten calls and for a thousand. Of many calls for one library it covers their number, the
-last, and some between: they come from the head of one queue, so another call among them soon changes a check. Of
-results it covers their number and the last: the rest are in the event that brought them.
+The cost of a check is bounded. Of many calls for one library it covers their number, the last, and some others: calls
+come from one queue's head, so a different call soon changes a check. Of results it covers their number and the last;
+the event has the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from stoker.manager.core import events
 from stoker.manager.core.events import Command, ToClient, ToPilot
 from stoker.protocol import to_client, to_pilot
+from stoker.protocol.blocks import ANYWHERE, BlockOrder
 from stoker.protocol.to_client import Results
 from stoker.protocol.to_pilot import RunCalls
 
@@ -37,6 +38,8 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.MeetGang: lambda m: ("meet", m.library, m.call, m.address),
     to_pilot.EvictCall: lambda m: (m.library, m.call),
     to_pilot.ResizeLibrary: lambda m: (m.library, m.device_memory_bytes),
+    to_pilot.SleepLibrary: lambda m: ("sleep", m.library, m.device_memory_bytes, m.host_bytes),
+    to_pilot.WakeLibrary: lambda m: ("wake", m.library, m.device_memory_bytes),
     to_pilot.FetchObject: lambda m: (m.object.name, [peer.pilot for peer in m.peers], m.origin, m.keep),
     to_pilot.PilotWelcome: lambda _: ("welcome",),
     to_pilot.PilotRefused: lambda _: ("refused",),
@@ -45,9 +48,15 @@ TO_PILOT: dict[type, _Brief] = {
 }  # fmt: skip
 """The parts of a message to a pilot that are decisions; for calls to run see `check_of`."""
 
+
+def _order(order: BlockOrder) -> tuple[object, ...]:
+    place = order.allowed
+    return order.block, order.source, *(() if place == ANYWHERE else (place.exclude, place.only))
+
+
 TO_CLIENT: dict[type, _Brief] = {
     to_client.Rejected: lambda m: ("rejected", m.calls),
-    to_client.SubmitBlocks: lambda m: ("submit", [(order.block, order.source) for order in m.orders]),
+    to_client.SubmitBlocks: lambda m: ("submit", [_order(order) for order in m.orders]),
     to_client.CancelBlocks: lambda m: ("cancel", m.blocks),
     to_client.KnownBlocks: lambda m: ("known", [(block.block, block.source, block.phase) for block in m.blocks]),
     to_client.Forecasts: lambda m: ("forecasts", [(said.call, said.ends_at, said.in_time) for said in m.forecasts]),
@@ -60,6 +69,7 @@ TO_CLIENT: dict[type, _Brief] = {
 OF_SHELL: dict[type, _Brief] = {
     events.SetTimer: lambda c: (c.at, c.key),
     events.AskAdvice: lambda c: ("advice", c.about),
+    events.ClaimProbe: lambda c: ("claim", c.record.source, c.record.node),
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
 }
@@ -68,19 +78,19 @@ NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
         to_client.Pieces, to_pilot.AckPieces,
-        events.RecordLoad, events.RecordRuns, events.RecordPace, events.RecordSteps, events.RecordWait,
-        events.RecordStay, events.RecordPilots,
+        events.RecordLoad, events.RecordRuns, events.RecordPace, events.RecordSpeed, events.RecordSteps,
+        events.RecordWait, events.RecordStay, events.RecordPilots, events.RecordNode,
     }
 )  # fmt: skip
 
 
 def check_of(commands: Sequence[Command]) -> int:
-    """Return the check of a core's commands for one event; 0 = it decided nothing."""
+    """Return the check of a core's commands for one event; 0 = no decision."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:
             message = command.message
-            if type(message) is RunCalls:  # as below; this and Results are nearly all that a busy manager says
+            if type(message) is RunCalls:  # as below; a busy manager sends little but this and Results
                 calls = message.calls
                 few = len(calls) <= _SOME
                 some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SOME])]

@@ -1,8 +1,8 @@
-"""The address of this host that the manager listens on, so that compute nodes reach it.
+"""Choose the address on which the manager listens, so that compute nodes reach it.
 
-A login node has several networks: the world's, the cluster's, a fast one. A site file may name the right one
-(`interface = "ib0"`, or an address). The default (`auto`) is the address that this host's own name leads to, as for
-batch systems. If the name leads to the loopback (Debian's 127.0.1.1), it is the host's address towards the world.
+A login node has several networks. A site file may name one (`interface = "ib0"`, or an address). The default (`auto`)
+is the address of this host's name. If this is the loopback (Debian's 127.0.1.1), it is the address on the route to the
+internet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANYWHERE = ("192.0.2.1", 9)
 
 
 def resolve(interface: str) -> str:
-    """`interface`: the name of a network (`ib0`), an address, or `auto`. Raises ConfigError."""
+    """Return the address of `interface`: a network (`ib0`), an address, or `auto`. Raises ConfigError."""
     there = networks()
     if interface == AUTO:
         return choose(there, named=_named(), towards_world=_towards_world())
@@ -43,7 +43,9 @@ def resolve(interface: str) -> str:
         )
     close = difflib.get_close_matches(interface, there, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"interface {interface!r} is no network of this host ({socket.gethostname()} has {known}){hint}")
+    raise ConfigError(
+        f"interface {interface!r} is not a network of this host ({socket.gethostname()} has {known}){hint}"
+    )
 
 
 def networks() -> dict[str, str]:
@@ -75,7 +77,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def no_way_to(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint, if it has none. Sends nothing."""
+    """Return why this host has no route to a ZeroMQ endpoint, or ""."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:
@@ -86,7 +88,7 @@ def no_way_to(address: str) -> str:
             return ""
         if _is_loopback(host):
             return f"the loopback interface of {socket.gethostname()} is down; bring it up: ip link set lo up"
-        return f"{socket.gethostname()} has no network that leads to {host}"
+        return f"{socket.gethostname()} has no network route to {host}"
     return ""
 
 

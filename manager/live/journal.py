@@ -1,11 +1,10 @@
-"""The journal: every event of a session, in order, on disk before any message that follows from it leaves.
+"""The journal puts every event of a session on disk before a resulting message is sent.
 
-Records of one turn of the loop are written with one `write(2)`: they survive a killed process. With the option `sync`
-they survive a crash of the host: a thread calls fdatasync, once for all turns that ended during the call before.
+One `write(2)` writes the records of one turn of the loop, so they survive a killed process. With the option `sync` they
+survive a crash of the host: a thread calls fdatasync, once for all turns that ended during the previous call.
 
-A full or failing disk does not end the session: the file is cut to its last whole record, the rest is kept in memory,
-and `flush` tries again. Now and then a record holds a check of each decision that the core made (`decisions`), so that
-a replay notices where it decides otherwise. The last decisions of a killed manager may lack their checks.
+A full or failing disk does not end the session: the file is cut to its last whole record, later records stay in memory,
+and `flush` tries again. Checks of the core's decisions (`decisions`) let a replay notice differences.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ log = logging.getLogger("stoker.manager")
 
 CHECKS = 64
 CHECKS_S = 0.2
-"""Checks are written with the next turn after `CHECKS`, or this many seconds."""
+"""Checks are written with the next turn after `CHECKS` decisions or `CHECKS_S` seconds."""
 MOST_CHECKS = 10_000
-"""A turn of the loop has fewer events."""
+"""Limit on the checks kept during a replay; a turn of the loop has fewer events."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
 """Why a journal is not safe if its disk reports no error."""
 TELL_S = 3.0
 ENDING_S = 2.0
-"""A session that is to end waits this long for its journal."""
+"""Seconds that an ending session waits for its journal."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """The safe position, how many turns were made safe, and the error."""
+    """A sync's result: the safe journal position, the number of turns made safe, and the error."""
 
     position: int
     turns: int
@@ -64,8 +63,9 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync; `wake_fd` becomes readable when one is done. All methods are for the loop's
-    thread."""
+    """A thread that calls fdatasync; `wake_fd` becomes readable after each call. Only the loop's thread calls the
+    methods.
+    """
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -73,7 +73,7 @@ class Syncing:
         self._order: tuple[int, int, int] | None = None
         self._result = Synced(0, 0)
         self._under_way = False
-        """True from `begin` until `done` has read `wake_fd`, which the thread writes after the result: once a sync."""
+        """True from `begin` until `done` reads `wake_fd`, which the thread writes once a sync, after the result."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
         self._thread.start()
@@ -83,7 +83,7 @@ class Syncing:
         self._asked.release()
 
     def done(self) -> Synced | None:
-        """Return the last result once, then results of 0 turns; None while a sync is under way."""
+        """Return the last sync's result once, then results with 0 turns; None during a sync."""
         if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -118,7 +118,7 @@ class Syncing:
 
 
 class JournalEnd(msgspec.Struct, frozen=True):
-    """Where writing continues: the segment, the number of events, and the size of the whole part."""
+    """Where writing continues: segment, number of earlier events, bytes of the segment's undamaged part."""
 
     head: SegmentHead
     events: int
@@ -126,10 +126,10 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """`write` collects, `flush` puts on disk. Raises SessionError if another manager has the journal.
+    """`write` collects events, `flush` puts them on disk. Raises SessionError if another manager has the journal.
 
-    `position` counts bytes of this process, `written` those that survive if it is killed, `safe` those that are as
-    safe as the journal makes them.
+    `position` counts all bytes of this process, `written` the bytes that survive its death, `safe` the bytes that are
+    synced (without `sync`: written).
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
@@ -146,7 +146,7 @@ class Journal:
         self._fd = _locked(path)
         self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
-        """Data since the last sync, a turn each: to be written again if the next one fails."""
+        """Data of each turn since the last sync, to write again if the next sync fails."""
         os.ftruncate(self._fd, self.size)
         if not self.size:
             self._pending = [MAGIC, *encoded(0.0, self.head)]
@@ -154,12 +154,12 @@ class Journal:
 
     @property
     def is_synced(self) -> bool:
-        """The journal survives a crash of the host."""
+        """True if the journal survives a crash of the host."""
         return self._syncing is not None
 
     @property
     def wake_fd(self) -> int:
-        """Readable when `safe` may have grown; -1: it grows only in `flush`."""
+        """Readable when `safe` may have grown; -1 = it grows only in `flush`."""
         return self._syncing.wake_fd if self._syncing is not None else -1
 
     @property
@@ -197,7 +197,7 @@ class Journal:
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """On failure set `trouble`, and try again in a later call."""
+        """Write collected events. On failure set `trouble`; a later call tries again."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -260,8 +260,9 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Raises OSError, and then continues in the old segment; SessionError if another manager has the journal by
-        now."""
+        """Begin a segment. Raises OSError and continues in the old one, or SessionError if another manager has the
+        journal.
+        """
         self._append_checks()
         if not self.settle():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
@@ -293,7 +294,7 @@ class Journal:
         return head
 
     def close(self) -> None:
-        """Raises SessionError if the disk does not take the rest."""
+        """Raises SessionError if the disk rejects the last records."""
         self._append_checks()
         safe = self.settle(within_s=2.0)
         if self._syncing is not None:
@@ -304,14 +305,14 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield the events of one file, oldest first, without damage. Raises SessionError for another file."""
+    """Yield a file's undamaged events, oldest first. Raises SessionError if it is no journal."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
 
 
 def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield also the checks of the decisions on the events, which come some time later."""
+    """Yield events, and later the checks of the decisions on them."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
             yield now, record
@@ -330,7 +331,7 @@ def find_end(path: Path) -> JournalEnd | None:
 
 
 def _locked(path: Path) -> int:
-    """Open a file to append to, with the lock that keeps other managers away. Raises SessionError."""
+    """Open a file, locked against other managers. Raises SessionError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     if not locks.take(fd):
         os.close(fd)
@@ -339,12 +340,11 @@ def _locked(path: Path) -> int:
 
 
 class JournalTrouble:
-    """What people learn while the journal cannot be written: in `status`, in the log, and unasked in connected
-    programs."""
+    """Reports a journal that cannot be written: in `status`, in the log, and to connected programs."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
-        """The reason, with what to do; empty while the journal can be written."""
+        """The reason and a remedy; empty while the journal can be written."""
         self._journal = journal
         self._folder = folder
         self._since = 0.0
@@ -355,7 +355,6 @@ class JournalTrouble:
         return not (self._journal.trouble or self.text or self._told)
 
     def changed_notice(self, now: float) -> str:
-        """Return a notice if trouble began or ended since the last call."""
         if bool(self._journal.trouble) is bool(self.text):
             return ""
         if self._journal.trouble:
@@ -366,7 +365,7 @@ class JournalTrouble:
         return f"the journal can be written again, after {show_seconds(now - self._since)}"
 
     def is_untold(self, now: float) -> bool:
-        """True once after each change that programs must hear of."""
+        """True once after each change that programs must be told."""
         if self.text == self._told or (self.text and now - self._since < TELL_S):
             return False
         self._told = self.text
@@ -388,17 +387,17 @@ def explain_journal_trouble(journal: Journal, folder: Path) -> str:
         return f"{cannot}: the disk of {folder} is full; calls and results wait until it has room: make room there"
     if journal.errno == errno.EFBIG:
         return (
-            f"{cannot}: {journal.path} is as large as this user's files may be (ulimit -f); calls and results wait"
+            f"{cannot}: {journal.path} has reached this user's limit of file sizes (ulimit -f); calls and results wait"
             f" until the limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
         )
     return f"{cannot}: calls and results wait until {journal.path} can be written"
 
 
 class HeldCommands:
-    """A queue of commands, each batch with the place in the journal that must be safe before they leave.
+    """A queue of batches of commands, each with the journal position that must be safe before it is sent.
 
-    Calls for pilots need not wait for a sync: after a crash of this host the pilots report what runs there. But no
-    message to a pilot overtakes an earlier one, except acknowledgements.
+    Calls for pilots need no sync: after a crash of this host the pilots report their calls. No message to a pilot
+    overtakes an earlier one, except acknowledgements.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -406,14 +405,14 @@ class HeldCommands:
         self._batches: deque[tuple[int, list[Command]]] = deque()
         self._ordered: Counter[PilotId] = Counter()
         self.ends_by = math.inf
-        """When the session ends although its journal cannot be written; infinite while it is not to end."""
+        """When an ending session exits although its journal cannot be written; infinite before."""
 
     def hold(self, commands: list[Command]) -> None:
         if commands:
             self._batches.append((self._journal.position, commands))
 
     def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
-        """Split off the commands that may leave before the journal is synced."""
+        """Return the commands to send before a sync, and the others."""
         is_written = self._journal.position <= self._journal.written
         now: list[Command] = []
         later: list[Command] = []
@@ -428,7 +427,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or the `ending` session has waited long enough."""
+        """True if the oldest batch is safe, or the `ending` session waited long enough."""
         if not self._batches:
             return False
         if ending:
@@ -447,5 +446,4 @@ class HeldCommands:
 
 
 def _keeps_order(command: Command) -> TypeGuard[ToPilot]:
-    """True for a message to a pilot that later ones must not overtake."""
     return type(command) is ToPilot and type(command.message) is not to_pilot.Ack

@@ -1,6 +1,6 @@
-"""Keeps a detached session's manager running: its parent process starts it again when it dies.
+"""Restart a detached session's manager when it dies.
 
-A manager that dies again and again without progress is left alone; `stoker attach` tries once more.
+A manager that dies `MOST_DEATHS` times without progress is not restarted; `stoker attach` tries once more.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from types import FrameType
 log = logging.getLogger("stoker.manager")
 
 FAILED = 4
-"""Exit status of a manager that cannot go on and whose journal is whole."""
+"""Exit status of a manager that cannot continue and whose journal is whole."""
 NO_PORT = 5
 """Exit status of a restarted manager without a free port in its range."""
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
-"""After `MOST_DEATHS` deaths without progress within this time the manager is left alone."""
+"""After `MOST_DEATHS` deaths without progress within these seconds the manager is not restarted."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 _POLL_S = 0.1
 
 
 class RestartProgress:
-    """The manager touches a file once in its life, when the first call has ended."""
+    """Shows progress to the keeper: the manager touches a file when its first call ends."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class RestartProgress:
 
 
 class Restarts:
-    """Whether and when the keeper restarts a manager. Progress clears the count of deaths."""
+    """Decides when to restart a manager. Progress clears the count of deaths."""
 
     def __init__(self, progress: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
@@ -79,7 +79,7 @@ def after_pause(pause_s: float) -> str:
 
 
 def keep(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager until it ends by itself; return its exit status. SIGTERM ends the manager but not the session."""
+    """Run a manager, restart it after failures, return its exit status. SIGTERM ends the manager, not the session."""
     restarts = Restarts(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None
@@ -105,7 +105,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
             how = "failed" if code > 0 else f"was killed by signal {-code}"
         pause_s = restarts.died()
         if pause_s is None:
-            log.critical("the manager %s, again and again; `stoker attach` starts it once more", how)
+            log.critical("the manager %s again and again; `stoker attach` starts it once more", how)
             break
         log.warning("the manager %s; it is started again with its journal%s", how, after_pause(pause_s))
         until = time.monotonic() + pause_s

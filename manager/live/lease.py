@@ -1,13 +1,13 @@
 """The lease of a session's manager: a small file that names the one process that may run the session.
 
-A cluster has several login nodes that see one session folder, and neither locks nor clocks are trusted across hosts.
-So the holder replaces the file every few seconds, with a new counter in it.
+Several login nodes see one session folder, and neither locks nor clocks are trusted across hosts. So the holder
+replaces the file every few seconds, with a new counter.
 
-- On the holder's own machine the process is looked up by its id and start time. A dead holder is followed at once.
-- From another machine the holder counts as dead when the file has not changed for `PATIENCE_S` of the watcher's clock.
-  Two watchers may decide that at the same moment: both write, wait, and the one whose token is in the file wins.
-- A holder that was frozen reads the file before it renews it, finds another token and stops. Until it has read its own
-  token again it handles no frame. A follower on another machine continues with a copy of the journal.
+- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder at once.
+- On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
+  managers decide this together, both write and wait; the manager whose token is in the file wins.
+- A holder that was frozen handles no frame until it has read the file. If it finds another token, it stops. A successor
+  on another machine continues with a copy of the journal.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stoker.whole_files import draft_of, write_all
 log = logging.getLogger("stoker.manager")
 
 TAKEN_OVER = 3
-"""Exit status of a manager that found that another one runs its session."""
+"""Exit status of a manager whose session another manager runs."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""From another machine a lease is free after this time without a change."""
+"""Seconds without a change after which a lease is free for another machine."""
 SURE_S = 15.0
-"""A holder that has not read its own token for this long does nothing."""
+"""A holder that has not read its own token for these seconds does nothing."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -58,12 +58,13 @@ class TakenError(SessionError):
 
 
 class NoRoomError(SessionError):
-    """The disk is too full to write the lease. That may pass."""
+    """The disk is now too full to write the lease."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """`machine` is the same for processes that see each other's ids; `started`: in ticks since boot. `over`: why the
-    session has ended. `unwritten`: why the journal lacks its last records."""
+    """The process that may run the session. `machine`: equal for processes that see each other's ids. `started`: ticks
+    since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records.
+    """
 
     host: str
     machine: str
@@ -79,7 +80,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """`follows`: the holder before, if that one did not end the session."""
+    """This manager's lease. `follows`: the previous holder, if it did not end the session."""
 
     def __init__(
         self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
@@ -94,20 +95,20 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """The lease's open file: it is renewed in place when no descriptor is left, or the disk is full."""
+        """The lease's open file, to renew it in place when no descriptor is left or the disk is full."""
 
     @property
     def from_elsewhere(self) -> bool:
-        """The holder before ran on another machine: it may be alive after all."""
+        """True if the previous holder ran on another machine, where it may still live."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """`on_lost` gets the new holder on the lease's thread (None: the session folder is gone)."""
+        """Renew the lease on a thread, which reports a new holder to `on_lost` (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
     def wait_until_sure(self) -> None:
-        """Wait until it is certain that no other manager has the lease; mostly it is."""
+        """Wait until no other manager can have the lease."""
         if _clock() - self._sure_at <= SURE_S:
             return
         log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
@@ -115,7 +116,7 @@ class Lease:
             time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
-        """`over`: why the session has ended, if it has: no other manager starts then."""
+        """Give up the lease. `over`: why the session ended, so that no other manager starts."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -149,7 +150,7 @@ class Lease:
             except FileNotFoundError:
                 on_lost(None)
                 return
-            except (OSError, SessionError) as error:  # a file system that is away, or full: it may come back
+            except (OSError, SessionError) as error:  # the file system may be absent or full only for a time
                 log.warning("the lease %s could not be renewed: %s", self.path, error)
                 continue
             if taken_by is not None:
@@ -175,19 +176,19 @@ class Lease:
     def _read(self) -> LeaseHolder | None:
         try:
             return read(self.path)
-        except SessionError:  # damaged: no other manager wrote that
+        except SessionError:  # damaged: no other manager wrote this file
             self._sure_at = _clock()
             raise
 
     def write(self) -> None:
-        """Write a new file, and keep that open for a time without descriptors. Raises OSError."""
+        """Write the lease to a new file; keep it open in case descriptors run out. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
             os.close(before)
 
     def write_over_the_dead(self) -> bool:
-        """Write into the file of a dead holder, as a full disk allows. False if that is not possible."""
+        """Overwrite a dead holder's file, which a full disk allows. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -203,19 +204,19 @@ class Lease:
         return True
 
     def _write_in_place(self, holder: LeaseHolder) -> None:
-        """Raises OSError; the content is then as it was."""
+        """Renew the lease in its open file. On OSError the file is unchanged."""
         if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-            # Another holder wrote its lease: reading it takes a descriptor, and this one is useless now.
+            # Another holder wrote its lease. Reading that file needs a descriptor, and this descriptor is useless now.
             os.close(self._file)
             self._file = -1
-            raise OSError(errno.EMFILE, "another file is at its path, and none can be opened or written")
+            raise OSError(errno.EMFILE, "another file is at its path, and no new file can be opened or written")
         _overwrite(self._file, self.path, msgspec.json.encode(holder), before=msgspec.json.encode(self.holder))
         self.holder = holder
         os.fsync(self._file)
 
 
 def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
-    """Write over an open lease, or leave it as it was. Raises OSError, also if `path` is another file by now."""
+    """Overwrite a lease's open file. On OSError, also if another file is at `path` now, it is unchanged."""
     try:
         if os.pwrite(file, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -245,8 +246,9 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Wait up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the
-    disk. Raises SessionError if the session has a live manager or is over, and NoRoomError."""
+    """Wait up to `patience_s` for a holder on another machine, and up to `room_s` for disk space. Raises SessionError
+    if the session has a live manager or is over, and NoRoomError.
+    """
     with _one_at_a_time(path):
         before = read(path)
         if before is not None:
@@ -276,7 +278,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
             if error.errno not in _NO_ROOM:
                 raise SessionError(text) from error
             if lease.write_over_the_dead():
-                log.warning("%s: the file of %s is written over", text, lease.follows)
+                log.warning("%s: the file of %s is overwritten", text, lease.follows)
                 return
             if time.monotonic() >= until:
                 raise NoRoomError(text) from error
@@ -285,12 +287,12 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
             is_said = True
         time.sleep(_ROOM_POLL_S)
         there = read(path)
-        if there != lease.follows:  # a manager on another machine was quicker
+        if there != lease.follows:  # a manager on another machine was faster
             raise _taken(path, there)
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Raises SessionError for a damaged lease, OSError."""
+    """Return the holder; None without a lease. Raises SessionError for a damaged lease, OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -302,7 +304,7 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why the journal of an ended session lacks its last records, if it does."""
+    """Return why an ended session's journal lacks its last records, or ""."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
@@ -315,7 +317,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """None if the process is on another machine, where only its silence can tell."""
+    """True if the process lives; None if it is on another machine."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -324,9 +326,9 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 
 
 def copy_journal(journal: Path) -> None:
-    """So that late writes of the old manager are never read."""
+    """Let a copy replace the journal, so that late writes of the old manager are never read."""
     if journal.exists():
-        # A restart knows a draft that a killed manager leaves by its ending.
+        # A restart recognizes a killed manager's draft by its suffix.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)
@@ -357,7 +359,7 @@ def _taken(path: Path, holder: LeaseHolder | None) -> TakenError:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Starters on one machine take turns, on a file system with locks."""
+    """Serialize starts on one machine, if the file system has locks."""
     with open(path.with_suffix(".lock"), "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Which peers speak, which are cut off, and which the manager gives up.
+"""Track which peers send messages, are disconnected, or are given up.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A peer whose connection broke, or that a restarted manager
-knows from its journal, has until a deadline to say something again.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, or a peer in the journal of a restarted
+manager, has a time limit to send a message.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from stoker.manager.live.admission import Role
 
 CHECK_S = 0.5
 _FIRST_CLIENT = (Role.CLIENT, "")
-"""Stands for the first client, whose name is not known yet."""
+"""Key of the first client, whose name is unknown."""
 
 PeerKey = tuple[Role, str]
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Time limits in seconds. `silence_s`: a pilot that says nothing for longer is lost. `pilot_back_s`,
-    `client_back_s`: for a new connection after one broke; `restart_s`: after a restart of the manager. `pilot_lease_s`:
-    a pilot waits this long for a lost manager. `idle_s`: a detached session ends after this time without clients and
-    calls (0 = never)."""
+    """Time limits in seconds.
+
+    `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`: for disconnected peers to reconnect;
+    `restart_s`: the same after a manager's restart. `pilot_lease_s`: a pilot's wait for a lost manager. `idle_s`: of a
+    session without clients and calls (0 = no limit).
+    """
 
     heartbeat_s: float = 5.0
     silence_s: float = 15.0
@@ -56,7 +58,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """True if a peer of this role used the connection: it has a moment to reconnect."""
+        """Start a disconnected peer's time limit. Return False for an unknown peer."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._back_s(role)
@@ -74,8 +76,9 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
-        """The manager reads no messages at the moment. If an absent peer `may_be_back`, each has the time of a broken
-        connection."""
+        """Restart the silence limits after a time without reading. `may_be_back`: also give absent peers time to
+        reconnect.
+        """
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():
@@ -85,15 +88,15 @@ class PeerWatch:
         soonest = self._check_at if self._heard_at else math.inf
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 
-    def overdue(self, now: float) -> Iterator[tuple[Role, str, str]]:
-        """Give up peers. The name of a first client that never came is empty."""
+    def lost_peers(self, now: float) -> Iterator[tuple[Role, str, str]]:
+        """Yield role, name and reason of each peer to give up. A first client that never came has no name."""
         if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
             self._back_by[_FIRST_CLIENT] = now  # the program that was to join has ended
         for peer, until in list(self._back_by.items()):
             if until <= now:
                 del self._back_by[peer]
                 self._heard_at.pop(peer, None)
-                yield *peer, "did not come back"
+                yield *peer, "did not reconnect"
         if now < self._check_at:
             return
         self._check_at = now + CHECK_S

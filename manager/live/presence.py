@@ -1,15 +1,14 @@
-"""Is a session's manager there? And `session.json`, by which programs find it.
+"""Check whether a session's manager runs; keep `session.json`, by which programs find it.
 
-An open port is no proof: another program may have the port by now. So, in this order:
+An open port is no proof, because another program may use it. So, in this order:
 
 - The lease: a session that is over has no manager.
-- The port: if nothing accepts connections there, no manager can be reached.
-- The lease again: it names the process of a manager on this machine, which must live and listen on that port. A busy or
-  frozen manager is there.
-- For a manager on another machine, or without a readable lease, Stoker waits for a sign of life: a CURVE handshake,
-  which only a manager with the session's secret key completes, or a renewed lease.
+- The port: if it accepts no connections, no manager can be reached.
+- The lease again: its process on this machine must live and listen on that port, even if busy or frozen.
+- For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
+  session's secret key, or a renewed lease.
 
-A wrong "no" costs time, and never makes a second manager: a new manager waits for the lease (`lease.take`).
+A wrong "no" costs time but makes no second manager: a new manager waits for the lease (`lease.take`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 log = logging.getLogger("stoker.manager")
 
 SIGN_S = 2 * lease.RENEW_S + 1
-"""A manager elsewhere gives a sign of life within this time: it renews its lease twice."""
+"""Seconds in which a manager on another machine renews its lease twice."""
 _POLL_S = 0.25
 _RECONNECT_MS = (500, 1000)
 
@@ -47,7 +46,7 @@ class SessionAddress:
         self._file = file
         try:
             folder.write(file)
-        except OSError:  # a full disk: the same file may stay; its new time tells that a manager listens
+        except OSError:  # a full disk: the same file may stay; its new time shows that a manager listens
             if before != file:
                 raise
             os.utime(folder.file)
@@ -70,8 +69,7 @@ def check_folder(folder: SessionFolder) -> None:
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager is there, and its address leads to it. Takes up to `SIGN_S`. Raises
-    SessionError."""
+    """True if the session's manager runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -85,13 +83,13 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def elsewhere(folder: SessionFolder) -> str:
-    """Return ` (pid 7 on login2)`; empty if the manager is here, or nowhere."""
+    """Return ` (pid 7 on login2)` for a manager on another machine, else ""."""
     holder = lease.read_if_whole(folder.lease)
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
 
 def _listens_at(pid: int, address: str) -> bool:
-    """Also True if that cannot be seen."""
+    """True if the process listens there, or this cannot be checked."""
     port = urlsplit(address).port
     try:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
@@ -99,7 +97,7 @@ def _listens_at(pid: int, address: str) -> bool:
         connections = psutil.Process(pid).net_connections("tcp")
     except (psutil.AccessDenied, PermissionError):
         return True
-    except (psutil.Error, OSError):  # it has ended meanwhile
+    except (psutil.Error, OSError):  # the process has ended
         return False
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
@@ -111,7 +109,7 @@ def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHol
         keys = Keys(file.server_key, pair.public, pair.secret)
         name = f"client-{uuid4().hex[:12]}"
         dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
-    except (SessionError, zmq.ZMQError) as error:  # its keys are lost, or damaged: no program can join it
+    except (SessionError, zmq.ZMQError) as error:  # keys are lost or damaged, so no program can join
         log.warning("session %s: its manager cannot be reached: %s", file.session, error)
         return False
     poll = select.poll()

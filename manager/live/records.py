@@ -1,18 +1,17 @@
 """The files of a journal, and the records in them.
 
     journal                    the segment that is being written
-    journal.000007             an earlier one
-    journal.000008.snapshot    the core as it was before the first event of segment 8
-    journal.next, *.draft      half made; removed at the next start
+    journal.000007             an earlier segment
+    journal.000008.snapshot    the core before the first event of segment 8
+    journal.next, *.draft      incomplete; removed at the next start
     journal.damaged-*, journal.aside-*    kept for people, the last three of each; never read
 
-The newest whole snapshot and the segments from its number on are always complete, even if a process was killed in
-between. Without a snapshot, the segments from the first one on are.
+The newest whole snapshot and the segments from its number on are always complete, even if a process was killed. Without
+a snapshot, all segments are.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
-that names the format, and a `SegmentHead` record. Behind a damaged record the reader looks for the next whole one: it
-begins with MessagePack's two bytes for a pair with a time in front, and its checksum fits. Without one, the file was
-cut off there.
+that names the format, and a `SegmentHead` record. After a damaged record the reader looks for the next whole record:
+MessagePack's two bytes for a pair with a time first, and a correct checksum. If none follows, the file was cut off.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from stoker.startup import RELEASE
 HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
 OLD_MAGIC = b"stoker journal 1\n"
-"""From before there were segments: one file, which does not name its Stoker."""
+"""The format before segments: one file, which does not name its version of Stoker."""
 _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
@@ -49,13 +48,13 @@ _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
 WRITER = f"{RELEASE} (protocol {VERSION})"
-"""Another version may decide otherwise about the events of a segment."""
+"""The version that writes. Another version may decide differently about the events of a segment."""
 
 # ---- records
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """Checks of the decisions on the events from number `first` on (from 0): 4 bytes each, little endian."""
+    """Checks of the decisions on events from number `first` (from 0): 4 bytes each, little endian."""
 
     first: int
     checks: bytes
@@ -68,8 +67,9 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
-    """`number`: from 1; `first`: of its first event; `mark`: random, also in the snapshot before the segment; `stoker`:
-    the version that began it."""
+    """`number`: from 1. `first`: number of its first event. `mark`: random, also in its snapshot. `stoker`: version
+    that began it.
+    """
 
     number: int
     first: int
@@ -78,7 +78,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """`tail`: no whole record follows. `cut`: a killed process did not write it to its end."""
+    """`tail`: no whole record follows. `cut`: a killed process wrote a record only in part."""
 
     at: int
     length: int
@@ -105,7 +105,7 @@ def as_bytes(checks: array[int]) -> bytes:
 
 
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Yield each record and each damaged part: where it ends, its time, and itself. Raises SessionError."""
+    """Yield the end, time and content of each record and damaged part. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -148,12 +148,11 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
 
 
 def _was_magic(first: bytes) -> bool:
-    """A page that was never written is zero."""
+    """True for damaged `MAGIC`, and for zeros: a page that was never written is zero."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
 def _next_whole(path: Path, start: int) -> int | None:
-    """Return where the first whole record begins at or behind `start`."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, at = len(data), start + HEAD.size
         while (at := data.find(_PAIR_WITH_TIME, at)) >= 0:
@@ -185,18 +184,18 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 
 def journal_exists(journal: Path) -> bool:
-    """Only an earlier segment if a manager was killed between two."""
+    """True also if only earlier segments exist, as after a kill."""
     return journal.exists() or any(_numbered(journal, _NUMBERED))
 
 
 def list_segments(journal: Path) -> list[Segment]:
-    """Oldest first. Raises SessionError."""
+    """Return the segments, oldest first. Raises SessionError."""
     found: dict[int, Segment] = {}
     for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
         head = head_of(path) if path.exists() else None
         if head is not None:
             found[head.number] = Segment(path, head)
-            if path == journal and head.mark:  # a file with a later number does not belong to it
+            if path == journal and head.mark:  # a file with a later number does not belong to this journal
                 found = {number: segment for number, segment in found.items() if number <= head.number}
     return [found[number] for number in sorted(found)]
 
@@ -206,7 +205,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def head_of(path: Path) -> SegmentHead | None:
-    """Return a segment's first record; if that is damaged, only its number; None if the file ends before it."""
+    """Return a segment's first record; if damaged, only its number; None without a record."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == OLD_MAGIC:
             return SegmentHead(1, 0, "", "")
@@ -215,7 +214,7 @@ def head_of(path: Path) -> SegmentHead | None:
         is_empty = False
         if isinstance(record, SegmentHead):
             return record
-        if not isinstance(record, Damage) or record.at:  # behind a damaged first line the record may be whole
+        if not isinstance(record, Damage) or record.at:  # after a damaged first line the record may be whole
             break
     if is_empty:
         return None
@@ -256,7 +255,7 @@ def _beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Without a `needed` file, a copy of a segment that is still read, the damage would be reported again."""
+    """Remove old kept files, except `needed` copies of segments that are still read."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

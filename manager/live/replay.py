@@ -1,7 +1,6 @@
-"""Replays of a journal: the same events, in order, at the same times, give the same manager.
+"""Replay a journal: the same events, in order, at the same times, give the same manager.
 
-`verify` compares each decision with the recorded one. After a difference (a clock, chance, the order of a set, or other
-code or policies) the replay stops.
+`verify` compares decisions and stops at a difference (from a clock, chance, or other code).
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live.comeback import JournalPast
 from stoker.manager.live.decisions import NO_DECISIONS, check_of
 from stoker.manager.live.journal import MOST_CHECKS
 from stoker.manager.live.records import Decided
+from stoker.manager.live.restore import JournalPast
 from stoker.manager.live.session_policies import policies_of
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
@@ -46,7 +45,7 @@ _LONGEST = 200
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """Return the story of a session that is over, or of a call that has ended. Raises SessionError."""
+    """Return the history of an ended session or call. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call(subject))})
     except ValueError:
@@ -60,7 +59,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the live manager's story, or the journal's, which has calls that the manager forgot."""
+    """Return the manager's history `told`, or the journal's for a forgotten call."""
     if told.found:
         return told
     try:
@@ -91,7 +90,7 @@ def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tup
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event with another decision. `event`: its number from 0; `decides`: the present decision."""
+    """The first event that a replay decides differently. `event`: its number from 0. `decides`: the new decision."""
 
     event: int
     after_s: float
@@ -100,8 +99,9 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`checked`: events whose decisions the journal knows; `restarts`: of managers; `since`: earlier events are no
-    longer in the journal (0: all are); `lost`: damaged parts."""
+    """`checked`: events with recorded decisions. `since`: time before which events are no longer in the journal (0 =
+    all are). `lost`: damaged parts.
+    """
 
     session: str
     events: int
@@ -114,7 +114,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def is_old(self) -> bool:
-        """The journal has no checks: it is from before they existed."""
+        """True if the journal is too old to have checks."""
         return self.events > 0 and not self.checked
 
 
@@ -128,8 +128,9 @@ class _Made(msgspec.Struct, frozen=True):
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare decisions. `tell` hears now and then the number of events, and their time in
-    seconds. Raises SessionError if there is no journal, it is empty, or a policy raises."""
+    """Replay a journal and compare decisions. `tell` sometimes gets the number of replayed events and their seconds.
+    Raises SessionError without a journal or events, or if a policy raises.
+    """
     past = JournalPast(path, session, policies)
     made: dict[int, _Made] = {}
     events = checked = restarts = lost = 0
@@ -154,7 +155,7 @@ def verify(
                 raise
             where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
             then = "as it did not" if _was_decided(number, records) else "as it did"
-            text = f"{where}: the policy raises {type(error).__name__}, {then} when the session lived"
+            text = f"{where}: the policy raises {type(error).__name__}, {then} in the session"
             raise SessionError("\n".join([text, *lines]), session=session, event=number) from error
         lost += isinstance(record, RecordsLost)
         if isinstance(record, ManagerRestarted):
@@ -189,7 +190,7 @@ def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[Fir
 
 
 def session_in(path: Path) -> tuple[Path, str]:
-    """Return the journal at a path, which may be its session's folder, and its session. Raises SessionError."""
+    """Return the journal and session at a path, which may be a session folder. Raises SessionError."""
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session
@@ -201,9 +202,7 @@ def session_in(path: Path) -> tuple[Path, str]:
             hello = event.messages[0]
             if isinstance(hello, ClientHello | PilotHello):
                 return path, hello.session
-    raise SessionError(
-        f"the journal {path} does not say which session it is of: no program or pilot has said hello in it"
-    )
+    raise SessionError(f"the journal {path} does not name its session: no program or pilot has connected in it")
 
 
 def _decides(command: Command) -> bool:

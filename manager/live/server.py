@@ -1,8 +1,8 @@
-"""The manager's one loop.
+"""The manager's loop.
 
-A turn: wait until a message comes or work is due; read every socket; give each frame to the core; write the turn's
-events to the journal with one write; then send one frame a peer. Batches form by themselves while a turn is under way.
-Commands wait until their events are safe in the journal (`HeldCommands`). Meanwhile the loop answers questions.
+A turn waits for a message or due work, reads every socket, gives each frame to the core, writes the turn's events to
+the journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
+(`HeldCommands`); meanwhile the loop answers questions.
 """
 
 from __future__ import annotations
@@ -27,16 +27,23 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User
 from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History
-from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Acks, Clock, TimerHeap
-from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.doors import PORTS, Doors, EventReader, has_only_questions, is_from_observer, name_of
+from stoker.manager.live.helper_processes import HelperProcesses, sites_of, source_of
 from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
 from stoker.manager.live.keeper import RestartProgress
 from stoker.manager.live.peer_watch import Patience, PeerWatch
 from stoker.manager.live.presence import SessionAddress
+from stoker.manager.live.restore import restore_manager
+from stoker.manager.live.sockets import (
+    PORTS,
+    EventReader,
+    ManagerSockets,
+    has_only_questions,
+    is_from_observer,
+    name_of,
+)
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
@@ -47,7 +54,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""While so much waits for room on the disk, the manager reads no messages."""
+"""If more bytes wait for disk space, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`, and then no refusal is written."""
@@ -56,12 +63,11 @@ _discard_log = SeldomLog(log)
 
 
 class CoreFailedError(Exception):
-    """A refusal replaces the event in the journal, and the manager restarts."""
+    """The core raised an exception; a refusal replaces the event in the journal."""
 
 
 class ManagerServer:
-    """`sure` returns once no other manager can run the session; `parent`: the program that started this one (0 =
-    unknown)."""
+    """`sure`: returns once no other manager can run the session. `parent`: process that started it (0 = unknown)."""
 
     def __init__(
         self,
@@ -86,7 +92,7 @@ class ManagerServer:
         self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
         self._peers = PeerWatch(patience, parent=parent)
         before = folder.read() if folder.file.exists() else None
-        back = come_back(folder.journal, session, policies)
+        back = restore_manager(folder.journal, session, policies)
         core = back.core
         self.clock = Clock(not_before=core.state.now if core else 0.0, file=folder.clock)
         self.journal = Journal(folder.journal, sync=sync, end=back.end)
@@ -95,17 +101,17 @@ class ManagerServer:
             tell=lambda text: self._notice(text),
         )  # fmt: skip
         address = before.address if before else ""
-        self.doors = Doors(folder, address=address, interface=interface, ports=ports, any_port=any_port)
+        self.sockets = ManagerSockets(folder, address=address, interface=interface, ports=ports, any_port=any_port)
         if self.journal.wake_fd >= 0:
-            self.doors.watch(self.journal.wake_fd)
+            self.sockets.watch(self.journal.wake_fd)
         self.history = History(session=session)
-        self.advisor = AdvisorLink(folder, watch=self.doors.watch, unwatch=self.doors.unwatch)
+        self.advisor = AdvisorLink(folder, watch=self.sockets.watch, unwatch=self.sockets.unwatch)
         now = self.clock.now()
         self._idle = IdleCheck(patience.idle_s, now=now)
         self._end_request = EndRequest(folder)
         self.core = core or Core(session, policies, now=now)
         self.core.configure(heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s)
-        self._reader = EventReader(self.doors, self.core.state, now=now)
+        self._reader = EventReader(self.sockets, self.core.state, now=now)
         self._held = HeldCommands(self.journal)
         self._passing: list[Command] = []
         self._trouble = JournalTrouble(self.journal, folder.path)
@@ -115,7 +121,7 @@ class ManagerServer:
         first: list[Command] = []
         if back.ends:
             self._give(events.EndsKept(back.ends), now, first)
-        if before is not None:  # also if its journal is lost
+        if before is not None:  # also without a journal
             self._come_back(now, lost=back.lost)
         if detached and not self.core.state.kept:
             self._give(events.SessionKept(), now, first)
@@ -125,11 +131,14 @@ class ManagerServer:
             self._give(events.Noticed(text), now, first)
         self._end_turn(first)
         address_file = SessionFile(
-            session, wire.VERSION, self.doors.address, folder.read_key("server").public,
+            session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
             created_at=before.created_at if before else now, python=before.python if before else PYTHON,
         )  # fmt: skip
         self.address = SessionAddress(folder, address_file, before=before)
-        log.info("session %s listens on %s", session, self.doors.address)
+        log.info("session %s listens on %s", session, self.sockets.address)
+        about_nodes: list[Command] = []
+        self._hear_of_nodes(now, about_nodes)  # before the first blocks are requested
+        self._end_turn(about_nodes)
         self._define_session(now)
 
     def run(self) -> str:
@@ -138,16 +147,16 @@ class ManagerServer:
         gc.set_threshold(100_000, 50, 100)
         if self.core.state.ending:
             self._ended = self.core.state.ending
-        doors = self.doors
+        sockets = self.sockets
         while not self._ended:
-            gone = doors.wait(self._wait_ms())
+            gone = sockets.wait(self._wait_ms())
             self._wait_until_sure()
             commands: list[Command] = []
             now = self.clock.now()
             for name in gone:
                 self._connection_broke(name, now, commands)
             if self.journal.pending_bytes < FULL_BYTES:
-                for user, peer, data in doors.frames():
+                for user, peer, data in sockets.frames():
                     self._frame(user, peer, data, now, commands)
                 if self._passing:
                     passing, self._passing = self._passing, []
@@ -166,25 +175,25 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for a moment; peers do not count as silent meanwhile."""
+        """Read no messages for `FULL_S`; peers do not count as silent."""
         time.sleep(FULL_S)
-        self._peers.excuse_silence(now, may_be_back=self.doors.has_unread_connection)
+        self._peers.excuse_silence(now, may_be_back=self.sockets.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
             self._give(events.SessionEnded("stoker down"), now, commands)
 
     def close(self) -> None:
-        """Send the last frames and close everything. Raises SessionError if the journal cannot be written."""
+        """Send the last frames and close. Raises SessionError if the journal cannot be written."""
         with contextlib.ExitStack() as last_first:
-            for part in (self.doors, self.advisor, self.history, self.journal, self.compaction):
+            for part in (self.sockets, self.advisor, self.history, self.journal, self.compaction):
                 last_first.callback(part.close)
 
-    # ---- what comes in
+    # ---- incoming messages
 
     def _frame(self, user: User, peer: bytes, data: memoryview, now: float, commands: list[Command]) -> None:
         event = self._reader.event_of(user, peer, data)
         if event is None:
             return
-        self.doors.take(name_of(peer), peer)
+        self.sockets.take(name_of(peer), peer)
         if isinstance(event, events.FromPilot):
             self._peers.heard(Role.PILOT, event.pilot, now)
         else:
@@ -212,7 +221,7 @@ class ManagerServer:
             self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """The commands leave before the journal is written."""
+        """Pass on pieces before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -224,7 +233,7 @@ class ManagerServer:
             self._give(events.FramesRefused(counts), now, commands)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """`keep`: write the event to the journal; False for a question."""
+        """Give an event to the core. `keep`: write it to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -256,45 +265,56 @@ class ManagerServer:
             self._give(events.PilotCut(PilotId(name)), now, commands)
         self._peers.cut(Role.CLIENT, name, now)
 
-    # ---- what is due
+    # ---- due work
 
     def _wait_ms(self) -> int:
         now = self.clock.now()
         soonest = min(now + self.patience.heartbeat_s, self._peers.due_at(), self._timers.due_at())
         soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
-        soonest = min(soonest, now + self.attendants.wait_s, now + self.advisor.due_in_s)
+        soonest = min(soonest, now + self.helpers.wait_s, now + self.advisor.due_in_s)
         soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._held.ends_by)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
     def _do_due(self, now: float, commands: list[Command]) -> None:
         for acks in self._acks.values():
             for peer, message in acks.overdue(now):
-                self.doors.send(peer.encode(), wire.encode([message]))
+                self.sockets.send(peer.encode(), wire.encode([message]))
         for key in self._timers.due(now, current=self.core.state.timers):
             self._give(events.TimerFired(key), now, commands)
-        for role, name, why in self._peers.overdue(now):
+        for role, name, why in self._peers.lost_peers(now):
             self._give_up(role, name, why, now, commands)
         self._tell_refusals(now, commands)
+        self._hear_of_nodes(now, commands)
         if why := self._idle.why_end(self.core.state, now):
             self._give(events.SessionEnded(why), now, commands)
 
     def _start_attendants(self, now: float, commands: list[Command]) -> None:
-        self.attendants.start_missing()
-        trouble = self.attendants.factory_trouble
+        self.helpers.start_missing()
+        trouble = self.helpers.factory_trouble
         if trouble != self.core.state.factory_trouble:
             self._give(events.FactoryTrouble(trouble), now, commands)
 
+    def _hear_of_nodes(self, now: float, commands: list[Command]) -> None:
+        known = self.core.state.nodes
+        heard = [
+            record
+            for record in self.history.nodes.changed(now)
+            if (before := known.get((record.source, record.node))) is None or record.at > before.at
+        ]
+        if heard:
+            self._give(events.NodesHeard(tuple(heard)), now, commands)
+
     def _give_up(self, role: Role, name: str, why: str, now: float, commands: list[Command]) -> None:
-        self.doors.forget(name.encode())
+        self.sockets.forget(name.encode())
         log.log(logging.WARNING if role is Role.PILOT else logging.INFO, "%s %s %s", role.value, name, why)
         if not name:
-            self._ended = "no client ever came"
+            self._ended = "no client ever connected"
         elif role is Role.PILOT:
             self._give(events.PilotLost(PilotId(name), why), now, commands)
         else:
             self._give(events.ClientGone(ClientId(name)), now, commands)
 
-    # ---- what goes out
+    # ---- outgoing messages
 
     def _end_turn(self, commands: list[Command]) -> None:
         self.journal.flush()
@@ -333,10 +353,11 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Messages to one peer leave as one frame, with its acknowledgements."""
+        """Carry out commands; send messages to one peer as one frame, with acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
+        claims: list[events.ClaimProbe] = []
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
@@ -356,6 +377,8 @@ class ManagerServer:
                     advice.append(command)
                 case _ if isinstance(command, events.Record):
                     self.history.record(command)
+                case events.ClaimProbe():
+                    claims.append(command)
                 case events.DiscardObject(path):
                     discard_result(self.folder, path)
                 case events.EndManager(reason):
@@ -363,18 +386,21 @@ class ManagerServer:
         for peer, messages in frames.items():
             for acks in self._acks.values():
                 messages += acks.along(peer)
-            if not self.doors.send(peer.encode(), wire.encode(messages)):
+            if not self.sockets.send(peer.encode(), wire.encode(messages)):
                 log.info("no peer is connected as %s", peer)
         for ask in advice:
-            self._advise(ask)
+            self.advisor.ask(ask, self.clock.now())
+            if (answer := self.history.answer(ask)) is not None:
+                self._give_back(answer)
+        for claim in claims:
+            if self.history.nodes.claim(claim.record, every_s=claim.every_s, now=self.clock.now()):
+                self._give_back(events.ProbeClaimed(claim.record.source, claim.record.node))
 
-    def _advise(self, ask: events.AskAdvice) -> None:
-        self.advisor.ask(ask, self.clock.now())
-        answer = self.history.answer(ask)
-        if answer is not None:
-            more: list[Command] = []
-            self._give(answer, self.clock.now(), more)
-            self._end_turn(more)
+    def _give_back(self, answer: Event) -> None:
+        """Give the core the answer to one of its commands."""
+        more: list[Command] = []
+        self._give(answer, self.clock.now(), more)
+        self._end_turn(more)
 
     # ---- the beginning
 
@@ -383,7 +409,7 @@ class ManagerServer:
         state = self.core.state
         models_s = [float(site.advice.time_limit_s) for site in sites if site.advice.url]
         self.advisor.limit_s = max(LIMIT_S, 2 * max(models_s, default=0.0))
-        self.attendants = Attendants(self.folder, sites, is_factory_here=lambda: factory_of(state) is not None)
+        self.helpers = HelperProcesses(self.folder, sites, is_factory_here=lambda: factory_of(state) is not None)
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []
@@ -399,11 +425,11 @@ class ManagerServer:
         self._give(events.ManagerRestarted(lost), now, commands)
         self._end_turn(commands)
         counts = len(state.calls), state.done, len(state.pilots)
-        log.warning("came back from the journal: %d calls open, %d done, %d pilots", *counts)
+        log.warning("restored from the journal: %d calls open, %d done, %d pilots", *counts)
 
 
 def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
-    """Return the refusal that replaces an event in the journal; None if the core has failed too often."""
+    """Return the refusal that replaces an event; None if the core has failed too often."""
     if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
         return None
     lines = lines_of_user_code(error)
@@ -412,18 +438,18 @@ def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float],
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file. Its name comes from a pilot: no other file is removed."""
+    """Remove a result file only, because its name comes from a pilot."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
     try:
         file.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:  # a name may hold a zero, or be too long
+    except (OSError, ValueError) as error:  # a name may contain a zero byte, or be too long
         _discard_log.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
 
 
 class IdleCheck:
-    """`limit_s`: 0 = the session may be idle forever."""
+    """Decides when an unused session ends. `limit_s`: seconds without use; 0 = never."""
 
     def __init__(self, limit_s: float, *, now: float) -> None:
         self._limit_s = limit_s
@@ -441,17 +467,17 @@ class IdleCheck:
 
 
 class EndRequest:
-    """The file that `stoker down` touches if the manager may be unable to read messages."""
+    """The file that `stoker down` touches, in case the manager cannot read messages."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self._path = folder.asked_to_end
         self._touched_ns = 0
 
     def is_new(self) -> bool:
-        """True if the file was touched since the last call. One that a killed `stoker down` left does not change."""
+        """True if the file was touched since the last call."""
         before = self._touched_ns
         try:
-            with self._path.open("rb") as file:  # opened: a network file system then looks again
+            with self._path.open("rb") as file:  # after opening, a network file system reads the time again
                 self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             self._touched_ns = 0

@@ -1,14 +1,14 @@
-"""The policies of a session: chosen by its site files, found by name, kept in its folder.
+"""The policies of a session: its site files name them, and its folder keeps them.
 
-A user's own policy is named "module:Class" or "path.py:Class". The named object is called, without arguments or with
-`provisioning=`. The result answers at the seams whose methods it has; the default policies answer at the others. A
-file in a package is imported as a module of that package.
+A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
+`provisioning=`. The result decides at the seams whose methods it has; the default policies decide at the others. A file
+in a package is imported as its module.
 
-Files of the user are copied: a manager that is started again, and every replay, decides as the first one did.
+Stoker copies the user's files, so that a restarted manager and every replay decide the same.
 
     <session folder>/
-        policies.json            the names, if they are not the default ones
-        policies/<setting>/      files of the user's that stand alone
+        policies.json            the names, if not the defaults
+        policies/<setting>/      the user's files outside packages
         packages/<root>/         files of the user's packages
 """
 
@@ -49,7 +49,7 @@ CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
 PACKAGES = "packages"
 POLICY_SETTINGS = ("name", "dispatch", "residency")
 COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
-"""Every policy has these (`stoker.manager.policies.Quiet`)."""
+"""Members of every policy (`stoker.manager.policies.Quiet`)."""
 SEAMS = {
     "dispatch": (
         "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
@@ -58,16 +58,16 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""A policy with the first method of a seam must have them all."""
+"""Members at each seam. A policy with the first member must have all."""
 _OURS = "stoker."
 _NEAR = 0.8
-"""The similarity (`difflib`) from which a name is a misspelling of another."""
+"""The similarity (`difflib`) from which a name counts as misspelled."""
 
 # ---- files
 
 
 def import_policy(name: str, *, folder: Path) -> ModuleType:
-    """A path counts from `folder`. Raises ConfigError."""
+    """Import a policy's module; paths are relative to `folder`. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     try:
         if own is None:
@@ -86,7 +86,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """Return a policy's name after `copy_policy`. `alone`: the folder for a file that stands alone."""
+    """Return the name that `copy_policy` gives a policy. `alone`: folder for a file without a package."""
     file = policy_file(name)
     if not file:
         return name
@@ -97,7 +97,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy the file of a policy, or the imported files of its package. Returns its name there."""
+    """Copy a policy's file, or its package's imported files. Return its new name."""
     file = policy_file(name)
     if not file:
         return name
@@ -117,7 +117,6 @@ def copy_policy(name: str, into: Path, *, alone: str) -> str:
 
 
 def _root_of(path: Path) -> Path:
-    """Return the folder that a file's package is imported from."""
     folder = path.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -125,14 +124,14 @@ def _root_of(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Packages of one name from two folders stay apart."""
+    """Return a folder for a package's copy, by its root: two packages may have one name."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
 def _import_alone(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"stoker_policy_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file", file=str(path))
+        raise ConfigError(f"{path} is not a Python file", file=str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # type annotations of the policy are resolved in this module
     spec.loader.exec_module(module)
@@ -140,8 +139,7 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Forgets a package of the same name from another folder (the original of a copy); its objects continue to use
-    it."""
+    """Import a module; first remove a package of the same name in another folder from `sys.modules`."""
     parts = path.relative_to(root).with_suffix("").parts
     there = sys.modules.get(parts[0])
     if there is not None and (root / parts[0]) not in [
@@ -168,8 +166,9 @@ def _imported_below(folder: Path) -> Iterator[Path]:
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return the policy of this name: one that ships, or a user's own, which is imported and made once as a check.
-    `folder`: where its path counts from. `seam`: the one that it is named for. Raises ConfigError."""
+    """Return a shipped policy, or import a custom policy and make it once as a check. `folder`: base of its path.
+    `seam`: the seam for which it is named. Raises ConfigError.
+    """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
@@ -198,7 +197,7 @@ def _makers(module: ModuleType) -> list[str]:
 
 
 def _wants_nothing(function: Callable[..., Any]) -> bool:
-    """`provisioning=` alone counts as nothing."""
+    """True if a function needs no argument; `provisioning=` does not count."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -209,7 +208,7 @@ def _wants_nothing(function: Callable[..., Any]) -> bool:
 def _policies(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """Call the named object, and add the default policies at the seams where its result does not answer."""
+    """Call the named object, and add default policies for seams that its result lacks."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
@@ -235,16 +234,16 @@ def _awareness(name: str, made: Any) -> Awareness | None:
         return None if said is None else Awareness(said)
     except ValueError:
         levels = ", ".join(repr(level.value) for level in Awareness)
-        raise ConfigError(f"policy {name}: awareness = {said!r} is no level; there are {levels}") from None
+        raise ConfigError(f"policy {name}: awareness = {said!r} is not a level; the levels are {levels}") from None
 
 
 def _answers(name: str, made: Any, *, seam: str) -> list[str]:
-    """Return the seams at which a policy answers. Raises ConfigError."""
+    """Return the seams at which a policy decides. Raises ConfigError."""
     slip = misspelled_override(made)
     if slip is not None:
         raise ConfigError(
-            f"policy {name}: the manager never asks for its {slip[0]}; did you mean {slip[1]}? (a name of"
-            " your own that is near to one of Stoker's begins with an underscore)"
+            f"policy {name}: the manager never calls its {slip[0]}; did you mean {slip[1]}? (start a name of"
+            " your own that is similar to one of Stoker's with an underscore)"
         )
     answers = [each for each, asked in SEAMS.items() if hasattr(made, asked[0])]
     for each in answers:
@@ -257,19 +256,19 @@ def _answers(name: str, made: Any, *, seam: str) -> list[str]:
             )
     if not answers:
         asks = ", ".join(f"{asked[0]} ({each})" for each, asked in SEAMS.items())
-        raise ConfigError(f"policy {name}: it answers at no seam; a policy has one of {asks}")
+        raise ConfigError(f"policy {name}: it has no method of a seam; a policy has at least one of {asks}")
     if seam and seam not in answers:
         lacks = [asked for asked in SEAMS[seam] if not hasattr(made, asked)]
         there = answers[0] if answers[0] in POLICY_SETTINGS else "name"
         raise ConfigError(
             f"policy {name}: it is named for {seam}, but has no {', '.join(lacks)}; it answers at "
-            f"{' and '.join(answers)}: say so in the site file ([policy] {there} = …)"
+            f"{' and '.join(answers)}: name it there in the site file ([policy] {there} = …)"
         )
     return answers
 
 
 def misspelled_override(made: object) -> tuple[str, str] | None:
-    """Return the first misspelled name in the classes of a policy, as `worth_lodaing`, and the probable one."""
+    """Return the first misspelled name in a policy's classes (`worth_lodaing`), and the probable name."""
     line = type(made).__mro__
     own = [each for each in line if not _is_given(each)]
     given = _public([each for each in line if _is_given(each)])
@@ -301,8 +300,9 @@ def _public(classes: Iterable[type]) -> dict[str, Any]:
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """`dispatch`, `residency`: only if they differ from `name`. `search_path`: of modules. `honours`: the wishes of
-    calls that the policies take into account (None: only the manager can tell)."""
+    """Names of policies. `dispatch`, `residency`: if they differ from `name`. `search_path`: where modules are found.
+    `honours`: wishes that the policies honour (None: only the manager knows).
+    """
 
     name: str = Policy().name
     dispatch: str = ""
@@ -316,7 +316,7 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
-    """A site that names no policy agrees with any other. Raises ConfigError if two differ."""
+    """Return the policies that all sites name. Raises ConfigError if two differ."""
     found, by = ChosenPolicies(), ""
     for site in sites:
         policy = site.policy
@@ -338,13 +338,12 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Make the policies that these sites would have in a session. Raises ConfigError if they disagree, or one cannot be
-    made."""
+    """Make these sites' policies. Raises ConfigError if sites differ or one cannot be made."""
     return _made(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    """Write the choice of policies into a new session's folder. Raises ConfigError, SessionError."""
+    """Write the choice of policies into a session's folder. Raises ConfigError, SessionError."""
     chosen = agreed(sites)
     if chosen == ChosenPolicies():
         return
@@ -355,7 +354,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         }
         try:
             made = _made(chosen, working_folder())
-        except ConfigError:  # one is in a module that only the manager finds
+        except ConfigError:  # a policy is in a module that only the manager finds
             made = None
         honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
@@ -364,7 +363,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
     if made is not None and made.awareness not in (None, Awareness.FULL):
         log.warning(
-            "policy %s is for contexts of awareness %s; a session keeps of each context what its recipe says: write "
+            "policy %s is for contexts of awareness %s; a session uses the awareness of each recipe: write "
             '@context(awareness="%s")',
             _short(chosen.name),
             made.awareness.value,
@@ -373,7 +372,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
 
 
 def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the wishes of calls that a session's policies take into account; None if only its manager can tell."""
+    """Return the wishes that a session's policies honour; None if only its manager knows."""
     kept = chosen_in(folder)
     if kept == ChosenPolicies():
         return default_policies().honours
@@ -387,11 +386,11 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
     except FileNotFoundError:
         return ChosenPolicies()
     except (OSError, *UNREADABLE) as error:
-        raise SessionError(f"{file} cannot be read: {error}; it says which policies decide in the session") from error
+        raise SessionError(f"{file} cannot be read: {error}; it names the policies of the session") from error
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Empty for the default policies, or if the choice cannot be read."""
+    """Return the policies' names; empty for the defaults, or if unreadable."""
     try:
         kept = chosen_in(folder)
     except SessionError as error:

@@ -1,13 +1,12 @@
-"""Snapshots of a core: a manager restarts from the last one instead of all events since the session began.
+"""Snapshots of a core, so that a manager restarts without all events of the session.
 
-A file has three parts: a head (the Stoker that wrote it, and the fields of each class), facts that are certain, and
-the pickled core. A manager reads the core only if it would write the same fields. Otherwise, as after an upgrade, it
-uses the certain facts, and the peers report the rest.
+A file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read, and the
+pickled core. A manager reads the core only if its own classes have the same fields. Otherwise, as after an upgrade, it
+uses the facts, and peers report the rest.
 
-The state is a graph with cycles and shared identity. Its nouns (plain objects, and Structs that change) are written
-one after the other, each as the values of its fields, in which other nouns are references: so the depth of a pickle
-does not grow with the graph. Only classes of the core, of policies, messages and a few containers are written or
-loaded.
+The state is a graph with cycles and shared objects. Its nouns (plain objects and mutable Structs) are written as a
+list. Each noun is the values of its fields, in which other nouns are references, so the depth of a pickle does not grow
+with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from stoker.whole_files import draft_of
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
 _MODULES = frozenset(
     {
-        "stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.contexts.step_times",
-        "stoker.chance",
+        "stoker.contexts.folders", "stoker.contexts.inference.adapter", "stoker.contexts.recipe",
+        "stoker.contexts.step_times", "stoker.chance",
     }
 )  # fmt: skip
 _CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozenset, bytearray, complex, range})
@@ -55,15 +54,15 @@ Layout = dict[str, list[str]]
 
 
 class Unsaveable(StokerError):
-    """The state holds something that a snapshot cannot keep."""
+    """The state has an object that a snapshot cannot keep."""
 
 
 class Unreadable(StokerError):
-    """A snapshot is damaged, or this version of Stoker does not know its content."""
+    """A snapshot is damaged, or of another version."""
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and everything that it refers to. `modules`: of a user's policies. Raises Unsaveable, OSError."""
+    """Write an object and all its references. `modules`: of custom policies. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -187,7 +186,7 @@ class _NounUnpickler(pickle.Unpickler):
 
 
 def new_noun(kind: type) -> object:
-    """Stands in a pickle for "a new object of this class"."""
+    """Represents a new object of this class in a pickle."""
     raise Unreadable(f"a {kind} outside of a snapshot")
 
 
@@ -223,7 +222,7 @@ def _class(module: str, name: str) -> type | None:
 
 
 def policies_modules(policies: Policies | None) -> frozenset[str]:
-    """Return the modules of policies, and all imported modules of the packages of a user's own."""
+    """Return the modules of policies, and all imported modules of their packages."""
     if policies is None:
         return frozenset()
     own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
@@ -235,11 +234,11 @@ def policies_modules(policies: Policies | None) -> frozenset[str]:
 
 _MAGIC = b"stoker snapshot 1\n"
 _PARTS = struct.Struct("<QIQIQI")
-"""Length and CRC-32 of the head, of the certain facts, and of the core."""
+"""Length and CRC-32 of the head, of the `CertainFacts`, and of the core."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """`segment`: follows; `at`: the time of the last event before it."""
+    """`segment`: the segment after the snapshot. `at`: time of the last event."""
 
     session: str
     stoker: str
@@ -249,7 +248,7 @@ class SnapshotHead(msgspec.Struct, frozen=True):
 
 
 class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
-    """Ends of calls that a client has not confirmed. `first`: how many results it had confirmed before."""
+    """Ends that a client has not confirmed. `first`: number of confirmed results."""
 
     client: ClientId
     number: int
@@ -258,7 +257,7 @@ class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CertainFacts(msgspec.Struct, frozen=True):
-    """They hold even if another version cannot read the core."""
+    """Facts that any version of Stoker can read."""
 
     clients: list[Unconfirmed] = []
 
@@ -276,7 +275,7 @@ def certain_of(state: State) -> CertainFacts:
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write and sync a snapshot. Returns its size. Raises Unsaveable, OSError."""
+    """Write and sync a snapshot. Return its bytes. Raises Unsaveable, OSError."""
     state = core.state
     with (
         draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
@@ -318,7 +317,7 @@ def read(path: Path) -> CoreSnapshot:
         raise Unreadable(f"{path}: {error.strerror}") from error
     start = len(_MAGIC) + _PARTS.size
     if not data.startswith(_MAGIC) or len(data) < start:
-        raise Unreadable(f"{path} is no snapshot of this version")
+        raise Unreadable(f"{path} is not a snapshot of this version")
     head_size, head_crc, certain_size, certain_crc, size, crc = _PARTS.unpack_from(data, len(_MAGIC))
     certain = data[start : start + certain_size]
     core = data[start + certain_size : start + certain_size + size]

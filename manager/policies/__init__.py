@@ -1,4 +1,4 @@
-"""Policies at the four seams. `default_policies()` are the paper's (Pervasive Context Management), `named` has all."""
+"""The policies. `default_policies()` follow Pervasive Context Management; `named` lists all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from stoker.manager.policies.residency import LoadWhereWanted
 
 
 def default_policies() -> Policies:
-    """Return the default policies: the hottest free library first, loads where they pay, blocks as the site files
-    say.
-    """
+    """Return the default policies: the hottest free library first, loads that pay, blocks as in the site files."""
     return SHIPPED[DEFAULT].make()
 
 

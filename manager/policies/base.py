@@ -1,4 +1,4 @@
-"""Defaults for policies, and the order in which free libraries are offered waiting calls.
+"""Defaults for policies, and the order in which libraries get waiting calls.
 
 A dispatch policy derived from `Quiet` implements `place`, `pull`, `dry` and `window`.
 """
@@ -6,7 +6,7 @@ A dispatch policy derived from `Quiet` implements `place`, `pull`, `dry` and `wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Library
@@ -15,37 +15,56 @@ from stoker.manager.core.seams import Action, Changes, View
 SATED = 4  # Least loaded libraries in a row that take nothing before the search stops
 
 _MOST_EXAMINED = 16
+_MOST_COMPARED = 8  # Free libraries of each speed that are compared
+
+
+def fastest_first(context: Context) -> Iterator[Library]:
+    """Yield free libraries: of device kinds with known speeds the fastest first, else the hottest.
+
+    A device that also runs calls of other libraries counts as slower. The first few of each speed are compared.
+    """
+    by_speed = context.index.hottest_by_speed()
+    if not by_speed:
+        return context.index.hottest()
+    some = [library for free in by_speed for library in islice(free, _MOST_COMPARED)]
+    some.sort(key=_slowness)
+    return chain(some, context.index.hottest())
+
+
+def _slowness(library: Library) -> float:
+    neighbours = (other for device in library.devices for other in device.libraries.values() if other is not library)
+    calls = 1 + library.load / library.slots + sum(bool(other.held) for other in neighbours)
+    return calls / library.context.speeds.get(library.kind)
 
 
 def hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Offer waiting calls to the library of the current burst, then to free ones, then to the least loaded.
+    """Yield the library of the current burst, then free libraries (`fastest_first`), then the least loaded.
 
-    The generator is lazy: a library takes what `Dispatch.pull` says before the next one is considered, so a
-    few calls never cost a walk over thousands of libraries.
+    Each library pulls before the next is yielded, so a few calls never cost a walk over thousands of libraries.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library
-    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # nearly always the first few take it all
-        for library in tuple(islice(index.hottest(), some)) if queue.count else ():
+    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # nearly always the first few take all calls
+        for library in tuple(islice(fastest_first(context), some)) if queue.count else ():
             yield library
-            if queue.single() is None:  # gangs that still wait need no other library to look at them
+            if queue.single() is None:  # no other library need look at gangs that still wait
                 return
     before = -1
     while (
         queue.count != before and index.free and context.slots > 1
-    ):  # several slots: the last calls go to the least loaded
+    ):  # several slots: the last calls go to the least loaded libraries
         before = queue.count
-        yield from tuple(islice(index.hottest(), _MOST_EXAMINED))
+        yield from tuple(islice(fastest_first(context), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
-        yield from tuple(islice(index.least_loaded(), SATED))  # libraries that take some move in the index
+        yield from tuple(islice(index.least_loaded(), SATED))  # libraries that take calls move in the index
         if queue.count == before:
             return
 
 
 class Quiet:
-    """Base class of policies: defaults, which do nothing, for everything but the questions of a seam."""
+    """Base class of policies, with defaults that do nothing."""
 
     period_s: float = 0.0
     by_deadline = False
@@ -55,11 +74,10 @@ class Quiet:
     places_one_by_one_up_to = 4
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Offer calls to the hottest free library first, then to the least loaded."""
         return hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing: this policy refuses calls that list several contexts."""
+        """Do nothing: calls that list several contexts are refused."""
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
@@ -69,7 +87,7 @@ class Quiet:
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Do nothing: an idle library stays until its room is needed."""
+        """Do nothing: an idle library stays until its memory is needed."""
         return ()
 
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002

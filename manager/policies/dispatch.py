@@ -1,37 +1,43 @@
 """Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
 
-The hottest free library (last used) comes first, so that unused ones cool down and are evicted. A library gets a
-backlog of up to `prefetch_s` of work beyond its slots if calls are shorter than a round trip to the manager, but
-at most its share of the queue; one that runs dry takes calls back from others. Short calls that arrive together
-go to one library in one frame. Calls of a function that has not run yet, or runs long, are not prefetched.
+The hottest free library (last used) comes first, so that unused libraries become idle and are evicted. If calls are
+shorter than a round trip to the manager, a library gets up to `prefetch_s` of work beyond its slots, at most its share
+of the queue. A library without work takes calls back from others. Short calls that arrive together go to one library in
+one frame. Calls of a function that has not run, or runs long, are not prefetched.
 
-A call that cannot finish within a pilot's walltime is not sent there, and within a priority the nearest deadline
-comes first (`stoker.manager.core.deadlines`). A gang starts when enough libraries are free; once enough are
-ready, free ones are kept for it when its turn has come.
+Of device kinds with different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
+slow one has a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
+
+A call that cannot finish within a pilot's walltime is not sent there. Within a priority the nearest deadline comes
+first (`stoker.manager.core.deadlines`). A gang starts when enough libraries are free. Once enough are ready, free
+libraries are kept for the next gang.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from stoker.manager.core.deadlines import call_fits
+from stoker.manager.core.deadlines import call_fits, expected_run_s
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState
 from stoker.manager.core.per_context import Burst
-from stoker.manager.core.seams import Action, SendGang, TakeBack, View
-from stoker.manager.policies.base import Quiet
+from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
+from stoker.manager.core.speeds import run_s_on
+from stoker.manager.policies.base import Quiet, fastest_first
+from stoker.manager.policies.faster_kinds import waits_for_faster
 from stoker.protocol.ids import LibraryId
 
-# Libraries that are compared at most.
+# Most libraries that are compared for one decision.
 _MOST_COMPARED = 8
 
 
 class HottestFirst(Quiet):
     """The default dispatch policy.
 
-    `prefetch_s`: backlog in seconds that hides the round trip; `prefetch_calls`: its limit in calls. `frame_s`:
-    the least work in seconds for which another library is woken. It grows up to `prefetch_s` when more than
-    `busy_per_s` calls end in a second.
+    `prefetch_s`: backlog in seconds that hides the round trip. `prefetch_calls`: its limit in calls. `frame_s`: least
+    seconds of work worth a frame to another library; it grows up to `prefetch_s` when more than `busy_per_s` calls end
+    in a second.
     """
 
     asks_every_call = False
@@ -47,22 +53,22 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the slots, plus a backlog once calls are known to be short. A library that retires gets what it
-        still serves.
-        """
+        """Return the slots plus a backlog for short calls; for a retiring library, its remaining calls."""
         context = library.context
         most = context.recipe.calls_per_library
         if most:
             return min(library.slots, most - library.served)
-        run_s = context.run_s
-        if not context.runs or run_s > self.prefetch_s or library.stuck:
+        if not context.runs or library.stuck:
+            return library.slots
+        run_s = run_s_on(context.speeds, context, library.kind)
+        if run_s > self.prefetch_s:
             return library.slots
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return the hottest library with a free slot, else one with room for a backlog."""
+        """Return the hottest library with a free slot, else with space for a backlog."""
         context, group = call.group.context, call.group
-        # Gangs that need more libraries than are ready keep nothing yet.
+        # A gang that needs more libraries than are ready holds back no call.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
@@ -72,16 +78,17 @@ class HottestFirst(Quiet):
             return burst.library.id
         for library in _with_free_slot(context):
             if library.load < self.window(view, library) and library.admits(call) and call_fits(view, library, call):
-                return library.id
+                again_s = waits_for_faster(view, library, call) if context.speeds.of else 0.0
+                return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
             for library in islice(context.index.least_loaded(), _MOST_COMPARED):
-                if not library.stuck:  # later ones have no more room
+                if not library.stuck:  # the later libraries are no less loaded
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
         return None
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return the free slots, plus a fair share of the queue as backlog if the next calls are short."""
+        """Return the free slots, plus a fair share of the queue if the next calls are short."""
         context = library.context
         load = len(library.held) + len(library.zombies)
         free = library.slots - load
@@ -95,6 +102,8 @@ class HottestFirst(Quiet):
         group = head.group
         if not call_fits(view, library, head):
             return 0
+        if context.speeds.of and free > 0 and (again_s := waits_for_faster(view, library, head)):
+            return self._another(view, library, again_s)
         if library.slots > 1 and free > 0:
             free = min(free, _share(library))
             room = min(room, free)
@@ -102,12 +111,12 @@ class HottestFirst(Quiet):
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
-        frame = int(self._frame_s(view) / (group.cost.run_s + 1e-6))
-        share = max(-(-context.queue.count // len(context.libraries)), frame)
+        frame = int(self._frame_s(view) / (expected_run_s(library, head) + 1e-6))
+        share = max(_even_share(library), frame)
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Take back half of the calls that another library has not begun, if that saves time."""
+        """Take back half of another library's backlog, if that saves time."""
         context = library.context
         most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
@@ -116,9 +125,30 @@ class HottestFirst(Quiet):
         waiting = victim.load - victim.taking - victim.slots
         if victim is library or waiting <= 0:
             return ()
-        if waiting * context.run_s < max(self.prefetch_s / 4, self._frame_s(view)):  # less than a frame is worth
+        run_s, there_s = (run_s_on(context.speeds, context, each.kind) for each in (library, victim))
+        if waiting * there_s < max(self.prefetch_s / 4, self._frame_s(view)):  # too little work for a frame
             return ()
-        return (TakeBack(victim.id, (waiting + 1) // 2),)
+        share = there_s / (run_s + there_s) if context.speeds.of and run_s else 0.5
+        return (TakeBack(victim.id, math.ceil(waiting * share)),)
+
+    def timer(self, view: View, key: str) -> Iterable[Action]:
+        """Ask the free libraries again whether a call that waits for a faster kind should still wait."""
+        context = view.contexts.get(key)
+        for library in tuple(islice(fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ():
+            answer, head = self.pull(view, library), library.context.queue.single()
+            if not isinstance(answer, int):
+                yield from answer
+            elif answer > 0 and head is not None and library.admits(head):
+                yield Send(head.id, library.id)
+
+    def _another(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
+        """Send a library one of the next calls, if its first waits for a faster kind; else ask again later."""
+        context = library.context
+        for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
+            able = call.group.options.gang[1] == 1 and library.admits(call) and call_fits(view, library, call)
+            if able and not waits_for_faster(view, library, call):
+                return (Send(call.id, library.id),)
+        return (Timer(view.now + again_s, context.recipe.key),)
 
     def _frame_s(self, view: View) -> float:
         return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
@@ -131,16 +161,24 @@ class HottestFirst(Quiet):
         return room and call_fits(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
-        """Start a gang on free libraries, once there are enough. Gangs of one context start one at a time, in order."""
+        """Start a gang if enough libraries are free. Gangs of one context start in order."""
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 
+def _even_share(library: Library) -> int:
+    """Return a library's share of the queue, in proportion to its speed."""
+    context, speeds = library.context, library.context.speeds
+    if not speeds.of:
+        return -(-context.queue.count // len(context.libraries))
+    mine = speeds.get(library.kind)
+    together = sum(len(some) * speeds.get(kind) for kind, some in context.index.of_kind.items())
+    return math.ceil(context.queue.count * mine / max(mine, together))
+
+
 def _share(library: Library) -> int:
-    """Return how many waiting calls a library of several slots takes so that it has no more than the other free
-    ones.
-    """
+    """Return how many calls a library takes to have no more than other free libraries."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -149,11 +187,13 @@ def _share(library: Library) -> int:
 
 
 def _with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot, hottest first; with several slots, the least loaded of the hottest first."""
+    """Yield libraries with a free slot: of kinds with known speeds the fastest first, else the hottest first; with
+    several slots, the least loaded of the first few.
+    """
     hottest = context.index.hottest()
     first = next(hottest, None)
-    if first is None or first.slots == 1:
-        return context.index.hottest()
+    if first is None or first.slots == 1 or context.speeds.of:
+        return fastest_first(context)
     some = [first, *islice(hottest, _MOST_COMPARED - 1)]
     some.sort(key=lambda library: library.load / library.slots)
     return chain(some, hottest)
@@ -167,6 +207,6 @@ def _next_gang(context: Context) -> Call | None:
 
 
 class ShortestFirst(HottestFirst):
-    """The default policy, but within a priority calls with a short expected run time come first."""
+    """The default policy, with short expected run times first within a priority."""
 
     by_run_time = True

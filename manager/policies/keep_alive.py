@@ -1,8 +1,8 @@
-"""How many libraries a context has, and how long idle ones stay (keep-alive: SLINFER §II-B).
+"""Limit a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads any library after a fixed idle time. The rest implements limits of programs
-(`Context.limits`): `room_for_more` bounds loads, `KeepAlive` unloads idle libraries. While gangs wait, or calls
-for which the core chooses a library (`Queue.apart`), none is unloaded.
+`IdleTimers` unloads any library after a fixed idle time. For the limits of programs (`Context.limits`), `room_for_more`
+bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart (`Queue.apart`) wait, no library is
+unloaded.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Iterable, Iterator
 
 from stoker.manager.core.deadlines import call_fits, run_fits, walltime_left_s
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
-from stoker.manager.core.seams import Timer, Unload, View
+from stoker.manager.core.seams import Sleep, Timer, Unload, View
+from stoker.manager.policies.sleeping import leaves_device
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6  # A timer may fire this many seconds early
+_SPARED_LOOK_S = 10.0  # Seconds between two checks of a library that stays because of its context's least number
 
 
 class IdleTimers:
-    """Unloads libraries that have served nothing for `keep_alive_s`. Each library has one timer at most."""
+    """Unloads libraries that were idle for `keep_alive_s`, except the least number of their context."""
 
     def __init__(self, keep_alive_s: float) -> None:
         if keep_alive_s < 0:
-            raise ValueError(f"keep_alive_s = {keep_alive_s}: no time is negative")
+            raise ValueError(f"keep_alive_s = {keep_alive_s}: it must be 0 or more")
         self.keep_alive_s = keep_alive_s
         self._set: set[LibraryId] = set()  # Libraries that have a timer
 
@@ -40,14 +42,15 @@ class IdleTimers:
         self._set.discard(id)
         library = view.libraries.get(id)
         if library is None or not _does_nothing(library):
-            return ()  # `idle` is called again when it falls idle
+            return ()  # `idle` is called again when the library is idle
         return self._after_idling(view, library)
 
     def _after_idling(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
         idle_s = view.now - max(library.ready_at, library.ended_at)
         left_s = self.keep_alive_s - idle_s
-        if left_s <= _ROUNDING_S:
+        if left_s <= _ROUNDING_S and not is_spared(library):
             return (Unload(library.id, f"it has served nothing for {idle_s:.3g} s"),)
+        left_s = max(left_s, _SPARED_LOOK_S) if is_spared(library) else left_s
         self._set.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
@@ -56,16 +59,16 @@ def _does_nothing(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.load
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that a policy with both parts honours
-_LOOKS = 20  # The most checks of a context within its keep-alive
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits honoured by a policy with both parts
+_LOOKS = 20  # Most checks of a context within its keep-alive
 _LEAST_LOOK_S = 0.05
-_GATHERING_LOOK_S = 1.0  # Least seconds between two checks while libraries gather
+_GATHERING_LOOK_S = 1.0  # Least seconds between two checks while gangs or calls apart wait
 
 
 def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
-    """Return how many libraries more a context may have; None = any number, below 0 = too many.
+    """Return how many more libraries a context may have; None = any number, below 0 = too many.
 
-    Stopping libraries count. Libraries of a disconnected pilot stop counting once calls have waited for `cut_s`.
+    Stopping libraries count. Libraries of a disconnected pilot stop counting once calls waited for `cut_s`.
     """
     most = context.limits.most
     if not most:
@@ -77,15 +80,13 @@ def room_for_more(view: View, context: Context, *, cut_s: float) -> int | None:
 
 
 def lacks_able_one(context: Context) -> bool:
-    """True if a waiting call can run in none of the context's libraries and none is loading. One more than the limit
-    is loaded for it.
-    """
+    """True if no library of the context is loading or can run a waiting call. Then one above the limit is loaded."""
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
 def room_for_pilots(view: View, context: Context) -> int | None:
-    """Return how many libraries more new pilots may hold of a context; None = any number."""
+    """Return how many more libraries of a context new pilots may hold; None = any number."""
     most = context.limits.most
     if not most:
         return None
@@ -104,7 +105,7 @@ def unable(view: View, context: Context) -> list[Library]:
 
 
 def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
-    """Rank a pilot for one of few allowed libraries: first those on which the next call can run."""
+    """Return a sort key: pilots that can run the next call come first."""
     lacks = lacks_able_one(context)
     has_one = lacks and any(library.context is context for library in pilot.libraries.values())
     return not runs_next(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
@@ -120,12 +121,15 @@ def _next_single(context: Context) -> Call | None:
 
 
 class KeepAlive:
-    def __init__(self) -> None:
+    """Unloads idle libraries of contexts with limits. `sleeps`: those on GPUs sleep if host memory is free."""
+
+    def __init__(self, *, sleeps: bool = False) -> None:
+        self.sleeps = sleeps
         self._due: dict[str, float] = {}  # When the timer of a context fires, by recipe key
 
-    def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
+    def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         context, limits = library.context, library.context.limits
-        is_extra = context.apart_lacks and context.queue.apart  # one more was loaded for a call that still waits
+        is_extra = context.apart_lacks and context.queue.apart  # one was loaded above the limit
         if limits.most and not is_extra:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
@@ -137,7 +141,7 @@ class KeepAlive:
             return ()
         return tuple(self._unload_expired(view, context, limits.keep_alive_s))
 
-    def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
+    def fired(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
         if not key.startswith(_PREFIX):
             return ()
         recipe = key.removeprefix(_PREFIX)
@@ -147,7 +151,7 @@ class KeepAlive:
             return ()
         return tuple(self._unload_expired(view, context, context.limits.keep_alive_s))
 
-    def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload]:
+    def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload | Sleep]:
         if context.queue.gangs or context.queue.apart:
             yield self._look_again(context, view.now + max(keep_alive_s / _LOOKS, _GATHERING_LOOK_S))
             return
@@ -162,7 +166,9 @@ class KeepAlive:
                 again_s = keep_alive_s - idle_s
             elif library.pilot.state is PilotState.HERE:
                 spare -= 1
-                yield Unload(library.id, f"it has served nothing for {idle_s:.3g} s")
+                sleeps = self.sleeps and leaves_device(library)
+                why = f"it has served nothing for {idle_s:.3g} s"
+                yield Sleep(library.id) if sleeps else Unload(library.id, why)
         if spare > 0 and again_s is not None:
             yield self._look_again(context, view.now + max(again_s, keep_alive_s / _LOOKS, _LEAST_LOOK_S))
 
@@ -172,13 +178,13 @@ class KeepAlive:
 
 
 class LeastNumbers:
-    """Checks that blocks which are released together leave each context its least number of libraries."""
+    """Checks that released blocks leave each context its least number of libraries."""
 
     def __init__(self) -> None:
         self._gone: Counter[Context] = Counter()
 
     def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """True if a block of these pilots may be released; its libraries then count as gone."""
+        """True if a block of these pilots may be released; then its libraries count as gone."""
         theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _counts(x))
         least = (context for context in theirs if context.limits.least)
         if any(theirs[context] > _spare(context) - self._gone[context] for context in least):
@@ -188,7 +194,7 @@ class LeastNumbers:
 
 
 def is_spared(library: Library) -> bool:
-    """True if a library must stay because its context has no more than its least number."""
+    """True if a library must stay because its context has only its least number."""
     return library.context.limits.least > 0 and _counts(library) and _spare(library.context) <= 0
 
 

@@ -1,8 +1,8 @@
-"""Room on occupied devices: which libraries leave so that a context can be loaded.
+"""Choose libraries to end on occupied devices, so that a context can be loaded.
 
-`idle_to_end` ends just enough idle libraries, least recently used first. `room_by_turns` gives a context that has
-waited long a device of the context with the most libraries. The calling policy provides `minimum` (bytes needed)
-and `may_leave`.
+`idle_to_end` chooses just enough idle libraries and sleepers, least recently used first; `idle_to_wake` does so beside
+a sleeper. `preempt_for_starved_context` gives a context that has waited long a device of the context with the most
+libraries. The policy provides `minimum` (bytes needed) and `may_leave`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.seams import Action, Unload, View
+from stoker.manager.core.seams import Action, Unload, View, Wake
+from stoker.manager.policies.device_sets import device_sets
+from stoker.manager.policies.sleeping import is_asleep, is_idle, more_to_wake, wakeable
 from stoker.manager.policies.where_to_load import may_load, suits
 
-Minimum = Callable[[Context, Device], int]  # Free bytes without which a context is not tried on a device
+Minimum = Callable[[Context, Device], int]  # Least free bytes of a device for loading a context
 
 MayLeave = Callable[[View, Library, Context], bool]
 
 
 class IdleKeeper(Protocol):
-    """Keeps idle libraries for contexts that will want them."""
-
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may leave to make room for a context."""
+        """True if a library may end for a context."""
 
 
 _May = Callable[[Library], bool]
@@ -37,25 +37,46 @@ def anyone(view: View, library: Library, context: Context) -> bool:  # noqa: ARG
 
 def idle_to_end(view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = anyone) -> list[Library]:
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    if loading or not any(other.idle for other in view.contexts.values() if other is not context):
+    if loading or not _any_leaves(view, context):
         return []
+    may_go = _may_leave_idle(view, context, may_leave)
+    return _libraries_to_end(view, context, minimum, may_go=may_go, rank=_last_used)
 
+
+def idle_to_wake(view: View, sleeper: Library, *, may_leave: MayLeave = anyone) -> list[Library]:
+    """Return the idle libraries and sleepers that must leave so that a sleeper can wake; empty if too few."""
+    return _libraries_beside(sleeper, _may_leave_idle(view, sleeper.context, may_leave), _last_used)
+
+
+def _any_leaves(view: View, context: Context) -> bool:
+    if any(other.idle for other in view.contexts.values() if other is not context):
+        return True
+    return any(is_asleep(library) for library in view.libraries.values())
+
+
+def _may_leave_idle(view: View, context: Context, may_leave: MayLeave) -> _May:
     def may_go(library: Library) -> bool:
-        return is_idle(library) and not _saved(library, context) and may_leave(view, library, context)
+        if library.context is context:
+            return False
+        unused = is_idle(library) or (is_asleep(library) and not library.context.queue.count)
+        return unused and not _saved(library, context) and may_leave(view, library, context)
 
-    return _libraries_to_end(view, context, minimum, may_go=may_go, rank=lambda x: (x.used_at, x.id))
+    return may_go
 
 
-def room_by_turns(
+def _last_used(library: Library) -> tuple[float, ...]:
+    return library.used_at, library.id
+
+
+def preempt_for_starved_context(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = anyone
 ) -> list[Action]:
-    """Give a context that has long lacked libraries a device of the context that holds most, once that has had its
-    turn.
-    """
+    """Give a context that lacked libraries for `patience_s` a device of the context with the most libraries."""
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
         return []
+    why = f"{context.recipe.name} has waited {waited:.0f} s for a device"
 
     def may_go(library: Library) -> bool:
         age = view.now - library.ready_at
@@ -63,28 +84,41 @@ def room_by_turns(
         had_its_turn = ready and age > max(patience_s, library.context.load_s)
         return had_its_turn and may_leave(view, library, context)
 
-    chosen = _libraries_to_end(
-        view, context, minimum, may_go=may_go, rank=lambda x: (-len(x.context.libraries), x.ready_at)
-    )
-    return [Unload(x.id, f"{context.recipe.name} has waited {waited:.0f} s for a device") for x in chosen]
+    def rank(library: Library) -> tuple[float, ...]:
+        return -len(library.context.libraries), library.ready_at
+
+    for sleeper in wakeable(view, context):
+        if chosen := _libraries_beside(sleeper, may_go, rank):
+            return [*(Unload(x.id, why) for x in chosen), Wake(sleeper.id)]
+    return [Unload(x.id, why) for x in _libraries_to_end(view, context, minimum, may_go=may_go, rank=rank)]
+
+
+def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Library]:
+    ways = [_way_to(device, more_to_wake(sleeper), may_go, rank) for device in sleeper.devices]
+    if None in ways:
+        return []
+    return list({x.id: x for way in ways if way is not None for x in way[1]}.values())
 
 
 def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank) -> list[Library]:
-    """Return the libraries to end so that the context fits on devices of one pilot, lowest rank first.
+    """Return the libraries to end so that the context fits on one pilot, lowest rank first.
 
-    Empty if room is already on its way, or cannot be made.
+    Empty if memory is already being freed, or cannot be.
     """
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:
             continue
         able = (device for device in pilot.devices.values() if may_load(view, context, device))
-        ways = [_way(context, device, minimum, may_go, rank) for device in able]
-        open_ways = sorted((way for way in ways if way is not None), key=lambda way: way[0])
-        open_ways = open_ways[: context.recipe.needs.devices]
-        if len(open_ways) < context.recipe.needs.devices:
+        ways = {device: _way(context, device, minimum, may_go, rank) for device in able}
+        open_ways = {device: way for device, way in ways.items() if way is not None}
+        devices = next(
+            device_sets(sorted(open_ways, key=lambda device: open_ways[device][0]), context.recipe.needs.devices), None
+        )
+        if devices is None:
             continue
-        worst, chosen = open_ways[-1][0], {x.id: x for _, libraries in open_ways for x in libraries}
+        worst = max(open_ways[device][0] for device in devices)
+        chosen = {x.id: x for device in devices for x in open_ways[device][1]}
         if best is None or worst < best[0]:
             best = worst, list(chosen.values())
     return [] if best is None else best[1]
@@ -93,10 +127,14 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
 def _way(
     context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
 ) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Return the libraries to end on this device after the highest rank among them; None if the context cannot fit."""
+    """Return the highest rank of the libraries to end on this device, and these; None if the context cannot fit."""
     if not suits(context, device) or holds(device, context):
         return None
-    short = minimum(context, device) - device.free_bytes
+    return _way_to(device, minimum(context, device), may_go, rank)
+
+
+def _way_to(device: Device, needed: int, may_go: _May, rank: _Rank) -> tuple[tuple[float, ...], list[Library]] | None:
+    short = needed - device.free_bytes
     short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
     candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)
     worst: tuple[float, ...] = (-math.inf,)
@@ -115,20 +153,15 @@ def holds(device: Device, context: Context) -> bool:
     return False
 
 
-def is_idle(library: Library) -> bool:
-    return library.state is LibraryState.READY and not library.held and not library.zombies
-
-
 def _saved(library: Library, context: Context) -> bool:
-    """True if a free library waits for the rest of a gang that is before this context in line."""
+    """True if a free library is kept for a gang that is before this context in line."""
     if not is_idle(library):
         return False
-    mine, other = context.lacking, _gathers(library.context)
+    mine, other = context.lacking, _incomplete_gang_rank(library.context)
     return other is not None and (mine is None or other < mine)
 
 
-def _gathers(context: Context) -> tuple[int, float, int] | None:
-    """Return the place in line of a context whose first call is a gang that is not all ready."""
+def _incomplete_gang_rank(context: Context) -> tuple[int, float, int] | None:
     head = context.queue.head()
     gang = head.group.options.gang[0] if head is not None else 1
     if head is None or gang == 1 or sum(x.state is LibraryState.READY for x in context.libraries.values()) >= gang:

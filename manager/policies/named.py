@@ -1,4 +1,4 @@
-"""The shipped policies by name. Scenarios compare them, site files deploy them.
+"""The shipped policies by name.
 
 `stoker.manager.live.session_policies` finds policies in files or modules.
 """
@@ -26,8 +26,7 @@ DEFAULT = "default"
 class Named(msgspec.Struct, frozen=True):
     """A policy with a name.
 
-    `about`: one sentence for people. `make`: returns fresh policies; takes `provisioning=` and the policy's
-    settings as keywords.
+    `about`: one sentence for users. `make`: returns new policies; takes `provisioning=` and the policy's settings.
     """
 
     name: str
@@ -69,7 +68,7 @@ SHIPPED: dict[str, Named] = {
         ),
         Named(
             "arlo",
-            "A model in several lengths: a call runs in the shortest that fits, devices follow the lengths that come.",
+            "A model in several lengths: a call runs in the shortest that fits; the calls' lengths divide the devices.",
             arlo,
         ),
     )
@@ -78,7 +77,7 @@ SHIPPED: dict[str, Named] = {
 
 
 def named(name: str) -> Named:
-    """Return a shipped policy. Raises ConfigError that names the nearest one."""
+    """Return a shipped policy. Raises ConfigError, which names the nearest policy."""
     found = SHIPPED.get(name)
     if found is None:
         raise ConfigError(f"policy {name!r} {why_no_policy(name)}")

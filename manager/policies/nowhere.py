@@ -1,4 +1,4 @@
-"""Explains to users why a context can be loaded nowhere, or a gang can never run."""
+"""Explain to users why a context can be loaded nowhere, or a gang can never run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stoker.manager.core.blame import is_lastingly_unfit, why_unfit
 from stoker.manager.core.deadlines import load_fits, load_fits_source
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
+from stoker.manager.policies.device_sets import most_sets
 from stoker.manager.policies.making_room import Minimum
 from stoker.manager.policies.where_to_load import is_of_kind, known_bytes, may_suit, names_cpus
 from stoker.protocol.calls import Failure, FailureKind
@@ -23,7 +24,7 @@ _SHOWN_LINES = 5
 def why_nowhere(
     view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
 ) -> Failure | None:
-    """Return why no present or future device can hold the context; None if one can, or that is not known yet."""
+    """Return why no present or future device can hold the context; None if one can, or unknown."""
     impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
     return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
 
@@ -38,14 +39,14 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     plan = []
     for call in sorted(hopeless, key=lambda call: call.id):
         wants = call.group.options.gang[0]
-        own = context.said_limits.get(call.group.client.id, NO_LIMITS).most or math.inf
+        own = context.reported_limits.get(call.group.client.id, NO_LIMITS).most or math.inf
         if fit < limit:
-            where = "fit on the devices that there are and that may come"
+            where = "fit on the present and possible devices"
             instead = "for more devices in the site file ([pilot] max_blocks, [provider] nodes)"
         elif own < wants:
             where, instead = "may be loaded at once", "for a larger max_libraries"
         else:
-            where = f"may be loaded at once, since another program says max_libraries = {limit:g}"
+            where = f"may be loaded at once, because another program set max_libraries = {limit:g}"
             instead = "for a larger max_libraries there; or use a session of your own"
         text = (
             f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} {where};"
@@ -65,7 +66,7 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
     devices = [device.facts for pilot in pilots for device in pilot.devices.values()]
     spare = " (spare cores, for kinds that name them)"
     seen = Counter(f"{facts.kind} {show_bytes(facts.memory_bytes)}{spare * facts.spare}" for facts in devices)
-    wants = [f"{needs.devices} devices on one pilot"] if needs.devices > 1 else []
+    wants = [f"{needs.devices} devices of one kind on one pilot"] if needs.devices > 1 else []
     if needs.kinds:
         wants.append("kind " + " or ".join(needs.kinds))
     if memory := max(known_bytes(context, facts) for facts in devices):
@@ -78,13 +79,15 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
 
 
 def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
-    """Name the setting that would bring a device with enough memory; empty if memory is not the cause."""
+    """Name the setting that brings a device with enough memory, if memory is the cause."""
     smaller, together = [], 0
     for pilot in pilots:
         of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
         smaller += [facts for facts in of_kind if known_bytes(context, facts) > facts.memory_bytes]
         together = max(together, sum(facts.memory_bytes for facts in of_kind if facts.on_host))
-    if not smaller or context.recipe.needs.devices > 1:
+    if context.recipe.needs.devices > 1:
+        return "" if smaller else _more_devices(context, pilots)
+    if not smaller:
         return ""
     needed = max(known_bytes(context, facts) for facts in smaller)
     if not any(facts.on_host for facts in smaller):
@@ -96,11 +99,23 @@ def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
     return f"{have}ask for more in the site file ([provider] memory)"
 
 
-def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return what is wrong with the pilots if each that could hold the context is unfit and no other can come.
+def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
+    needed, is_host, most = context.recipe.needs.devices, False, 0
+    for pilot in pilots:
+        of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
+        for count in range(1, needed):
+            most = max(most, count * (most_sets(of_kind, count) > 0))
+        is_host = is_host or any(facts.on_host for facts in of_kind)
+    if not most:
+        return ""
+    more = f'set [pilot] devices = "cpu:{needed}"' if is_host else f"ask for {needed} GPUs a node ([provider] gpus)"
+    return f"\n  {more} in the site file, or load it over fewer devices (devices={most})"
 
-    Disks may be full for seconds, disconnected pilots may return, and blocks are replaced: those give no answer
-    yet.
+
+def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
+    """Return the pilots' faults if all suitable pilots are unfit and no other can come.
+
+    Disks may be full for seconds, disconnected pilots may return, and blocks are replaced; then return None.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
@@ -111,7 +126,7 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
     reasons = [why_unfit(pilot, context.recipe.key, view.now) for pilot in able]
     if not reasons or not all(reasons) or not all(is_lastingly_unfit(pilot, context.recipe.key) for pilot in able):
         return None
-    said = [f"none of the pilots that are here can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
+    said = [f"no pilot of the session can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
     if len(said) > _SHOWN_LINES:
         said[_SHOWN_LINES:] = [f"and {len(said) - _SHOWN_LINES} more like these"]
     return Failure(FailureKind.PILOT, "\n  ".join(said))
@@ -123,7 +138,7 @@ def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
         for device in pilot.devices.values()
         if may_suit(context, device) and minimum(context, device) <= device.facts.memory_bytes
     ]
-    return len(able) >= context.recipe.needs.devices
+    return most_sets((device.facts for device in able), context.recipe.needs.devices) > 0
 
 
 def _most_libraries(view: View, context: Context) -> float:
@@ -151,7 +166,7 @@ def _most_libraries(view: View, context: Context) -> float:
 
 def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
     able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
-    return len(able) // context.recipe.needs.devices
+    return most_sets(able, context.recipe.needs.devices)
 
 
 def _too_short(view: View, context: Context) -> Failure | None:
@@ -163,8 +178,8 @@ def _too_short(view: View, context: Context) -> Failure | None:
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(
         FailureKind.NO_DEVICE,
-        f"context {context.recipe.name} {_how_long(context)}, longer than a pilot may live (walltime: {have}; "
-        "a part of it is kept to end in good order); ask for more in the site file ([provider] walltime)",
+        f"context {context.recipe.name} {_how_long(context)}, longer than a pilot may run (walltime: {have}; "
+        "a part of it is reserved for a clean exit); ask for more in the site file ([provider] walltime)",
     )
 
 

@@ -1,16 +1,14 @@
-"""How many blocks of which source: the factory policies.
+"""Choose how many blocks to request from which source.
 
-"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management
-§1). The opportunistic rule keeps a few blocks pending up to its cap; the demand rule requests what the waiting
-calls need to be done in a given time; the fixed rule keeps a number; the last one requests a number once.
+The opportunistic rule keeps a few blocks pending up to its limit. The demand rule requests enough blocks to finish the
+waiting calls in a given time. The fixed rule keeps a given number of blocks; the rule `once` requests its number once.
 
-Beyond the first and the least blocks of the site file, no block is requested that no queued call could use. If
-the blocks of the first suitable source wait longer than `late_s`, the next one is asked as well. A source that
-fails is asked again after a pause that doubles; after `give_up` failures (twice that if it has brought pilots)
-waiting calls fail with the reason.
+Beyond the site file's first and least blocks, a block is requested only if a queued call could use it. If blocks of the
+first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again after a
+pause that doubles. After `give_up` failures (twice as many if it brought pilots) waiting calls fail with the reason.
 
-Blocks are released after `idle_s` without work, emptiest first, while no waiting call could use them. Pending
-blocks are withdrawn when there were too many for `WITHDRAW_S`.
+Blocks that no call uses or could use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
+`WITHDRAW_S` are withdrawn.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
+from stoker.manager.policies.device_sets import most_sets
 from stoker.manager.policies.keep_alive import LeastNumbers, is_spared, room_for_pilots
 from stoker.manager.policies.where_to_load import is_of_kind, known_bytes
 from stoker.protocol.blocks import BlockPhase, Rule
@@ -30,13 +29,13 @@ from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 
 WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are withdrawn
-_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus: no event tells that the last call was sent
-_REPLACED = "its blocks are over, and none is replaced"
+_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus: no event reports that the last call was sent
+_REPLACED = "its blocks have ended, and no block replaces them"
 UNKNOWN_RUN_S = 30.0  # Assumed seconds of a call before one has run
 
 
 class TakeWhatComes(Quiet):
-    """For pilots that Parsl's scaling or a person starts. `elastic`: others may join later."""
+    """For pilots that Parsl or a person starts. `elastic`: more pilots may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
         self.elastic = elastic
@@ -51,7 +50,7 @@ class TakeWhatComes(Quiet):
 
 
 class KeepBlocks(Quiet):
-    """The default provisioning policy: each source by its own rule. Without sources, as `TakeWhatComes`."""
+    """The default provisioning policy: each source by its own rule."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class KeepBlocks(Quiet):
         if not view.sources:
             return ()
         plan: list[Action] = []
-        rooms = {context: room_for_pilots(view, context) for context in view.hungry.values()}
+        rooms = {context: room_for_pilots(view, context) for context in view.waiting_contexts.values()}
         waiting = {context: _unserved(context, room) for context, room in rooms.items() if room != 0}
         least = LeastNumbers()
         for source in view.sources.values():
@@ -84,7 +83,7 @@ class KeepBlocks(Quiet):
             wanted = self._more(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
-            plan += self._shrink(view, source, has_use=bool(useful), least=least)
+            plan += self._release_idle_blocks(view, source, has_use=bool(useful), least=least)
             plan += self._withdraw(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
@@ -95,7 +94,7 @@ class KeepBlocks(Quiet):
                 if queued:  # a running block is never late, however long it boots
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
-                for context in useful:  # calls for these slots do not wait for the next source
+                for context in useful:  # request no blocks of the next source for calls that fit these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
                     slots -= taken
@@ -105,13 +104,13 @@ class KeepBlocks(Quiet):
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """True if a source has brought no pilot yet, or brought devices that suit the context."""
+        """True if a source's pilots could hold the context, or the source has brought no pilot yet."""
         return any(self._could(source, context) for source in view.sources.values())
 
-    # ---- more
+    # ---- requests
 
     def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
-        """Return how many blocks more a source gets for the waiting contexts that its pilots could hold."""
+        """Return how many more blocks to request for contexts that the source could hold."""
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -157,7 +156,7 @@ class KeepBlocks(Quiet):
             for facts in source.devices
             if is_of_kind(context, facts) and known_bytes(context, facts) <= facts.memory_bytes
         ]
-        return len(able) >= needs.devices
+        return most_sets(able, needs.devices) > 0
 
     def _retry_at(self, source: SourceState) -> float:
         times = source.failures + max(0, source.short_lived - 1)
@@ -167,10 +166,11 @@ class KeepBlocks(Quiet):
         pause_s: float = self.backoff_s * 2.0 ** min(times - 1, 20)
         return source.failed_at + min(longest_s, pause_s)
 
-    # ---- fewer
+    # ---- releases
 
-    def _shrink(self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers) -> Iterator[Action]:
-        """Release blocks without work, and set a timer for the next ones."""
+    def _release_idle_blocks(
+        self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers
+    ) -> Iterator[Action]:
         rule = source.source
         retry_at = self._retry_at(source)
         if retry_at > view.now:
@@ -209,9 +209,7 @@ class KeepBlocks(Quiet):
             least = min(least, surplus)
             if view.now - since >= WITHDRAW_S:
                 for block in sorted(queued, key=lambda block: block.since)[-least:]:
-                    yield ReleaseBlock(
-                        block.id, f"it waits in the queue, and no call has needed it for {WITHDRAW_S:g} s"
-                    )
+                    yield ReleaseBlock(block.id, f"it is queued, and no call has needed it for {WITHDRAW_S:g} s")
                 self._surplus.pop(rule.name, None)
             else:
                 self._surplus[rule.name] = since, least
@@ -224,9 +222,7 @@ class KeepBlocks(Quiet):
         return rule.first if rule.rule is Rule.FIXED else rule.least
 
     def _idle_since(self, view: View, block: Block) -> float | None:
-        """Return since when a block has had nothing to do; None while it works, loads, or holds a library that must
-        stay.
-        """
+        """Return when a block became idle; None while it works, loads, or must stay."""
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]
@@ -237,35 +233,35 @@ class KeepBlocks(Quiet):
                 since = max(since, library.used_at)
         return since
 
-    # ---- none at all
+    # ---- failures of all sources
 
     def _is_hopeful(self, source: SourceState) -> bool:
         if source.coming or source.source.rule is Rule.ONCE:
             return bool(source.coming) or self._is_due_once(source)
-        # A source that has brought pilots has no error in its site file: its jobs may be killed from outside.
+        # A source that has brought pilots has a correct site file; its jobs may be killed from outside.
         give_up = 2 * self.give_up if source.devices else self.give_up
         return not source.stopped and source.failures < give_up
 
     def _hopeless(self, view: View) -> Iterator[Action]:
         """Fail waiting calls if every source keeps failing and no pilot is here."""
         able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
-        if not view.sources or not view.hungry or any(True for _ in able):
+        if not view.sources or not view.waiting_contexts or any(True for _ in able):
             return
         sources = view.sources.values()
         if any(self._is_hopeful(source) for source in sources):
             return
         why = ((source.source.name, source.stopped or source.last_failure or _REPLACED) for source in sources)
         said = [f"no pilot could be started: {name}: {what}" for name, what in why]
-        more = "\n  ".join([*said, "mend what it says (the site file, or what a job finds on its node) and try again"])
-        for key in view.hungry:
+        more = "\n  ".join([*said, "fix the cause (in the site file, or on the node of the job) and try again"])
+        for key in view.waiting_contexts:
             yield FailWaiting(RecipeKey(key), Failure(FailureKind.NO_DEVICE, more))
 
 
 def _unserved(context: Context, room: int | None) -> int:
-    """Return the slots that waiting calls lack beyond loading libraries and, for gangs, free ones.
+    """Return the slots that waiting calls need beyond those of loading and, for gangs, free libraries.
 
-    All gangs count as large as the first: its least size, or its largest with a deadline. `room`: libraries that
-    the context may still have.
+    Every gang counts with the first gang's least size, or its largest with a deadline. `room`: further libraries
+    allowed.
     """
     head = context.queue.head()
     if head is None:
@@ -281,8 +277,7 @@ def _unserved(context: Context, room: int | None) -> int:
 def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
     """Return how many calls of these contexts a block runs at once, at least 1.
 
-    Spare cores take few contexts: they count only if each context names CPUs alone, and the GPUs next to them
-    then do not.
+    Spare cores count only if each context names CPUs alone; then GPUs do not count.
     """
     kinds = [context.recipe.needs.kinds for context in contexts]
     on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)

@@ -1,6 +1,4 @@
-"""Reactions to advice: quarantine nodes and devices that keep failing calls, and separate calls that slow each other
-down.
-"""
+"""React to advice: quarantine nodes and devices that fail calls; separate calls that slow each other."""
 
 from __future__ import annotations
 
@@ -23,9 +21,8 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components that belong to a device;
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
     """Quarantine a pilot or one of its devices after this verdict.
 
-    A node that fails each call within a second would take a whole queue. Several different calls must have failed
-    for it within `WITHIN_S`, and other pilots must be able to run them. A failure that most pilots share is no
-    single node's fault.
+    A node that fails each call within a second would fail a whole queue. `CALLS` different calls must have failed there
+    within `WITHIN_S`, and other pilots must be able to run them. A failure on most pilots is no single node's fault.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames(verdict):
@@ -76,11 +73,10 @@ Reservation = Callable[[Context, tuple[Device, ...]], int]
 
 
 class Unpacking:
-    """Separates calls that share a device and slow each other down (SchedMate §4.1).
+    """Separates calls that share a device and slow each other (SchedMate §4.1).
 
-    A call whose throughput fell by more than `LIMIT` since its best is slowed by a call that came to its device
-    later. The paper evicts the newcomer. Here it moves once, to a device where nothing runs, and only if it keeps
-    its progress.
+    If a call's throughput fell by more than `LIMIT`, a call that came to its device later slows it. The paper evicts
+    the newcomer. Here it moves once, to an unused device, and only if it keeps its progress.
     """
 
     def __init__(self) -> None:
@@ -108,11 +104,11 @@ class Unpacking:
         yield Load(RecipeKey(library.context.recipe.key), place[0].pilot.id, tuple(d.id for d in place), memory_bytes)
         yield Evict(call.id)
         share = f"{pace.slowed:.0%}"
-        yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call goes elsewhere")
+        yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call runs elsewhere")
 
 
 def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
-    """Return the library, and its only call, that began last on a device of `slowed` after `since`."""
+    """Return the library and call that began last on a device of `slowed`, after `since`."""
     if call not in slowed.held:
         return None
     others = {

@@ -1,32 +1,43 @@
-"""Residency, as in Pervasive Context Management (§3): load a context where it is wanted, keep it until room is
-needed.
+"""Residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it.
 
-A context is loaded on one more device while its calls would wait longer for the present and loading libraries
-than a load takes. Before a run is measured the wait counts as endless. A context takes its declared size, else
-the measured one, else all that is free but a corner for calls without a context.
+A context is loaded on another device while its calls would wait longer for its libraries than a load takes. An
+unmeasured run counts as endless. A context takes its declared size, else its measured size, else all free memory except
+a part for calls without a context.
 
-If nothing fits, just enough idle libraries on one device are evicted, least recently used first. If none is idle,
-a context without libraries that has waited for `patience_s` gets a device from the context with the most
-libraries. The paper has no such rule; without it a long queue would starve others.
+A sleeping library of the context wakes before one is loaded, if that is faster (`stoker.manager.policies.sleeping`).
+
+If no device has enough memory, just enough idle libraries on one device sleep or end, least recently used first. If no
+library is idle, a context without libraries gets a device of the context with the most libraries after `patience_s`.
+The paper lacks this rule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.queues import is_lingering
-from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
+from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View, Wake
 from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
+from stoker.manager.policies.device_sets import device_sets
 from stoker.manager.policies.keep_alive import KeepAlive, able_first, lacks_able_one, room_for_more, runs_next, unable
-from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
+from stoker.manager.policies.making_room import (
+    IdleKeeper,
+    MayLeave,
+    anyone,
+    holds,
+    idle_to_end,
+    idle_to_wake,
+    preempt_for_starved_context,
+)
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
+from stoker.manager.policies.sleeping import falling_asleep, is_asleep, make_place, more_to_wake, wakeable
 from stoker.manager.policies.where_to_load import (
     bare_bytes,
     failures,
@@ -48,6 +59,7 @@ class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
     honours = keep_alive.HONOURS
+    lets_sleep = True  # False: idle libraries end, and none sleeps
 
     def __init__(
         self,
@@ -63,11 +75,13 @@ class LoadWhereWanted(Quiet):
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
         self.keeper = keeper
-        self._keep_alive = KeepAlive()
+        if keeper is not None:  # it wakes no library
+            self.lets_sleep = False
+        self._keep_alive = KeepAlive(sleeps=self.lets_sleep)
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return loads that pay, evictions that make room for one, or a failure if it can never be loaded."""
+        """Return loads that shorten the wait, evictions for a load, or a failure if none is possible."""
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
@@ -75,6 +89,11 @@ class LoadWhereWanted(Quiet):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
         more = self.worth_loading(context, [x for x in alive if not is_lingering(view.now, x, load_s=load_s)])
+        wakes = self._wakes(view, context, more)
+        plan += wakes
+        more -= sum(isinstance(action, Wake) for action in wakes) + falling_asleep(context)
+        if wakes and more <= 0:
+            return plan
         room = room_for_more(view, context, cut_s=self.cut_s)
         if room is not None and room <= 0 < more:
             plan += self._leave_for_able_one(view, context)
@@ -93,7 +112,7 @@ class LoadWhereWanted(Quiet):
         ]
         if loads:
             return plan + loads
-        if not alive:
+        if not alive and not any(x.state is LibraryState.ASLEEP for x in context.libraries.values()):
             nowhere = self.why_nowhere(view, context)
             if nowhere is not None:
                 return (FailWaiting(key, nowhere),)
@@ -120,7 +139,7 @@ class LoadWhereWanted(Quiet):
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return what it declares, else what was measured plus 10 %, else all that it was promised."""
+        """Return the declared size, else the measured size plus 10 %, else the promised size."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -131,23 +150,23 @@ class LoadWhereWanted(Quiet):
     # ---- how many
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """Return how many more libraries pay next to the ready and loading ones."""
+        """Return how many more libraries are worth their load time."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
-        # A library that is still loading has room for `slots` of the waiting calls; a gang takes one library a member.
+        # A loading library has room for `slots` of the waiting calls; a gang takes one library a member.
         loading = sum(x.state is LibraryState.LOADING for x in alive)
         least = gang - len(alive) if gang > 1 or not alive else 0
         most = max(-(-(waiting - loading * slots) // slots), least)
         if is_probed(context):
             return min(most, probes(alive))
         run_s = context.run_s
-        if head is not None and not context.recipe.loader:  # its runs are the runs of all functions without a context
+        if head is not None and not context.recipe.loader:  # functions without a loader share one context
             run_s = head.group.cost.run_s
         if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
-            # Libraries that retire before all calls are done: their successors cost no more now than later.
+            # Libraries retire before all calls are done: loading their successors costs the same now and later.
             serves = context.recipe.calls_per_library
             served_here = sum(max(0, serves - library.served - library.load) for library in alive)
             least = min(most, max(least, -(-(waiting - served_here) // serves)))
@@ -159,32 +178,22 @@ class LoadWhereWanted(Quiet):
     # ---- where
 
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Yield device sets with room for the context and without it, in order of preference.
+        """Yield device sets that fit the context and lack it, best first.
 
-        Pilots where it failed to load twice are left out, unless `desperate`.
+        Pilots with `GIVE_UP_ON_PILOT` failed loads are excluded, unless `desperate`.
         """
-        needs = context.recipe.needs
         open_devices = [
             d
             for d in view.devices()
-            if not holds(d, context)  # first because it is quick: with thousands of pilots nearly all hold it
+            if not holds(d, context)  # first, because it is quick: nearly all pilots hold the context
             and self.fits(context, d)
             and may_load(view, context, d, desperate=desperate)
         ]
         open_devices.sort(key=lambda d: (failures(context, d.pilot), *self.preference(context, d), d.pilot.id, d.id))
-        if needs.devices == 1:
-            for device in open_devices:
-                yield (device,)
-            return
-        by_pilot: dict[str, list[Device]] = {}
-        for device in open_devices:
-            together = by_pilot.setdefault(device.pilot.id, [])
-            together.append(device)
-            if len(together) == needs.devices:
-                yield tuple(by_pilot.pop(device.pilot.id))
+        yield from device_sets(open_devices, context.recipe.needs.devices)
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """Rank a device with room, lowest first: spare cores as `kinds` says, then the least busy."""
+        """Return a sort key: spare cores as the context's `kinds` prefer, then the least busy."""
         busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
@@ -198,14 +207,39 @@ class LoadWhereWanted(Quiet):
         return min(d.free_bytes - _corner(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the free bytes without which it is not tried: for an unknown context a third of the device."""
+        """Return the least free bytes for a load; for an unknown size a third of the device."""
         return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
-    # ---- without room
+    # ---- sleepers
+
+    def _wakes(self, view: View, context: Context, most: int) -> list[Action]:
+        """Wake up to `most` sleepers; make room for one of them, unless a load elsewhere is faster."""
+        plan: list[Action] = []
+        for sleeper in wakeable(view, context)[: max(0, most)]:
+            needed = more_to_wake(sleeper)
+            if all(device.budget_bytes >= needed for device in sleeper.devices):
+                plan.append(Wake(sleeper.id))
+            elif not plan and not self._loads_sooner(view, context):
+                leaving = idle_to_wake(view, sleeper, may_leave=self._may_leave)
+                if leaving:
+                    needs = dict.fromkeys(sleeper.devices, needed)
+                    why = f"idle, and room is needed for {context.recipe.name}"
+                    ends, _ = make_place(needs, leaving, why=why, sleeps=self.lets_sleep)
+                    return [*ends, Wake(sleeper.id)]
+        return plan
+
+    def _loads_sooner(self, view: View, context: Context) -> bool:
+        """True if a load on a free device takes less time than a wake that another library must sleep for."""
+        if not context.load_s or 2 * context.wake_s < context.load_s:
+            return False
+        return any(True for _ in self.open_places(view, context, desperate=False))
+
+    # ---- making room
 
     def _leave_for_able_one(self, view: View, context: Context) -> list[Action]:
-        """At the limit, unload a library that cannot run the next call if one that can be loaded elsewhere could."""
-        leaving = unable(view, context)
+        """At the context's limit, unload a library that cannot run the next call if another pilot could."""
+        awake = wakeable(view, context)
+        leaving = [*unable(view, context), *(x for x in context.libraries.values() if is_asleep(x) and x not in awake)]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
         could = {
@@ -219,31 +253,38 @@ class LoadWhereWanted(Quiet):
             runs_next(view, context, devices[0].pilot) for devices in self.open_places(view, context, desperate=False)
         )
         for library in leaving:
-            if is_open or not may_load(view, context, library.devices[0]):  # otherwise it may be loaded there again
+            if is_open or not may_load(view, context, library.devices[0]):  # else the library may be loaded there again
                 return [Unload(library.id, "the next call would not end before its pilot does")]
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
         """Unload idle libraries, or one that another context can spare."""
-        minimum, may_leave = self.minimum, anyone if self.keeper is None else self.keeper.may_leave
+        minimum, may_leave = self.minimum, self._may_leave
         leaving = idle_to_end(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
-            return room_by_turns(view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave)
-        plan: list[Action] = [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in leaving]
-        return plan + self.in_their_place(context, leaving)
+            return preempt_for_starved_context(
+                view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave
+            )
+        devices = {device for x in leaving for device in x.devices if suits(context, device)}
+        needs = {device: minimum(context, device) for device in devices}
+        why = f"idle, and room is needed for {context.recipe.name}"
+        plan, rooms = make_place(needs, leaving, why=why, sleeps=self.lets_sleep)
+        return plan + self._load_within(context, rooms)
 
-    def in_their_place(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
-        """Return the load that replaces `leaving` in the same plan; empty if its size is unknown until they are
-        gone.
-        """
-        rooms = {device: device.budget_bytes for library in leaving for device in library.devices}
-        for library in leaving:
-            for device in library.devices:
-                rooms[device] += library.promised_bytes
+    @property
+    def _may_leave(self) -> MayLeave:
+        return anyone if self.keeper is None else self.keeper.may_leave
+
+    def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
+        """Return the load that replaces `leaving`; empty if its size is unknown until they are gone."""
+        _, rooms = make_place({}, leaving, why="", sleeps=False)
+        return self._load_within(context, rooms)
+
+    def _load_within(self, context: Context, rooms: Mapping[Device, int]) -> list[Action]:
         able = [d for d, room in rooms.items() if suits(context, d) and room >= self.minimum(context, d)]
         able.sort(key=lambda device: (-rooms[device], device.id))
-        devices = tuple(able[: context.recipe.needs.devices])
-        if not devices or len(devices) < context.recipe.needs.devices:
+        devices = next(device_sets(able, context.recipe.needs.devices), None)
+        if devices is None:
             return []
         memory_bytes = self.reservation(context, devices)
         if not all(self.minimum(context, device) <= memory_bytes <= rooms[device] for device in devices):
@@ -257,7 +298,7 @@ class LoadWhereWanted(Quiet):
         )
 
     def hopeless_gangs(self, view: View, context: Context) -> list[FailCall]:
-        """Fail waiting gangs that want more libraries than this site could ever hold."""
+        """Fail waiting gangs that need more libraries than this site could hold."""
         return hopeless_gangs(view, context)
 
 
@@ -284,13 +325,12 @@ def _corner(device: Device) -> int:
 
 
 class WholeDevice(LoadWhereWanted):
-    """Residency: one library a device, whatever its context needs, as batch systems assign GPUs."""
+    """One library a device, as batch systems assign GPUs."""
 
     def minimum(self, context: Context, device: Device) -> int:
         return max(device.facts.memory_bytes, known_bytes(context, device.facts))
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:  # noqa: ARG002
-        """Return all of each device (of unequal ones, of the smallest)."""
         return min(device.facts.memory_bytes for device in devices)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002

@@ -1,9 +1,8 @@
-"""Which devices suit a context, how much it takes there, and where a failed load is tried again. Only this file
-decides that.
+"""Decide which devices suit a context, its size there, and where a failed load is tried again.
 
-After a failed load a context is *probed*: one library at a time, on pilots with the fewest failures, until a load
-works or the core gives up. Pilots that lack what a load needs, or end too soon, are left alone
-(`stoker.manager.core.blame`, `stoker.manager.core.deadlines`).
+After a failed load a context is *probed*: one library at a time, on pilots with the fewest failures, until a load works
+or the core gives up. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots that end too soon
+(`stoker.manager.core.deadlines`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ BARE_BYTES = 256_000_000  # Assumed need of a library without a loader
 
 
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
-    """Return the bytes that a context takes of a device of this kind: declared, else measured plus 10 %; 0 if unknown.
+    """Return a context's bytes on a device of this kind: declared, else measured plus 10 %; 0 if unknown.
 
-    A device that takes one process at a time is taken whole.
+    A device for one process at a time is taken whole.
     """
     declared = declared_bytes(context.recipe.needs, facts)
     if declared:
@@ -47,16 +46,13 @@ def bare_bytes(facts: DeviceFacts) -> int:
 def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
     """True if the context may be loaded on this kind of device, by its whole name or its first word.
 
-    Spare cores of a pilot with GPUs take only contexts that name them; a context on several devices must then
-    name nothing else. `unnamed_spares`: for policies that know the model's speed there.
+    Spare cores of a pilot with GPUs take only contexts that name them. `unnamed_spares`: contexts without kinds may use
+    spare cores.
     """
-    needs = context.recipe.needs
-    kinds = needs.kinds
+    kinds = context.recipe.needs.kinds
     if not kinds:
         return not facts.spare or unnamed_spares
-    if facts.kind not in kinds and facts.kind.partition(" ")[0] not in kinds:
-        return False
-    return not facts.spare or needs.devices == 1 or all(kind.partition(" ")[0] == "cpu" for kind in kinds)
+    return facts.kind in kinds or facts.kind.partition(" ")[0] in kinds
 
 
 def names_cpus(context: Context) -> bool:
@@ -76,15 +72,14 @@ def may_suit(context: Context, device: Device) -> bool:
 
 
 def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
-    """True if a device is well and of a suitable kind (`is_of_kind`)."""
     return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)
 
 
-GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is left alone while others could hold the context
+GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while others could hold the context
 
 
 def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """True unless loads must avoid the pilot now. `desperate`: ignore failed loads there."""
+    """True unless loads must avoid the pilot now. `desperate`: ignore its failed loads."""
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False

@@ -1,4 +1,4 @@
-"""The simulator: the cores of the manager and the pilots, unmodified, in virtual time.
+"""The simulator runs the unmodified cores of the manager and the pilots in virtual time.
 
-The simulator models the world that carries out their commands: batch systems, nodes, links, loads, calls, and engines.
+It models batch systems, nodes, network links, context loads, calls, and engines.
 """

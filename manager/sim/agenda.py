@@ -1,8 +1,8 @@
-"""Future events in order of time: the simulator's only clock.
+"""A heap of future events in order of time: the simulator's only clock.
 
-Times are seconds, rounded to a microsecond when an event is added, so the last bit of another machine's
-mathematics never reorders events. Events of one microsecond happen in the order in which they were added. An
-entry is a plain list because millions are made and compared: lists compare in C, by time and then by number.
+Times are rounded to a microsecond, so floating-point differences between machines never change the order of events.
+Events of one microsecond run in the order of their addition. An entry is a plain list, because a simulation compares
+millions of entries, and lists compare in C.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Entry = list[Any]
 
 
 def cancel(entry: Entry) -> None:
-    """Cancel an entry. No-op if it has happened."""
+    """Cancel an entry, unless it has run."""
     entry[2] = None
     entry[3] = ()
 
 
 class Agenda:
-    """A heap of entries. `now` is the time of the current one."""
+    """A heap of entries. `now` is the current entry's time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,11 +33,11 @@ class Agenda:
         self._halted = False
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
-        """Schedule a call in `delay_s` seconds. Raises ValueError if the time is not finite."""
+        """Schedule `act` in `delay_s` seconds. Raises ValueError if the time is not finite."""
         return self._note(self.now + delay_s, act, args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
-        """Schedule a call at a time. Raises ValueError if it is past or not finite."""
+        """Schedule `act`. Raises ValueError if `when` is past or not finite."""
         return self._note(when, act, args)
 
     def _note(self, when: float, act: _Act, args: tuple[Any, ...]) -> Entry:
@@ -51,11 +51,11 @@ class Agenda:
         return entry
 
     def step(self) -> bool:
-        """Run the next entry; False if the agenda is empty."""
+        """Run the next entry. Return False if the agenda is empty."""
         return self.steps(1) == 1
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
-        """Run up to `most` entries up to a time, or until `halt`. Return their number."""
+        """Run up to `most` entries, until time `until_s` or `halt`. Return how many ran."""
         heap, pop = self._heap, heapq.heappop
         self._halted = False
         for count in range(most):

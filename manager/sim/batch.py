@@ -1,8 +1,8 @@
-"""A simulated batch system, and the factory that talks to it.
+"""A simulated batch system and its factory.
 
-A block waits for a random time, then for capacity, first come first served. When capacity shrinks, running blocks are
-preempted without notice. The manager hears of this when its factory polls, and of a broken connection at once. Left
-out: other queueing rules; their effect is in the capacity and the wait.
+A block waits for a random time, then for capacity, in order of submission. When capacity shrinks, running blocks are
+preempted without notice. The manager learns this at the next poll, but lost connections at once. Other queueing rules
+are not modelled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""When requests of one model end if its engine batches them, in virtual time.
+"""Computes when requests end on one engine that batches them, in virtual time.
 
-The rules are the engine's own (`stoker.contexts.batching`); step times come from a measured table. SLINFER's shadow
-validation (§VI-C) asks the same question with a margin of 10 %. Each step is decided separately; tests compare
-`stoker.manager.sim.virtual_engine` with this.
+The rules are the engine's own (`stoker.contexts.batching`). SLINFER's shadow validation (§VI-C) computes the same with
+a margin of 10 %. Each step is decided separately: tests compare `stoker.manager.sim.virtual_engine` to it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from stoker.contexts.step_times import StepModel, StepTimes, attended
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
-    """A request that arrives at a time: its prompt and output in tokens (at least 1 each)."""
+    """A request with its arrival time, and its prompt and output in tokens (at least 1 each)."""
 
     at: float
     prompt: int
@@ -39,10 +38,10 @@ def batch_run(
     margin: float = 0.0,
     took: Callable[[Step, float], None] | None = None,
 ) -> list[RequestEnd]:
-    """Return the ends of requests, in order, on one engine with these step times.
+    """Return the ends, in the order of `requests`.
 
-    Each step takes `margin` longer than the table says. `took` receives each step and its seconds. Raises
-    ValueError for a request that the limits never admit, LookupError for a stage that was never measured.
+    Each step takes `margin` longer than the table says. `took` receives each step and its seconds. Raises ValueError
+    for a request that the limits never admit, LookupError for a stage without measurements.
     """
     run = _VirtualBatch(StepModel(times), limits, requests)
     while run.goes_on():

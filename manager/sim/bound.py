@@ -1,27 +1,26 @@
-"""A clairvoyant lower bound on the end of a scenario's calls: the largest of several, each valid for every policy.
+"""A lower bound, for every policy, on the end of a scenario's calls: the largest of several bounds.
 
-*One call.* Its context must be known (its first call has arrived), a pilot must have started, fetched the files and
-loaded the context; then the call runs on the best device.
+*One call.* Its context's first call arrives. A pilot starts, fetches the files and loads the context. Then the call
+runs on the best device.
 
-*All calls.* For each arrival time r the devices need time for all calls that arrive from r on.
+*All calls.* For each arrival time r, the devices need time for all calls that arrive from r on.
 
-- Sharing calls among devices is a linear program. By weak duality any prices for device time give a bound: each call
-  costs at least its cheapest price. Prices by the speeds of the kinds for each context, and by the scenario's speeds,
-  are tried.
-- A library takes all its devices; a step of a full batch is the cheapest; calls share a device's speed (`device`).
-- Loaded libraries take memory. How many fit is a packing problem, bounded by the dual feasible functions of Fekete and
-  Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001).
-- Contexts of lower awareness are loaded for each call, contexts of full awareness once on each device. With a walltime,
-  the time before a block is useful is lost again and again.
+- Dividing calls among devices is a linear program. By weak duality, any prices for device time give a bound: each call
+  costs at least its cheapest price. Tried prices: the devices' speeds, and the speeds of each context's calls.
+- How many loaded libraries fit in memory is a packing problem, bounded by the dual feasible functions of Fekete and
+  Schepers (Mathematical Programming 91, 2001).
+- A context of full awareness is loaded once on each device, other contexts before each call. With a walltime, every
+  block repeats its setup.
 
 *The shared storage.* Contexts without awareness read their files for each call.
 
-*Capacity.* A block is useful at t only if it has run since t - s, where s is the least time to its first call. So the
-useful blocks are at most the least capacity within [t - s, t]. With a walltime w, a block of length l <= w is useful
-for at most l (w - s) / w.
+*Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at t only if it has run
+since t - s. So at most the least capacity within [t - s, t] is useful. With a walltime w, a block that runs for l <= w
+is useful for at most l (w - s) / w.
 
-For gangs and worlds with checkpoints the bound is 0. It leaves out messages, polling, drains, reruns, contention and
-warm-up, and takes the luckiest waits, boots and loads. Calls may be split, as they may be evicted with their progress.
+The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, and ignores
+messages, polling, drains, reruns, contention and warm-up. It may split calls, because a policy may evict a call and
+keep its progress.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, S
 from stoker.protocol.ids import make_call_id
 
 Steps = list[tuple[float, float]]
-"""A value from each time on; 0 before the first."""
+"""Pairs: a time, and the value from that time on. Before the first time the value is 0."""
 
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
-    """Return blocks that may run: the capacity, at most `most`, none before a time."""
+    """Return how many blocks may run: the capacity, at most `most`, and 0 before `from_s`."""
     before = 0.0
     steps: Steps = []
     for at, blocks in capacity:
@@ -59,9 +58,9 @@ def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) 
 
 
 def useful(steps: Steps, *, setup_s: float) -> Steps:
-    """Return the most blocks that have run for `setup_s`: the least of each window."""
+    """Return how many blocks can have run for `setup_s`: the least capacity in that time."""
     times = [at for at, _ in steps]
-    values = [0.0, *(value for _, value in steps)]  # one more at the front, for the time before the first step
+    values = [0.0, *(value for _, value in steps)]  # the first 0 is for the time before the first step
     moments = sorted({*times, *(at + setup_s for at in times)})
     found: Steps = []
     for at, until in pairwise([*moments, math.inf]):
@@ -77,7 +76,7 @@ def clipped(steps: Steps, *, from_s: float) -> Steps:
 
 
 class Supply:
-    """Work that can be done over time: the sum of rates, each times a price."""
+    """The work that devices can do over time: a sum of rates, each multiplied by a price."""
 
     def __init__(self, parts: Sequence[tuple[Steps, float]]) -> None:
         events = sorted((at, number, value) for number, (steps, _) in enumerate(parts) for at, value in steps)
@@ -101,7 +100,7 @@ class Supply:
         return self._amounts[place] + self._rates[place] * (at - self._times[place])
 
     def when(self, amount: float) -> float:
-        """Return the earliest time for an amount of work; infinite if never."""
+        """Return the earliest end of this amount of work; infinity if never."""
         if amount <= 0:
             return 0.0
         place = bisect_left(self._amounts, amount) - 1
@@ -112,11 +111,11 @@ class Supply:
 
 
 _STEPS = 10
-"""The most steps from the order to load until a context is ready."""
+"""The simulator takes at most this many steps from the order to load a context until it is ready."""
 
 
 class LeastCall(msgspec.Struct, frozen=True, gc=False):
-    """A call as the clairvoyant knows it. `factor`: its run time over the mean."""
+    """A call with its actual costs. `factor`: its run time divided by the mean."""
 
     at_s: float
     context: str
@@ -131,10 +130,9 @@ class LeastCall(msgspec.Struct, frozen=True, gc=False):
 class Placement(msgspec.Struct, frozen=True):
     """A context on the devices of one source, with its least costs in seconds.
 
-    `source`: its number. `starts_at`, `pilot_at`: earliest start of a block and its pilot. `known_at`: arrival of
-    the context's first call. `slots`: calls that a device runs at full speed; `at_once`: calls of one library.
-    `boot_s`: from a block's start to its pilots; `first_s`: from there to a call; `once_s`: the part of it that
-    later calls skip; `again_s`: the load before each call. `begins_at`: earliest begin of a call.
+    `known_at`: arrival of the context's first call. `slots`: calls that a device runs at full speed. `at_once`: calls
+    that a library runs at once. `first_s`: from a pilot's start to its first call. `once_s`: the part of `first_s` that
+    later calls skip. `again_s`: the load before each later call.
     """
 
     context: str
@@ -167,7 +165,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
-    """Return where each of these contexts may be. `first_at`: when its first call arrives."""
+    """Return the possible placements of contexts. `first_at`: arrival of each context's first call."""
     pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
     return [
         place
@@ -214,7 +212,7 @@ def _place(
 def _fetched_at(
     world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
 ) -> float:
-    """Return when a node of this source can have all files of a context, given when each file is first wanted."""
+    """Return when a node of source `number` can have all files of a context."""
     links, wanted_at = world.links, dict.fromkeys((files.name for files in model.files), math.inf)
     for name, at in first_at.items():
         if world.contexts[name].awareness is not Awareness.NONE:
@@ -234,7 +232,7 @@ def _fetched_at(
 
 
 def _load_ways(links: Links, model: ContextModel, kind: str) -> tuple[float, float, float]:
-    """Return the seconds to fetch the files to a node, of a load from there, and of one from the shared storage."""
+    """Return the seconds to fetch the files to a node, to load from the node, and to load from the shared storage."""
     size = sum(files.size_bytes for files in model.files)
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
@@ -271,7 +269,7 @@ class Limit(enum.Enum):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Earliest possible end of the last call in seconds; infinite if never."""
+    """Earliest end of the last call in seconds; infinity if never."""
 
     ends_at: float
     limit: Limit
@@ -344,7 +342,6 @@ class _Case:
                 yield self._runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
 
     def _prices(self) -> Iterator[_Prices]:
-        """Yield prices of device time in a few ways, the highest of them 1."""
         tried = {_scaled({place.source: place.speed for place in self.places}): None}
         for name, places in self.of.items():
             mine = [call for call in self.calls if call.context == name]
@@ -374,9 +371,10 @@ class _Case:
         self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
         takes_s: Callable[[Placement, LeastCall], float],
     ) -> float:  # fmt: skip
-        """Bound by calls and their loads, on blocks with a walltime.
+        """Return a bound on the end from calls and their loads.
 
-        `shares`: shares of a device that a call, and its load, take; `takes_s`: for how long a call does.
+        `shares`: a device's shares that a call and its load occupy. `takes_s`: seconds for which a call takes its
+        share.
         """
         parts = []
         for number, source, mine in self._sources():
@@ -404,7 +402,7 @@ class _Case:
 
 
 def _memory_shares(place: Placement, *, k: int) -> tuple[float, float]:
-    """Return u(k) of Fekete and Schepers for the share of the memory, per call and per load; k = 0: the share."""
+    """Return Fekete and Schepers' u(k) of the memory share (k = 0: the share itself), per call and per load."""
     whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
     share = whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
     return share / place.at_once, share

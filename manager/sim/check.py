@@ -1,6 +1,6 @@
-"""Refuses worlds in which nothing could happen or something would never end.
+"""Rejects worlds in which no call can run or a run never ends.
 
-This module checks how the parts of a world and the calls fit together; each part checks itself when it is made.
+Each part of a world validates itself; this module checks combinations.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stoker.units import show_bytes, show_seconds
 
 
 class ImpossibleSetting(NamedTuple):
-    """A setting that cannot be.
+    """An impossible setting.
 
-    `at`: its path in the file; `problem` begins with its last part. `named`: the path with sources by name.
+    `at`: its path in the file; `problem` begins with its last part. `named`: the path with names of sources.
     """
 
     at: tuple[str, ...]
@@ -32,7 +32,7 @@ class ImpossibleSetting(NamedTuple):
 
 
 _Problems = Iterator[tuple[tuple[str, ...], str]]
-"""The path of a table, and a problem with a setting in it, whose name the text begins with."""
+"""Pairs: the path of a table, and a problem in it, whose text begins with the setting's name."""
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
@@ -43,7 +43,7 @@ def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: floa
 
 
 def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
-    """Yield what cannot be in a world. `wanted`: contexts of its calls. `until_s`: end of the run; 0 = none."""
+    """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: end of the run."""
     for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
@@ -55,8 +55,8 @@ def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
         if most > source.max_blocks:
-            no_more = f"but max_blocks = {source.max_blocks}: no more are submitted"
-            yield f"source {source.name}: there is capacity for {most} blocks, {no_more}"
+            no_more = f"but max_blocks = {source.max_blocks} limits the submitted blocks"
+            yield f"source {source.name}: its capacity is {most} blocks, {no_more}"
         never = f"source {source.name} never serves a call"
         if not most:
             yield f"{never}: its capacity is 0 all the time"
@@ -78,9 +78,9 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     timed = any(source.walltime_s for source in world.sources)
     for number, arrival in enumerate(arrivals):
         if not before_s <= arrival.at_s < math.inf:
-            raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
+            raise ConfigError(f"call {number} arrives at {arrival.at_s:g} s, before the previous call's {before_s:g} s")
         before_s = arrival.at_s
-        # Lengths tell calls to an engine apart only where a block may end before they do.
+        # The lengths of an engine's calls matter only if a block may end before them.
         lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
@@ -98,12 +98,12 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     if name not in world.contexts:
         yield f"wants {name}, {nearest(name, world.contexts)}"
     if not 0 <= arrival.items_done <= arrival.items:
-        yield f"ends after {arrival.items_done} of its {arrival.items} items"
+        yield f"ends after {arrival.items_done} of its {arrival.items} items, which is impossible"
     for seconds in (arrival.fixed_s, arrival.shared_s):
         if not 0 <= seconds < math.inf:
-            yield f"takes {seconds:g} s before its first item"
+            yield f"takes {seconds:g} s before its first item; the time must be 0 or more"
     if not 1 <= least <= most:
-        yield f"wants a gang of {least} to {most}"
+        yield f"wants an impossible gang of {least} to {most}"
     model = world.contexts[name]
     if model.engine and (arrival.items, arrival.gang, arrival.fixed_s + arrival.shared_s) != (1, (1, 1), 0.0):
         one = "such a call is one request (items = 1, no gang, fixed_s = 0, shared_s = 0)"
@@ -121,7 +121,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     loads = [_load_s(world, model, source) for source in sources]
     takes = [_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
-    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it resumes in the next block
+    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints the call resumes in the next block
     if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
         best = spare.index(max(spare))
         work = f"{arrival.written} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"
@@ -141,9 +141,9 @@ def _parts(world: World) -> _Problems:
     for number, source in enumerate(world.sources):
         at = ("sources", str(number))
         if source.kind not in devices:
-            yield at, f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
+            yield at, f"kind = {source.kind!r} is not a device of this world; {nearest(source.kind, devices)}"
         if source.name in names:
-            yield at, f"name = {source.name!r}: another source is called so too"
+            yield at, f"name = {source.name!r}: another source has the same name"
         names.add(source.name)
         for setting in ("min_blocks", "init_blocks"):
             if (value := getattr(source, setting)) > source.max_blocks:
@@ -153,17 +153,17 @@ def _parts(world: World) -> _Problems:
         at = ("contexts", name)
         for kind in model.kinds:
             if kind not in devices and kind not in words:
-                yield at, f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
+                yield at, f"kinds has {kind!r}, which is not a device of this world; {nearest(kind, devices)}"
         for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
             for kind in filter(None, times):
                 if kind not in devices:
-                    yield at, f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
+                    yield at, f"{setting} has a time for {kind!r}, which is not a device; {nearest(kind, devices)}"
         for files in model.files:
             if (size := sizes.setdefault(files.name, files.size_bytes)) != files.size_bytes:
                 sizes_shown = f"{show_bytes(files.size_bytes)} here and {show_bytes(size)} elsewhere"
                 yield at, f"files: {files.name} is {sizes_shown}; files of one name are the same files"
     if not 0 <= (operations := world.links.shared_operations) < math.inf:
-        problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
+        problem = f"shared_operations = {operations:g} a second: it must be 0 or more; 0 means no limit"
         yield ("links",), problem
 
 
@@ -172,10 +172,10 @@ def _engines(world: World) -> _Problems:
         at = ("contexts", name)
         for kind in filter(None, model.engine):
             if kind not in world.devices:
-                yield at, f"engine has steps for {kind!r}, which is no device; {nearest(kind, world.devices)}"
+                yield at, f"engine has steps for {kind!r}, which is not a device; {nearest(kind, world.devices)}"
         missing = [source.kind for source in _of_use(world, model) if model.engine_on(source.kind) is None]
         if model.engine and missing:
-            mend = "of which no steps are known; add them, or say its kinds"
+            mend = "whose step times are not known; add them, or name its kinds"
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
 
 
@@ -195,13 +195,13 @@ def _never_held(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     model = world.contexts[name]
     if suited := [source.devices for source in sources if _suits(world, model, source)]:
         return (
-            f"devices = {model.devices}: {name} needs {model.devices} of one node, and of the nodes that suit none has "
-            f"over {max(suited)}"
+            f"devices = {model.devices}: {name} needs {model.devices} of one node, but no suitable node has "
+            f"more than {max(suited)}"
         )
     kinds = dict.fromkeys(source.kind for source in sources)
     seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
     if not any(map(model.may_be_on, kinds)):
-        return f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
+        return f"kinds: no source has a device that {name} may use ({', '.join(model.kinds)}); known devices: {seen}"
     on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
     needs = f"it needs {show_bytes(model.device_memory_bytes)}{on}"
     return f"device_memory: no device can hold {name}: {needs}; devices: {seen}"
@@ -215,7 +215,7 @@ def _never_done(world: World, name: str, of_use: Sequence[SourceModel], *, until
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
         problem = (
-            f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that is not done by then "
+            f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that takes longer "
             'would never end: write until = "…" at the top of the file'
         )
         yield first, problem

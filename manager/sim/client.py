@@ -1,4 +1,4 @@
-"""A simulated program: it submits calls at their time and counts how they end."""
+"""A simulated program: it submits calls at their arrival times and counts their results."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 NO_OBJECTIVE = Objective()
 _SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
 ACKNOWLEDGED = 1000
-"""Results after which the manager may forget them."""
+"""Results per acknowledgement. The manager may forget acknowledged results."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call that arrives at a time. Lengths are in tokens.
+    """A call and its arrival. Lengths are in tokens.
 
-    `deadline_s` counts from the arrival (0 = none). `gang`: the least and most libraries that run it together.
-    `fixed_s`: seconds before its first item on any gang; `shared_s`: the same on one library, divided among a
-    gang. `items_done`: items after which it ends (0 = all), unknown to policies.
+    `deadline_s`: seconds from the arrival (0 = none). `gang`: least and most libraries. `fixed_s`: seconds before the
+    first item on any gang. `shared_s`: further seconds, divided by the gang's size. `items_done`: items after which the
+    call ends (0 = all), unknown to policies.
 
-    `output`: tokens that a call to an engine writes (0 = `expected_output`). Policies see `expected_output`, or
-    the mean of ended calls if that is 0. `objective`: when its tokens should come. `variants`: other contexts
-    that can serve it, best first.
+    `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
+    mean of ended calls. `variants`: other contexts that can serve the call, best first.
     """
 
     at_s: float
@@ -77,9 +76,9 @@ class SimClient:
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}
-        """Context and output of open calls."""
+        """Context and output in tokens of open calls."""
         self._outputs: dict[str, tuple[int, float]] = {}
-        """Per context: ended calls, and the mean of their outputs."""
+        """Per context: number of ended calls, and the mean of their outputs in tokens."""
 
     @property
     def done(self) -> bool:
@@ -107,7 +106,7 @@ class SimClient:
                     self._defined.add(name)
                     messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
                     messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            messages += [last] if last is not None else ()  # recipes that come together are defined first
+            messages += [last] if last is not None else ()  # define all recipes before the first submit
             last = self._together(calls)
         messages += [last] if last is not None else ()
         self._say(*messages)

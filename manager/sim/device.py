@@ -1,12 +1,10 @@
-"""Simulated devices: how fast calls on them run, and the turns of engines.
+"""Simulated devices: the speed of calls, and the turns of engines.
 
-While no more is wanted than a device has, each call runs at full speed; otherwise all calls on it slow down alike
-(processor sharing). A call on several devices runs at the speed of the slowest and waits at a barrier on the
-others. Engines take turns by the function that every pilot runs (`stoker.pilot.core`): one step, or several while
-no other engine asks.
+Calls run at full speed up to a device's capacity. Above it, all calls on the device slow down equally (processor
+sharing). A call on several devices runs at the speed of the slowest. Engines take turns as on real pilots
+(`stoker.pilot.core`): one step per turn, or several while no other engine wants one.
 
-Left out: loads, contention for caches and memory bandwidth, and computation that gets cheaper together (a context
-says that with its slots).
+Not modelled: device time for loads, and contention for caches and memory bandwidth.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
 _ALL = 1.0 + 1e-9
-"""The capacity of a device, with room for rounding."""
+"""The capacity of a device, with a margin for rounding."""
 
 
 class RunningWork:
@@ -39,7 +37,7 @@ class RunningWork:
         self._left_s = seconds
         self._slowed = False
         self._pace = 1.0
-        """Seconds by the clock for a second at full speed."""
+        """Simulated seconds that pass per second of work at full speed."""
         self._entry: Entry | None = None
         self._act, self._args = act, args
 
@@ -51,12 +49,13 @@ class SimulatedDevice:
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
         self.before_company: Callable[[], None] | None = None
-        """Called before other work joins the only one here."""
+        """Called before more work joins the only work on this device."""
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed. `then` is called at its end, and must call `done`."""
+        """Start work that takes `seconds` at full speed, on a `part` of the device. Its end calls `then`, which must
+        call `done`."""
         work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
         self._enter(work)
         if self._wanted <= _ALL:
@@ -144,7 +143,7 @@ class SimulatedDevice:
 def begin_together(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start work on several devices in step. Stopping or ending it on any of them does so for all."""
+    """Start one piece of work on several devices. It stops or ends on all at once."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda
@@ -165,10 +164,10 @@ class TurnTaker(Protocol):
 
     @property
     def due_at(self) -> float:
-        """When its most urgent token is due; infinity if none is."""
+        """Deadline of the most urgent token; infinity for none."""
 
     def take_turn(self, *, leap: bool) -> bool:
-        """Compute the next step, or with `leap` the steps until an interrupt. False: nothing to compute."""
+        """Begin the next step, or with `leap` all steps until an interrupt. Return False if no work is left."""
 
     def interrupt(self) -> None:
         """End the turn after the current step."""
@@ -178,12 +177,12 @@ class DeviceTurns:
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self._waiting: dict[TurnTaker, float] = {}
-        """Since when each waits."""
+        """Waiting engines, with the time of their request."""
         self._computing: dict[TurnTaker, None] = {}
         self._is_choosing = False
 
     def ask(self, taker: TurnTaker) -> None:
-        """Request a turn. Calls that arrive together are computed together. No-op if waiting or computing."""
+        """Request a turn, unless the engine waits or computes. Calls of one moment share a step."""
         if taker in self._waiting or taker in self._computing:
             return
         self._waiting[taker] = self._agenda.now
@@ -200,7 +199,6 @@ class DeviceTurns:
             self._choose()
 
     def leave(self, taker: TurnTaker) -> None:
-        """Withdraw an engine. No-op if it neither waits nor computes."""
         self._waiting.pop(taker, None)
         if taker in self._computing:
             del self._computing[taker]

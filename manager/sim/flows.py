@@ -1,9 +1,8 @@
-"""Bytes in transit: every flow gets its max-min fair share of the links that it crosses.
+"""Transfers: every flow gets its max-min fair share of the links on its path.
 
-A link's capacity is shared equally by its flows; what a flow that is limited elsewhere leaves is shared by the
-others: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Left out: round trips, slow start,
-packets. A transfer may have several paths; each is a flow, and the remaining bytes are common. Shares are
-computed once per moment, for affected links alone.
+Flows on a link share its capacity equally. Capacity that a flow cannot use, because another link limits it, goes to the
+other flows: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Not modelled: round trips, slow
+start, packets. A transfer may have several paths, each with a flow.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.world import Links
 
 _DONE = 1e-6
-"""Less than this is rounding."""
+"""A remainder of fewer units than this is a rounding error."""
 
 
 class SharedLink:
-    """A link that moves `rate` units a second in all."""
+    """A link with a total of `rate` units per second."""
 
     __slots__ = ("name", "rate", "used_by")
 
@@ -39,7 +38,7 @@ class _Flow:
 
 
 class Transfer:
-    """Units that move along one or several paths; `done` is called when the last has arrived."""
+    """Units that move along one or several paths. `done` is called when the last unit has arrived."""
 
     __slots__ = ("_entry", "_flows", "_since", "done", "left", "moved")
 
@@ -60,7 +59,7 @@ class Network:
         self._planned = False
 
     def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
-        """Move `size` units over all paths at once. Without paths the transfer waits."""
+        """Move `size` units over all paths at once. Without paths, the transfer waits."""
         transfer = Transfer(size, done)
         transfer._since = self._agenda.now
         self.lead(transfer, paths)
@@ -154,7 +153,7 @@ class Network:
     def _arrived(self, transfer: Transfer) -> None:
         transfer._entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer._flows:  # rounding, or a path without limited links
+        if transfer.left > 0 and transfer._flows:  # a rounding error, or a path without limited links
             quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0
@@ -185,8 +184,6 @@ def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
 
 
 class SharedFiles:
-    """The shared file system: its total bandwidth and operations a second."""
-
     def __init__(self, links: Links) -> None:
         self.bytes = SharedLink("shared", links.shared)
         self.operations = SharedLink("shared operations", links.shared_operations or float("inf"))
@@ -202,4 +199,4 @@ class Machine:
         self.bus = SharedLink(f"{name} bus", links.bus)
         self.on_disk: dict[str, int] = {}
         self.in_memory: dict[str, None] = {}
-        """Cached objects in the page cache."""
+        """Objects in the page cache."""

@@ -1,6 +1,5 @@
-"""The process of a simulated library: it carries out the orders of the pilot's core in virtual time.
-
-It loads, runs calls in the order of `stoker.pilot.core.turns`, and sends what a library's process sends.
+"""The process of a simulated library. It runs calls in the order of `stoker.pilot.core.turns` and sends the messages of
+a real library.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ class LibraryHost(Protocol):
 
 
 _Part = tuple[int, CallRun]
-"""A member's rank, and the run to join."""
+"""A member's rank, and the run that it joins."""
 _GB = 1e9
 _REFUSED = -1
-"""Answers a resize that the context refuses."""
+"""The size that the library reports if its context refuses a resize."""
 
 
 class SimLibrary:
-    """One library's process on a simulated pilot. Before `start` it only holds its devices."""
+    """One library on a simulated pilot. Before `start`, it only occupies its devices."""
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
         self.pilot = pilot
@@ -67,11 +66,11 @@ class SimLibrary:
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
-        """Calls in slots: they run, or wait for their gang."""
+        """Calls in slots that run or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
         self.slots = self.model.slots_on(pilot.kind)
         self.part = 1 / self.slots
-        """Share of each device that a call wants."""
+        """The share of each device that one call uses."""
         self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
         if len(self.devices) == 1:
             self.compute = self.devices[0].begin
@@ -84,7 +83,7 @@ class SimLibrary:
         self._stops = False
         self.is_over = False
         self._resizes: deque[int] = deque()
-        """Ordered sizes; the first is in progress."""
+        """Sizes in bytes of the ordered resizes; the first resize is in progress."""
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
         self.batch: ServedBatch | None = None
@@ -155,7 +154,8 @@ class SimLibrary:
         sim.log.note(now, Happened.LIBRARY_READY, library=self.number, pilot=pilot, value=whole_s)
         self.ready_at = now
         slots = 0 if self.recipe.slots else self.slots
-        self.say(to_agent.Loaded(now - self._started_at - float(model.start_s), memory, memory, memory, slots=slots))
+        load_s = now - self._started_at - float(model.start_s)
+        self.say(to_agent.Loaded(load_s, memory, memory, memory, slots=slots, sleeps=model.sleeps))
 
     def _move(self, size: float, *path: SharedLink, then: Callable[[], None]) -> None:
         if not size:
@@ -184,6 +184,8 @@ class SimLibrary:
                 self._resizes.append(size)
                 if len(self._resizes) == 1:
                     self._resize()
+            case to_library.Sleep() | to_library.Wake():
+                self._move_context(asleep=isinstance(message, to_library.Sleep))
             case to_library.Stop():
                 self._stops = True
                 if len(self.turns):
@@ -206,7 +208,7 @@ class SimLibrary:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """Return the seconds of a resize; an engine's weights stay in place."""
+        """Return the seconds of a resize to `size` bytes; an engine's weights stay."""
         moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
@@ -238,6 +240,18 @@ class SimLibrary:
         if self._resizes and not self.is_over:
             self._resize()
 
+    def _move_context(self, *, asleep: bool) -> None:
+        """Move the context's memory over the bus, to host memory or back."""
+        memory, began = int(self.model.device_memory_bytes) * len(self.devices), self.sim.agenda.now
+
+        def moved() -> None:
+            seconds = self.sim.agenda.now - began
+            self.say(to_agent.Slept(memory, memory, sleep_s=seconds) if asleep else to_agent.Woke(seconds))
+
+        self._move(memory, self.pilot.machine.bus, then=moved)
+        if not self._moves:
+            moved()
+
     def _give_back(self, calls: list[int], *, order: int = 0) -> None:
         self.say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
 
@@ -249,7 +263,7 @@ class SimLibrary:
             return
         self._served += 1
         self.say(to_agent.RunEvicted(run.leave(self, keep=True)))
-        self._goes_on()
+        self._start_next_call()
 
     # ---- calls
 
@@ -265,7 +279,7 @@ class SimLibrary:
         sim, call = self.sim, spec.call
         if self.batch is not None:
             joined = self.batch.begin(spec)
-            if isinstance(joined, str):  # the engine can never serve it
+            if isinstance(joined, str):  # the engine can never serve the call
                 self.say(to_agent.RunsEnded([CallEnd(call, False)]))
                 return
             self.running[call] = joined
@@ -317,9 +331,9 @@ class SimLibrary:
         del self.running[call]
         self._served += 1
         self.say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
-        self._goes_on()
+        self._start_next_call()
 
-    def _goes_on(self) -> None:
+    def _start_next_call(self) -> None:
         if self.is_over:
             return
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):

@@ -1,9 +1,8 @@
-"""The events of a simulated run: one row an event, in columns, small enough for millions of calls.
+"""The events of a simulated run: one row per event, in columns, small enough for millions of calls.
 
-A row has a time in seconds, an event, and a call, library, pilot and block by number (-1 = none); the meaning of
-`value` depends on the event. `EachCall` writes a row for everything that happens to a call; a gang adds two rows
-for each other member. `CountedCalls` writes sums every second, and at the end classes of waiting and run times of
-1 % width. `stoker.manager.study.measures` reads both.
+A row has a time in seconds, an event, the numbers of a call, library, pilot and block (-1 = none), and a value.
+`EachCall` writes a row for every event of a call. `CountedCalls` writes sums every second, and at the end histograms of
+times, in classes of 1 % width.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from stoker.protocol.calls import CallSpec
 
 
 class Happened(enum.IntEnum):
-    """Events of a run, and what `value` is."""
+    """Events of a run. The text below an event explains a row's `value`."""
 
     CALL_CAME = 0
     """Items."""
@@ -36,7 +35,7 @@ class Happened(enum.IntEnum):
     LIBRARY_STARTED = 4
     """Devices; 0 in old logs means 1."""
     LIBRARY_READY = 5
-    """Seconds from the order to load."""
+    """Seconds from the order to load until the library was ready."""
     LIBRARY_ENDED = 6
     PILOT_CAME = 7
     """Devices."""
@@ -46,17 +45,17 @@ class Happened(enum.IntEnum):
     BLOCK_STARTED = 10
     BLOCK_OVER = 11
     CAPACITY = 12
-    """Blocks that a source may have from now on; `block` is the source's number."""
+    """A source's limit of blocks changed; the field `block` holds the number of the source."""
     BYTES_SHARED = 13
     """Bytes read from the shared file system."""
     BYTES_PEER = 14
     """Bytes from another pilot."""
     CALLS_CAME = 15
-    """Counted calls since the last row of this kind, as in the next rows."""
+    """Calls since the last row of this kind; the same holds for the next rows."""
     CALLS_BEGAN = 16
     """Calls."""
     CALLS_BACK = 17
-    """Calls that ran and wait again."""
+    """Calls that were interrupted and wait again."""
     CALLS_ENDED = 18
     """Items; `call` is the number of calls."""
     CALLS_FAILED = 19
@@ -64,30 +63,30 @@ class Happened(enum.IntEnum):
     SECONDS_USED = 20
     """Device-seconds of ended calls."""
     SECONDS_LOST = 21
-    """Device-seconds of stopped calls."""
+    """Device-seconds of interrupted calls."""
     WAITED = 22
     """Seconds that `call` calls waited before they began."""
     TOOK = 23
     """Seconds from arrival to end of `call` calls."""
     CALL_DUE = 24
-    """Deadline in seconds, next to the row of the arrival."""
+    """Deadline in seconds. The row follows the arrival's row."""
     CALL_LEFT = 25
-    """Useful seconds of a run that stopped (0: it starts again)."""
+    """Useful seconds of an interrupted run (0: the call restarts)."""
     PART_BEGAN = 26
-    """Rank of another member of a gang."""
+    """Rank of a gang's member other than rank 0."""
     PART_ENDED = 27
     """Rank."""
     PART_LEFT = 28
     """As CALL_LEFT."""
     TOKEN_FIRST = 29
-    """Time to first token in seconds, next to the end of a call to an engine, as the next two."""
+    """Time to first token in seconds. This row and the next two follow the end of a call to an engine."""
     TOKEN_MEAN = 30
     """Mean time per output token after the first."""
     TOKEN_GAP = 31
     """Longest time between two tokens."""
     TOKEN_LATE = 32
-    """Seconds by which the latest token was late (0 or less: in time; infinity: failed). `call`: calls of the
-    class, if counted.
+    """Seconds by which the latest token was late (0 or less: in time; infinity: failed). In counted logs, `call` is the
+    number of calls in the class.
     """
 
 
@@ -124,18 +123,17 @@ class EventLog:
 
 
 _ROUNDING_S = 2e-6
-"""Tokens that are late by this much are in time."""
+"""A token that is late by at most this much is in time."""
 
 
 class TokenTimes(msgspec.Struct):
     """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
-    The first token is due one time to first token after the arrival, each further one a time per output token
-    later. A call meets its objective if no token is late, so early tokens are a reserve for later ones. A call
-    that runs again delivers only tokens that its program lacks.
+    The first token is due one TTFT after the arrival, each further token one TPOT later. A call meets its objective if
+    no token is late. A rerun delivers only tokens that the program lacks.
 
-    `due_at`: when the first token is due (infinity: no objective); `tpot_s`: seconds between due tokens (0:
-    none). `grace_s`: the load that the call waited for; all tokens may be this much later (§IX-A).
+    `due_at`: deadline of the first token (infinity: no objective). `tpot_s`: seconds between deadlines. `grace_s`:
+    duration of the load that the call waited for, which moves every deadline (§IX-A).
     """
 
     came_at: float
@@ -145,12 +143,12 @@ class TokenTimes(msgspec.Struct):
     tpot_s: float = 0.0
     grace_s: float = 0.0
     seen: int = 0
-    """Tokens that its program has."""
+    """Tokens that the program has received."""
     first_at: float = 0.0
     last_at: float = 0.0
     worst_gap_s: float = 0.0
     late_s: float = -math.inf
-    """How late its latest token was; negative: early."""
+    """Greatest lateness of a token in seconds; negative if all were early."""
 
     @property
     def ttft_s(self) -> float:
@@ -158,7 +156,7 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def mean_tpot_s(self) -> float:
-        """Mean time of the tokens after the first; 0 without any."""
+        """Mean seconds per token after the first; 0 without others."""
         return (self.last_at - self.first_at) / (self.seen - 1) if self.seen > 1 else 0.0
 
     @property
@@ -170,7 +168,7 @@ class TokenTimes(msgspec.Struct):
         return self.seen >= self.output and self.late_s <= self.grace_s + _ROUNDING_S
 
     def add(self, ends: Sequence[float], *, made: int) -> None:
-        """Add tokens at the times `ends`, from a run that had made `made` before."""
+        """Add tokens that a run wrote at times `ends`, after its first `made` tokens."""
         new = ends[max(0, self.seen - made) :]
         if not new:
             return
@@ -192,27 +190,25 @@ EVERY_S = 1.0
 """Seconds between two rows of counts."""
 
 _CLASSES = 100.0
-"""Classes of times per factor of e."""
+"""Number of classes of times for each factor of e."""
 _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 
 
 class LibraryPlace(NamedTuple):
-    """A library and its pilot by number, and its device count."""
-
     library: int
     pilot: int
     devices: int
 
 
 class EachCall:
-    """A row for everything that happens to a call. Members of a gang differ by rank; rank 0 stands for the call."""
+    """Writes a row for every event of a call: of a gang, for the events of rank 0."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
-        """A program has the call. `due_at`: its deadline, 0 = none."""
+        """Record an arrival. `due_at`: deadline, 0 = none."""
         self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
         if due_at:
             self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
@@ -222,12 +218,10 @@ class EachCall:
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """It ran to its end after `items` items."""
         what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
     def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        """It stopped running. `kept_s`: useful seconds of the run."""
         what = Happened.PART_LEFT if rank else Happened.CALL_LEFT
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
 
@@ -248,18 +242,18 @@ class EachCall:
 
 
 class CountedCalls:
-    """Sums, written every second of virtual time, and classes of times at the end. Methods as `EachCall`."""
+    """Writes sums per second of virtual time, and at the end histograms of times."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._open: dict[int, float] = {}
-        """When each open call came."""
+        """Arrival times of open calls."""
         self._fresh: set[int] = set()
         """Open calls that never began."""
         self._running: dict[int, float] = {}
         self._parts: dict[tuple[int, int], float] = {}
         self._again: set[int] = set()
-        """Calls that ran to their end more than once."""
+        """Calls that completed more than once."""
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits, self._takes = _Times(), _Times()
@@ -289,7 +283,7 @@ class CountedCalls:
             self._add(at_s, Happened.CALLS_BEGAN)
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """It ran to its end; a second end is lost work."""
+        """Count a completion. A second completion of a call is lost work."""
         call = spec.call
         if rank:
             what = Happened.SECONDS_LOST if call in self._again else Happened.SECONDS_USED
@@ -306,7 +300,6 @@ class CountedCalls:
         self._ends += 1
 
     def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        """It waits again, unless its program has its end."""
         call = spec.call
         began_at = self._parts.pop((call, rank)) if rank else self._running.pop(call, at_s - kept_s)
         self._add(at_s, Happened.SECONDS_USED, kept_s * where.devices)
@@ -318,7 +311,7 @@ class CountedCalls:
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._add(at_s, Happened.CALLS_BEGAN)  # it stops waiting
+            self._add(at_s, Happened.CALLS_BEGAN)  # the call stops waiting
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
 
@@ -349,7 +342,7 @@ class CountedCalls:
 
     def _write(self, at_s: float) -> None:
         if len(self._log):
-            at_s = max(at_s, self._log.at_s[-1])  # gathered requests are older than the last row
+            at_s = max(at_s, self._log.at_s[-1])  # collected calls arrived earlier than they are sent
         for what, value in zip(Happened, self._sums, strict=True):
             if value:
                 self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)
@@ -366,8 +359,6 @@ def items_of(spec: CallSpec) -> int:
 
 
 class _Times:
-    """Counts of classes of times. Values are sorted into classes many at once."""
-
     def __init__(self) -> None:
         self.new: list[float] = []
         self._counts: Counter[int] = Counter()

@@ -1,12 +1,10 @@
-"""A simulated pilot: the core that every pilot runs (`stoker.pilot.core`) in a shell of virtual time.
+"""A simulated pilot: the pilot's real core (`stoker.pilot.core`) in virtual time.
 
-Left out: heartbeats, acknowledgements (no frame is lost), limits of memory and time, and everything inside a
-call.
+Not simulated: heartbeats, acknowledgements, limits of memory and time, and the inside of calls.
 
-Objects move along the paths that the manager plans. Pilots that still fetch an object pass on parts as they come.
-An object is a fluid here, and a giver may have sent more than it has, so a fetch with all bytes completes only
-when one of its givers has the whole object. If a giver is lost before, the bytes that it lacked must come from
-elsewhere.
+A pilot that still fetches an object already sends parts to others. Because objects are modelled as a fluid, it may send
+bytes that it does not have yet. Therefore a fetch completes only when one of its sources has the whole object. If a
+source is lost earlier, the bytes that it lacked must come from elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class _Fetch:
-    """One object in transit, or waiting for a source."""
+    """One object's fetch, running or waiting for a source."""
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
@@ -58,9 +56,9 @@ class _Fetch:
         self.began_at = now
         self.transfer: Transfer | None = None
         self.sources: tuple[SimPilot | None, ...] = ()
-        """Givers in the order of the transfer's paths; None is the origin."""
+        """Sources in the order of the transfer's paths; None is the origin."""
         self.moved: dict[SimPilot | None, float] = {}
-        """Bytes from each before the paths last changed."""
+        """Bytes that came from each source until the paths last changed."""
         self.operations_left = False
         self.bytes_here = False
 
@@ -70,7 +68,7 @@ class Fetching:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
         self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
-        """Fetches of others that have all bytes from here and wait for the whole object."""
+        """Fetches by other pilots that have all bytes from this pilot and wait until it has the whole object."""
 
     def expect(self, ref: ObjectRef) -> None:
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
@@ -164,7 +162,7 @@ class Fetching:
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
-        """Stop everything; bytes that were given without being here must come from elsewhere."""
+        """Stop all fetches. Bytes that it sent but lacked must come from elsewhere."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
@@ -180,9 +178,9 @@ class Fetching:
                 other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
-        """A giver is gone: fetch the bytes that it lacked again.
+        """Fetch the bytes again that a lost source did not have.
 
-        A giver that had all its bytes from incomplete givers counts as having had none.
+        A source that had all its bytes from incomplete sources counts as empty.
         """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
@@ -195,11 +193,11 @@ class Fetching:
 
 
 _ANY_BYTES = 1 << 62
-"""Disks and caches have no bound."""
+"""Size of disks and caches: no limit."""
 
 
 class PilotSurroundings(Surroundings, Protocol):
-    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of pilots that have ended."""
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots."""
 
     busy_s: float
     warm_s: float
@@ -209,10 +207,10 @@ class PilotSurroundings(Surroundings, Protocol):
         """Pilots that have not ended."""
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """Create a pilot of a block that has started."""
+        """Create a pilot of a started block."""
 
     def pilot_ended(self, pilot: SimPilot) -> None:
-        """A pilot has ended, alone or with its job."""
+        """Handle a pilot's end, with or without its job's."""
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         """Send an update of the batch system to the manager."""
@@ -228,24 +226,25 @@ class SimPilot:
         self.machine = Machine(self.id, sim.world.links)
         kind = sim.world.devices[source.kind]
         devices = tuple(
-            to_manager.DeviceFacts(DeviceId(f"gpu:{n}"), source.kind, int(kind.memory_bytes), speed=kind.speed)
+            to_manager.DeviceFacts(DeviceId(f"gpu:{n}"), source.kind, int(kind.memory_bytes))
             for n in range(source.devices)
         )
         facts = PilotFacts(
             pilot=self.id, session=sim.session, host=self.id, pid=number, devices=devices, block=block,
             peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_ANY_BYTES,
+            sleeper_bytes=int(source.sleeper_bytes),
         )  # fmt: skip
         self.core = PilotCore(facts)
         self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
-        """Processes from the order to start until the core forgets them."""
+        """Libraries, from the order to start them until the core forgets them."""
         self.fetching = Fetching(self)
         self.here = True
         self.left = False
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
-        """Messages under way."""
+        """Messages to the manager in transit."""
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
@@ -267,7 +266,7 @@ class SimPilot:
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # tick again if it led to something
+            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick: if any, tick again
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -292,7 +291,7 @@ class SimPilot:
                     library.vanish()
             case commands.Observe(library=number):
                 library = self.libraries.get(number)
-                running = [(call, 0.0) for call in library.running] if library is not None else []  # no limit counts
+                running = [(call, 0.0) for call in library.running] if library is not None else []  # no time limits
                 self.handle(Observed([Observation(number, running)]))
             case commands.WeighOffer(order=order):
                 self.handle(self._weighed(order))
@@ -314,7 +313,7 @@ class SimPilot:
             case (
                 commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.PassOn() |
                 commands.TidySnapshots() | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() |
-                commands.ReleaseArguments() | commands.HandIn()
+                commands.ReleaseArguments() | commands.UploadResults()
             ):  # fmt: skip
                 pass
             case _:
@@ -337,7 +336,7 @@ class SimPilot:
         return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
-        """Send a message; later ones join it until the frame arrives."""
+        """Send a message to the manager; later ones join its frame until it arrives."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)

@@ -1,7 +1,6 @@
-"""One simulated run: the loop of the live shell, without sockets, around the core.
+"""One simulated run: the manager's core in a loop like the live manager's, without sockets.
 
-`Core.handle` gets an event of the world, and its commands become events of the world. The core is strict: an impossible
-plan of a policy stops the run and shows the state.
+The core is strict: an impossible plan of a policy stops the run and shows the state.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.chance import Stream
-from stoker.contexts.step_times import StepSeconds
+from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.errors import StokerError
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -49,19 +48,19 @@ from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 _FACTORY = ClientId("factory")
 _TOLD_EVERY = 20_000
-"""Events between two progress reports."""
+"""Number of events between two progress reports."""
 
 
 class SimulationError(StokerError):
-    """A run that cannot continue: an impossible plan of a policy, or no event left."""
+    """A run that cannot continue."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
     """The result of a run, in seconds.
 
-    `complete`: False if it was cut off. `ended_at`: end of the last call, or the cut. `device_s`: by tier, cold
-    and warm. `busy_s`: device-seconds in which any call ran; `warm_s`: in which any library had the device, from
-    its order (the tier "warm" begins when it is ready). `mean_batch`: mean requests of a writing step.
+    `complete`: False if the run was cut off. `ended_at`: end of the last call, or the cut. `device_s`: device-seconds
+    per tier. `busy_s`: device-seconds with a running call. `warm_s`: device-seconds with a library, from the order to
+    load it. `mean_batch`: mean requests per decode step.
     """
 
     complete: bool
@@ -82,7 +81,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 class Simulation:
     """A world, a session's core with its policies, and a log.
 
-    `seed` decides all chance. `counted`: count calls instead of logging each (`stoker.manager.sim.log`).
+    `seed` determines all random draws. `counted`: count calls instead of logging each (`stoker.manager.sim.log`).
     """
 
     def __init__(
@@ -102,19 +101,20 @@ class Simulation:
         }
         self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
         self.frame_s = world.delays.frame_s + world.delays.message_s
-        """Seconds from a pilot's message to the manager."""
+        """Seconds until a pilot's message reaches the manager."""
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}
         """The last run of each call whose gang is incomplete."""
         self.really: dict[CallId, int] = {}
-        """Real items of calls that end early; unknown to policies."""
+        """Actual items of calls that end early; unknown to policies."""
         self.tokens: dict[CallId, TokenTimes] = {}
-        """Tokens of open calls to engines; unknown to policies."""
+        """Times of the tokens of open calls to engines; unknown to policies."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
+        self._step_times: dict[tuple[int, float], StepTimes] = {}
         self.core_events = 0
         self.busy_s = self.warm_s = 0.0
         self._made_pilots = 0
@@ -124,9 +124,9 @@ class Simulation:
         }
 
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
-        """Run until the last call has ended, or until a time.
+        """Run until the last call has ended, or until `until_s`. Raises SimulationError.
 
-        `tell` receives the time and the ended calls now and then. Raises SimulationError.
+        `tell` regularly receives the time and the number of ended calls.
         """
         self._carry_out(self.core.start())
         self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
@@ -137,7 +137,7 @@ class Simulation:
         agenda = self.agenda
         while not self.client.done and agenda.next_at <= until_s:
             if not agenda.steps(_TOLD_EVERY, until_s=until_s):
-                raise SimulationError(f"nothing can happen any more at {agenda.now:g} s: {self._why()}")
+                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why()}")
             if tell is not None:
                 tell(agenda.now, self.client.ended)
         return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
@@ -173,7 +173,7 @@ class Simulation:
             commands = self.core.handle(event, self.agenda.now)
         except PolicyError as error:
             raise SimulationError(
-                f"at {self.agenda.now:g} s a policy asked for something impossible: {error}\n{_picture(self.core)}"
+                f"at {self.agenda.now:g} s a policy requested an impossible action: {error}\n{_picture(self.core)}"
             ) from error
         self._carry_out(commands)
 
@@ -190,20 +190,30 @@ class Simulation:
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
-                # Rounded up: a timer that fires a part of a microsecond early would be set again for ever.
+                # Rounded up: if a timer fires a fraction of a microsecond early, the core sets it again without end.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
                 agenda.at(at, self._timer, command.key, command.at)
             elif type(command) is AskAdvice and isinstance(command.about, OfContext):
                 self._advise(command.about.recipe)
-            # Everything else is for a shell: files to write.
+            # The live manager carries out other commands, such as writing files.
 
     def _advise(self, recipe: RecipeKey) -> None:
         by_kind = {
-            kind: ContextAdvice(steps=engine.times)
+            kind: ContextAdvice(steps=self._times_on(engine.times, kind))
             for kind, engine in self.world.contexts[recipe].engine.items()
         }  # fmt: skip
         if by_kind:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
+
+    def _times_on(self, times: StepTimes, kind: str) -> StepTimes:
+        """Return the step times of a device kind as a profile there measures them; equal tables stay one object."""
+        device = self.world.devices.get(kind)
+        if device is None or device.speed == 1.0:
+            return times
+        same = id(times), device.speed
+        if same not in self._step_times:
+            self._step_times[same] = times.on_speed(device.speed)
+        return self._step_times[same]
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:
@@ -234,7 +244,7 @@ class Simulation:
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
         assert engine is not None
-        same = id(engine.times), speed  # models of one size have one table
+        same = id(engine.times), speed  # models of one size have the same `times`
         if same not in self._step_seconds:
             self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
         return self._step_seconds[same]

@@ -1,13 +1,13 @@
-"""Simulated runs of calls, on one library or on a gang that begins, proceeds and ends together.
+"""Simulated runs of calls, on one library or on a gang. A run on n members takes
 
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
-The head is `fixed_s` and the context's time for each call; e is the share of a linear speedup that each doubling
-keeps (`ContextModel.gang_efficiency`). Prompt tuning scales so (PromptTuner, §2.2). All members take as long as the
-slowest. A checkpoint holds the done share of the head and the items; the call resumes on a gang of any size.
+The head is `fixed_s` and the context's time per call. e is `ContextModel.gang_efficiency`: the share of a linear
+speedup that remains with each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint holds
+the completed share of the head and of the items. The call resumes on a gang of any size.
 
-A member whose turn has come waits in its slot for the others; then all are one piece of work on all their devices
-(`stoker.manager.sim.device`). When one is lost, the others stop until the manager tells them.
+A member waits in its slot until all members are ready. Then the run is one piece of work on all their devices. If a
+member is lost, the others stop until the manager sends an order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stoker.protocol.ids import CallId, LibraryId
 
 
 class Surroundings(Protocol):
-    """A simulation, as its parts see it. Times in seconds; see `run.Simulation`."""
+    """The part of a simulation that libraries and runs use. Times in seconds."""
 
     session: str
     world: World
@@ -59,14 +59,14 @@ class Surroundings(Protocol):
         """Give the manager an event."""
 
     def items_of(self, spec: CallSpec) -> int:
-        """Return the real items of a call."""
+        """Return a call's actual number of items."""
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
         """Return the step times of a context's engine on a kind of device."""
 
 
 def speedup(size: int, *, efficiency: float) -> float:
-    """Return how many times faster items are done on a gang of `size`."""
+    """Return how many times as fast a gang of `size` is."""
     return size * efficiency ** math.log2(size) if size > 1 else 1.0
 
 
@@ -75,7 +75,7 @@ def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
 
 
 class WorkDone(NamedTuple):
-    """The done part of a call: the share of its head, and items."""
+    """The completed part of a call: a share of its head, and items."""
 
     head: float = 0.0
     items: float = 0.0
@@ -91,11 +91,11 @@ def done_of(spec: CallSpec) -> WorkDone:
     return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
 
 
-class RunCourse(msgspec.Struct, frozen=True, gc=False):
+class RunSchedule(msgspec.Struct, frozen=True, gc=False):
     """The course of a run, in seconds at full speed.
 
-    `before`: done before it; `meet_s`: until the members have met; `first_s`: until the next item begins;
-    `whole_s`: until all `items` are done.
+    `before`: work of earlier runs. `meet_s`: from the start until the members have met. `first_s`: until the next item
+    begins. `whole_s`: until the end.
     """
 
     before: WorkDone
@@ -115,10 +115,11 @@ class RunCourse(msgspec.Struct, frozen=True, gc=False):
 
 def course(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
-) -> RunCourse:
-    """Return the course of a run on a gang of `size`.
+) -> RunSchedule:
+    """Return the course of a run on a gang.
 
-    `call_s`, `item_s`: of the slowest member; `items`: the real ones; `factor`: this call's time over the mean.
+    `call_s`, `item_s`: times of the slowest member. `items`: actual number. `factor`: the call's run time divided by
+    the mean.
     """
     before = done_of(spec)
     before_s = spec.features.before_items_s(size) if spec.features is not None else 0.0
@@ -126,17 +127,17 @@ def course(
     first_s = meet_s + (1.0 - before.head) * (factor * call_s + before_s)
     left = max(0.0, items - before.items)
     items_s = factor * left * item_s / speedup(size, efficiency=model.gang_efficiency)
-    return RunCourse(before, items, meet_s, first_s, first_s + items_s)
+    return RunSchedule(before, items, meet_s, first_s, first_s + items_s)
 
 
 def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
-    """Return the least seconds of a call on the best gang size, from its times on one library."""
+    """Return the seconds of a call on its fastest gang, from its times on one library."""
     together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
 
 class RunningLibrary(Protocol):
-    """The process of a library that runs calls. `compute`: starts work on its devices."""
+    """The process of a library. `compute` starts work on its devices."""
 
     sim: Surroundings
     number: LibraryId
@@ -152,26 +153,26 @@ class RunningLibrary(Protocol):
     is_over: bool
 
     def say(self, message: to_agent.ToAgent) -> None:
-        """Send the pilot a message."""
+        """Send a message to the pilot."""
 
     def warm_up(self, items: int) -> int:
-        """Count `items` as begun. Return how many take longer because the process is fresh."""
+        """Count `items` as begun. Return how many take longer because the process is new."""
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
-        """Report the end of a call, or of its part of one, and start the next."""
+        """Report the end of a call on this member, and start the next call."""
 
     def served(self, call: CallId) -> None:
-        """End a call whose last token the engine has written."""
+        """End a call after the engine has written its last token."""
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
-    """A run on one library without progress reports: the common case, which must be cheap."""
+    """A run on one library without progress reports. This common case must be cheap."""
 
     spec: CallSpec
     work: RunningWork
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """Stop. Return the progress; `keep`: it is kept."""
+        """Stop the run. Return its progress. `keep`: its time counts as useful."""
         sim, spec, device = library.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
@@ -185,7 +186,7 @@ _ROUNDING_S = 1e-6
 
 
 class CallRun:
-    """One run of a call, from its order until its last member has left."""
+    """One run of a call, until its last member has left."""
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
@@ -193,7 +194,7 @@ class CallRun:
     )  # fmt: skip
 
     work: RunningWork
-    _course: RunCourse
+    _course: RunSchedule
 
     def __init__(self, sim: Surroundings, spec: CallSpec, *, size: int) -> None:
         self._sim = sim
@@ -203,14 +204,14 @@ class CallRun:
         self.members: dict[int, RunningLibrary] = {}
         self.begun = False
         self.over = False
-        """It has ended, or a member has left."""
+        """True after the run's end, or after a member has left."""
         self._began_at = self._kept_at = 0.0
         self._done = done_of(spec)
-        """Progress at the last report."""
+        """The call's progress at the last report."""
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
-        """A member's turn has come. The run begins with the last one, or never if one has left."""
+        """Add a ready member. The run begins with the last one, unless a member has left."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
@@ -229,7 +230,7 @@ class CallRun:
         if sim.progress_s:
             self._next = sim.agenda.after(sim.progress_s, self._tell)
 
-    def _planned(self) -> RunCourse:
+    def _planned(self) -> RunSchedule:
         sim, spec, members = self._sim, self.spec, tuple(self.members.values())
         plan = planned(sim, spec, members)
         cold = max([member.warm_up(sim.items_of(spec)) for member in members])
@@ -242,7 +243,7 @@ class CallRun:
             return
         self._done = self._course.after(reached_s)
         self._say()
-        if self.over:  # its pilot ended it in answer
+        if self.over:  # the pilot ended the run in response
             return
         self._kept_at = self._sim.agenda.now
         self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)
@@ -261,7 +262,7 @@ class CallRun:
             member.ended(spec.call, ran_s=ran_s)
 
     def leave(self, library: RunningLibrary, *, keep: bool = False) -> CallProgress:
-        """A member leaves and the run stops. Return the progress; `keep`: it is kept."""
+        """Remove a member; stop the run for all. Return its progress."""
         sim, spec = self._sim, self.spec
         if not self.over:
             self._stop()
@@ -295,17 +296,14 @@ class CallRun:
 
 
 def ordered_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
-    """Return the run that a library is to join now.
-
-    All members get the order at one moment; members of an earlier run may not know yet that it is over.
-    """
+    """Return the run that a library must join now. All its members receive their orders at the same moment."""
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)
     return run
 
 
-def planned(sim: Surroundings, spec: CallSpec, members: Sequence[RunningLibrary]) -> RunCourse:
+def planned(sim: Surroundings, spec: CallSpec, members: Sequence[RunningLibrary]) -> RunSchedule:
     model = members[0].model
     return course(
         model, spec, call_s=max([member.call_s for member in members]),

@@ -1,7 +1,4 @@
-"""The batch of a simulated library's engine, whose steps take turns on the devices.
-
-A call joins the batch with its slot and leaves with its last token, by eviction, or with its library.
-"""
+"""The batch of a simulated library's engine. Engines on a device take turns."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
-_REPORT_S = 10.0
-"""Seconds between two reports of the load, as in `stoker.pilot.library.connection`."""
+_LOOK_S, _REPORT_S = 1.0, 10.0
+"""Seconds between two looks at the load, and between two reports unless the cache will be too small, as in
+`stoker.pilot.library.connection`.
+"""
 
 
 class EngineRun(msgspec.Struct, frozen=True, gc=False):
-    """A call in a batch since `began_at`."""
-
     spec: CallSpec
     batch: ServedBatch
     began_at: float
@@ -50,17 +47,18 @@ class ServedBatch:
         self._sim: Surroundings = library.sim
         self._work: RunningWork | None = None
         self._reports = False
+        self._reported_at = 0.0
         self._paused_until = 0.0
-        """No turn before this time."""
+        """Earliest time of the next turn."""
         self._ended_at = 0.0
-        """Unrounded end of its last step."""
+        """End of the last step, not rounded to the agenda's resolution."""
 
     @property
     def due_at(self) -> float:
         return self.engine.due_at
 
     def unread(self, spec: CallSpec) -> UnreadPrompt:
-        """Return what a call asks of the engine if it joins now."""
+        """Return the prompt that the engine must read for this call."""
         times = self._sim.tokens[spec.call]
         self._grant(times)
         return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s)
@@ -73,9 +71,7 @@ class ServedBatch:
         return model.weights_bytes + tokens * model.token_bytes
 
     def outlook(self, *, pause_s: float = 0.0) -> EngineOutlook:
-        """Return what the engine has to do. A loading one will have a request. `pause_s`: seconds of a resize before
-        it.
-        """
+        """Return the engine's open work. `pause_s`: seconds of a resize that comes first."""
         now = self._sim.agenda.now
         ready_at = max(self._paused_until, now) + pause_s if pause_s else self._paused_until
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
@@ -85,7 +81,7 @@ class ServedBatch:
         return self.engine.free_at(self._sim.agenda.now)
 
     def _grant(self, times: TokenTimes) -> None:
-        """A call that came before the library was ready may be later by its load (SLINFER §IX-A)."""
+        """Allow a call that arrived before the library was ready to be late by the load's duration (SLINFER §IX-A)."""
         library = self._library
         if not times.seen:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
@@ -103,18 +99,18 @@ class ServedBatch:
             self._turns.ask(self)
         if not self._reports:
             self._reports = True
-            self._sim.agenda.after(_REPORT_S, self._report)
+            self._reported_at = now
+            self._sim.agenda.after(_LOOK_S, self._report)
         return EngineRun(spec, self, now)
 
     def remove(self, call: CallId) -> None:
-        """Remove a call; the current step continues without it. No-op if absent."""
         self.engine.remove(call, now=self._sim.agenda.now)
         self._reschedule()
         if not len(self.engine) and self._work is None:
             self._turns.leave(self)
 
     def pause(self, seconds: float) -> None:
-        """Take no turn for `seconds` after the current step: the cache is resized."""
+        """Take no turn for `seconds` after the current step, while the cache is resized."""
         agenda = self._sim.agenda
         self.interrupt()
         self._paused_until = agenda.now + seconds
@@ -127,7 +123,7 @@ class ServedBatch:
             self._turns.ask(self)
 
     def resize(self, model: EngineModel, memory_bytes: int) -> bool:
-        """Apply a new reservation to the cache; False if an open request would not fit."""
+        """Change the cache's reserved memory. Return False if an open request would not fit."""
         why = self.engine.resize(model.limits(memory_bytes), now=self._sim.agenda.now)
         self._reschedule()
         return not why
@@ -143,9 +139,14 @@ class ServedBatch:
     def _report(self) -> None:
         library = self._library
         self._reports = not library.is_over and len(self.engine) > 0
-        if self._reports:
-            library.say(to_agent.BatchReport(self.engine.load))
-            self._sim.agenda.after(_REPORT_S, self._report)
+        if not self._reports:
+            return
+        agenda = self._sim.agenda
+        load = self.engine.load(agenda.now)
+        if load.is_short or agenda.now >= self._reported_at + _REPORT_S:
+            self._reported_at = agenda.now
+            library.say(to_agent.BatchReport(load))
+        agenda.after(_LOOK_S, self._report)
 
     # ---- turns
 
@@ -177,7 +178,8 @@ class ServedBatch:
         library.devices[0].done(self._work)
         self._end_work()
         now, ends_at = sim.agenda.now, self.engine.ends_at
-        self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now  # later if other calls ran on the device
+        # `now` is later if other calls ran on the device.
+        self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now
         for call in self.engine.end(self._ended_at):
             if not library.is_over:
                 library.served(CallId(call))

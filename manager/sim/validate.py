@@ -1,4 +1,4 @@
-"""Invariants of the core's state after every event. Tests call `validate`; it is too slow for production."""
+"""Checks the invariants of the core's state; only for tests, because it is slow."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     for way, queue in queues.items():
         if set(queue) != by_way[way]:
             yield f"{name}: the {way.value} ones are listed wrongly"
-    if not set(object.hungry) <= by_way[Way.PEERS]:
+    if not set(object.underserved) <= by_way[Way.PEERS]:
         yield f"{name}: who could use another peer is wrong"
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     brings = [x.peer.cache for x in object.fetches.values() if x.way is not Way.FOLLOWING]
-    if len(set(brings)) < len(brings):  # a pilot that finds it in its cache follows, too
+    if len(set(brings)) < len(brings):  # FOLLOWING includes pilots that find it in their cache
         yield f"{name}: several pilots of one cache bring it there"
     numbers = [fetch.number for fetch in object.fetches.values()]
     if numbers != sorted(numbers):
@@ -75,7 +75,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     sure = object.whole or object.reader or object.alone or finds
     if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):
         yield f"{name}: pilots wait for it, and no pilot has it, reads it, or finds it in its cache"
-    if (name in transfers.needy) != bool(object.waiting or object.hungry or object.stranded):
+    if (name in transfers.needy) != bool(object.waiting or object.underserved or object.stranded):
         yield f"{name}: needy is wrong"
 
 
@@ -143,7 +143,8 @@ def validate(state: State) -> None:
         )
     for block in state.blocks.values():
         _hold(not block.phase.over, f"block {block.id} is over and listed")
-        _hold(block.source.blocks.get(block.id) is block, f"block {block.id} is not its source's")
+        of_source = block.source.blocks.get(block.id) is block
+        _hold(of_source is not bool(block.probes), f"block {block.id} is not its source's, or a probe is")
         source = block.source
         lists = tuple(block.id in one for one in (source.staying, source.coming, source.filling))
         _hold(
@@ -189,7 +190,7 @@ def _context(state: State, context: Context) -> None:
         f"{name}: {context.queue.count} in the queue's count, {len(queued)} in it, {waiting} wait",
     )
     _hold(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
-    _hold((context.recipe.key in state.hungry) == bool(waiting), f"{name}: hungry is wrong")
+    _hold((context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong")
     starving = bool(waiting) and not any(library.usable for library in queues.libraries_for(context))
     _hold((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
 
@@ -202,12 +203,15 @@ def _library(state: State, library: Library) -> None:
     usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
     usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
-    suspects = [call for call in library.held.values() if call.by_itself]
+    suspects = [call for call in library.held.values() if call.runs_alone]
     _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
     level = (FREE if free else library.load - library.slots) if usable else None
     listed = context.index.level_of(library)
     _hold(listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong")
+    is_empty = not library.held or not (library.state is LibraryState.ASLEEP or library.is_waking)
+    _hold(is_empty, f"{name} is {library.state.value} and holds calls")
+    _hold(library.pilot.sleeper_budget_bytes >= 0, f"{library.pilot.id} promised more host memory than it has")
     _hold(not library.stuck or listed != FULL, f"{name} is stuck, and calls may wait in it")
     _hold(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():

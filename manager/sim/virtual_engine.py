@@ -1,8 +1,8 @@
-"""An engine in virtual time: the batch of a real one (`stoker.contexts.batching`) with measured step times.
+"""An engine in virtual time: the batch of a real engine (`stoker.contexts.batching`) with measured step times.
 
-Most steps repeat: the same requests write one more token each. This *burst* is decided once, and an engine with its
-devices for itself computes it as one piece of work. When a request joins or leaves, or another engine wants the device,
-the burst is cut after the current step. Steps and times equal those decided one by one.
+Most steps repeat: the same requests each write one more token. Such a *burst* is decided once. An engine that is alone
+on its devices computes the burst as one piece of work. When a request joins or leaves, or another engine wants the
+device, the burst ends after the current step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
-"""The most steps decided at a time."""
+"""The most steps of a burst."""
 
 
 class StepCounts(msgspec.Struct):
@@ -43,7 +43,7 @@ class StepCounts(msgspec.Struct):
 
 
 class VirtualEngine:
-    """One engine with one model. `most_output`: the most tokens of a request (0: the engine knows its output)."""
+    """One engine with one model. `most_output`: output tokens reserved for a request (0: its own output)."""
 
     def __init__(self, seconds: StepSeconds, limits: BatchLimits, *, most_output: int = 0) -> None:
         self.batch = RunningBatch(limits)
@@ -53,16 +53,17 @@ class VirtualEngine:
         self._most_output = most_output
         self._times: dict[int, TokenTimes] = {}
         self._is_full = False
-        """Waiting requests found no room at the last decision."""
+        """True if requests still waited after the last step was decided."""
         self._step: Step | None = None
         self._takes: list[float] = []
         """Seconds of the burst's steps that have not begun."""
         self._ahead: list[float] = []
-        """Ends of the steps that have begun."""
+        """End times of the steps that have begun."""
         self._behind: list[float] = []
-        """Ends of steps that the batch does not know of yet."""
+        """End times of steps that the batch has not recorded yet."""
         self._dues: list[tuple[float, float]] = []
-        """Per request at burst start: next-token due time, interval after it."""
+        """Pairs, one per request, at the start of the burst: deadline of the next token, and interval between later
+        deadlines."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -81,7 +82,7 @@ class VirtualEngine:
 
     @property
     def due_at(self) -> float:
-        """When its most urgent token is due; infinity if none is. The headroom is the time until then."""
+        """Deadline of the most urgent token; infinity without a deadline."""
         if self._step is None:
             return self.batch.due_at
         done, waiting = len(self._behind), self.batch.waiting
@@ -92,17 +93,22 @@ class VirtualEngine:
                 soonest = due_at
         return soonest
 
-    @property
-    def load(self) -> EngineLoad:
-        running, waiting = len(self.batch.running), len(self.batch.waiting)
-        return EngineLoad(running, waiting, **msgspec.structs.asdict(self.counts), rows=self.batch.limits.rows)
+    def load(self, now: float) -> EngineLoad:
+        limits, batch = self.batch.limits, self.batch
+        decodes = self._step is not None and not self._step.prefill
+        done = len(self._behind) + bisect_left(self._ahead, now) if decodes else 0
+        return EngineLoad(
+            len(batch.running), len(batch.waiting), **msgspec.structs.asdict(self.counts), rows=limits.rows,
+            cache_tokens=limits.cache_tokens, peak_tokens=batch.outgrown_tokens(unrecorded=done),
+        )  # fmt: skip
 
     def free_at(self, now: float) -> float:
         at = bisect_left(self._ahead, now)
         return self._ahead[at] if at < len(self._ahead) else now
 
     def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """Return what it has to do for a shadow validation (`stoker.pilot.core.turns`). `ready_at`: no step before."""
+        """Return the open work for a shadow validation (`stoker.pilot.core.turns`). No step begins before
+        `ready_at`."""
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
@@ -128,13 +134,13 @@ class VirtualEngine:
         return EngineOutlook(library, self._seconds, rows, length, due_at, tpot_s, tuple(prompts), late_at, ready_at)
 
     def why_not(self, times: TokenTimes) -> str:
-        """Return why it can never serve such a request; empty if it can."""
+        """Return why the engine can never serve the request, or an empty text."""
         return self.batch.why_not(prompt=times.prompt, most=times.output)
 
     # ---- requests
 
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
-        """Add a request after the current step. Raises ValueError if it never fits."""
+        """Add a request after the current step. Raises ValueError if the request never fits."""
         self._decide_anew(now)
         longest = self.batch.limits.longest_row()
         room = longest - times.prompt if longest else self._most_output
@@ -145,7 +151,7 @@ class VirtualEngine:
         self._times[number] = times
 
     def remove(self, number: int, *, now: float) -> None:
-        """Remove a request; the current step continues without it. No-op if absent."""
+        """Remove a request, if present; the current step continues without it."""
         if number not in self._times:
             return
         self._decide_anew(now)
@@ -155,7 +161,7 @@ class VirtualEngine:
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Apply other limits after the current step. Return why not; empty if done."""
+        """Apply new limits. Return why they do not fit, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
@@ -168,7 +174,7 @@ class VirtualEngine:
     # ---- steps
 
     def begin(self, at: float, *, leap: bool = False) -> bool:
-        """Compute the next step from `at`; `leap`: the whole burst. False if there is nothing to compute."""
+        """Begin the next step at `at`, or with `leap` the whole burst. Return False without work."""
         if not self._takes and not self._decide():
             return False
         self._began_at, count = at, len(self._takes) if leap else 1
@@ -179,7 +185,7 @@ class VirtualEngine:
         return True
 
     def interrupt(self, now: float) -> bool:
-        """Cut the burst after the current step; True if the work now ends earlier."""
+        """End the burst after the current step. Return True if steps were cut off."""
         ahead = self._ahead
         if len(ahead) < 2:
             return False
@@ -190,7 +196,7 @@ class VirtualEngine:
         return bool(self._takes)
 
     def end(self, at: float) -> list[int]:
-        """End the current work. Return requests that wrote their last token; they are removed."""
+        """End the current work (step or burst). Remove and return finished requests."""
         self._ahead[-1] = at
         self.counts.busy_s += at - self._began_at
         self._behind += self._ahead
@@ -198,7 +204,7 @@ class VirtualEngine:
         return [] if self._takes else self._settle()
 
     def halt(self, now: float) -> None:
-        """Stop. Steps that ended by now count; the current one is lost."""
+        """Stop. Completed steps count; the current one is lost."""
         self._decide_anew(now)
         self._ahead.clear()
         self._step = None
@@ -241,7 +247,7 @@ class VirtualEngine:
             for number, tokens in zip(step.requests, step.tokens, strict=True):
                 state, times = self.batch.running[number], self._times[number]
                 if state.unread > tokens:
-                    continue  # a part of its prompt
+                    continue  # the step read only a part of the prompt
                 times.add(ends, made=state.made)
                 self.counts.new_tokens += count
                 if state.made + count == times.output:

@@ -1,15 +1,15 @@
-"""Which calls come, and when: synthetic load, and settings for recorded calls (`study.traces`).
+"""Synthetic workloads, and settings for recorded calls (`study.traces`).
 
-Draws depend on the seed and the call's number alone (`stoker.chance`), so every policy gets the same calls.
+Random draws depend only on seed and call number (`stoker.chance`), so every policy gets the same calls.
 
-- *bursts*: a Poisson process whose rate jumps between two values, each kept for an exponential time (MMPP-2; Fischer
-  and Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18(2), 1993). It
-  begins in the stationary distribution. After a jump the gap is drawn again: exponential gaps have no memory.
-- *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, "Simulation of
-  nonhomogeneous Poisson processes by thinning", Naval Research Logistics Quarterly 26(3), 1979).
+- *bursts*: a Poisson process whose rate alternates between two values, each for an exponential time (MMPP-2; Fischer
+  and Meier-Hellstern, Performance Evaluation 18(2), 1993). It starts in its stationary distribution. When the rate
+  changes, the next gap is drawn again: exponential gaps have no memory.
+- *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
+  Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so another machine's logarithm gives the same sums. Contexts of one `family` are
-runtimes of one model: each call gets the shortest that is long enough, with the longer ones as variants.
+Times are added in whole nanoseconds, so the sums are the same on every machine. Contexts of one `family` are runtimes
+of one model. A call gets the shortest runtime that is long enough for its input, with longer ones as variants.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _check_gang(gang: tuple[int, int]) -> None:
 
 
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the tokens of a call should come.
+    """Deadlines of a call's tokens (0 = none).
 
-    The first after `ttft`, or `ttft_per_token` per input token if that is more, at most `ttft_most`; each further
-    one `tpot` later. 0 = not wanted.
+    The first token is due after `ttft`, or after `ttft_per_token` per input token if that is longer, at most
+    `ttft_most`. Each further token is due `tpot` later.
     """
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
@@ -60,7 +60,7 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.tpot_s and not (self.ttft_s or self.ttft_per_token_s):
-            raise ValueError("tpot: a time per token counts from the first token: say when that is due, with ttft")
+            raise ValueError("tpot: a time per token counts from the first token; set ttft, too")
 
     @property
     def objective(self) -> Objective:
@@ -73,10 +73,9 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
     """Settings of each call.
 
-    `context`: one, or several by weight (`{small = 3, large = 1}`). Lengths are means in tokens, lognormal with
-    their `_cv`; policies see each call's input and the mean output. `deadline` counts from the arrival; 0 = none.
-    `gang`: least and most libraries of a call. `tokens`: when tokens should come; `latency`: wanted seconds of a
-    call (0 = none).
+    `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are means in tokens; a `_cv` makes
+    them lognormal. Policies see the input length and the mean output length. `deadline`: time from the arrival. `gang`:
+    least and most libraries. `latency`: target duration. 0 = none.
     """
 
     context: str | dict[str, Weight]
@@ -93,42 +92,40 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def __post_init__(self) -> None:
         if not self.context:
-            raise ValueError("context: name the context that the calls want")
+            raise ValueError("context: name the context that the calls use")
         _check_gang(self.gang)
 
 
 class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
-    """All at once: `inputs` in all, `items` a call; the last call has the rest."""
+    """All calls at once: `inputs` in total, `items` per call. The last call has the remainder."""
 
     inputs: Many
 
 
 class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Calls one by one, for a time or up to a count."""
-
     for_s: Duration = msgspec.field(default=NO_TIME, name="for")
     count: AsMany = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.for_s and not self.count:
-            raise ValueError('count: say how many calls come, or with for = "10 min" how long they come')
+            raise ValueError('count: set the number of calls, or for = "10 min", the time in which they arrive')
 
 
 class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
-    """Calls at equal gaps, the first at once. `rate`: calls a second."""
+    """Calls at equal intervals, the first at once."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
 class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
-    """Independent calls. `rate`: calls a second."""
+    """Independent calls, at a mean `rate`."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
 class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
-    """Calm and bursts in turn. `rate`, `burst_rate`: calls a second; `calm`, `burst`: mean durations."""
+    """Alternating calm periods and bursts of calls. `calm`, `burst`: mean durations."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
     burst_rate_per_s: PerSecond = msgspec.field(name="burst_rate")
@@ -143,8 +140,8 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
-    """A daily load. `rate`: mean calls a second; `swing`: the peak above it, as a share; `peak`: its time in each
-    `period`.
+    """A daily load. `rate`: the mean. `swing`: the peak's height above the mean, as a share of it. `peak`: its time in
+    each `period`.
     """
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
@@ -155,7 +152,7 @@ class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.period_s > 0:
-            raise ValueError("period: a day of no length")
+            raise ValueError("period: it must be longer than 0 s")
 
 
 class TraceFormat(enum.Enum):
@@ -168,10 +165,10 @@ class TraceFormat(enum.Enum):
     AZURE_LLM = "azure_llm"
     """Requests to Azure's language models: time, prompt and output lengths."""
     SLINFER = "slinfer"
-    """Requests to many functions (SLINFER's JSON): times and both lengths of each."""
+    """Requests to many functions (SLINFER's JSON): arrival times and both lengths of each request."""
     CSV = "csv"
-    """A table with a header of fields of `stoker.manager.sim.client.Arrival`, at least `at_s`; a gang has
-    `gang_least` and `gang_most`.
+    """A table whose header names fields of `stoker.manager.sim.client.Arrival`, at least `at_s`. Columns `gang_least`
+    and `gang_most` give a gang.
     """
 
 
@@ -182,13 +179,12 @@ _NAMED = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.SLI
 class Trace(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="trace"
 ):  # fmt: skip
-    """Recorded calls. `file` is relative to the scenario's folder, and may be gzipped.
+    """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one for all calls, or several that the trace's models (ElasticFlow), functions (SLINFER) or
-    clusters (Philly) take in turn in order of appearance; `contexts` assigns one by name, `{bert = "encoder"}`.
-    `cluster`: Philly's, empty for all. `item`: duration of one item of a job. `speedup`: calls arrive this much
-    faster; durations and deadlines stay. `start`, `for`, `count`: the part of the trace, by its own clock (0 =
-    all).
+    `context`: one name, or names for the trace's models (ElasticFlow), functions (SLINFER) or clusters (Philly), which
+    take turns in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`. `cluster`: of Philly
+    (empty: all). `item`: duration of one item of a job. `speedup` divides arrival times only. `start`, `for`, `count`:
+    the part to use, in the trace's time (0 = all).
     """
 
     format: TraceFormat
@@ -212,22 +208,26 @@ class Trace(
         if not self.file:
             raise ValueError("file: name the file of the trace")
         if not self.context and not self.contexts and self.format is not TraceFormat.CSV:
-            raise ValueError(f"context: {written} does not say which context its calls want")
+            raise ValueError(f"context: {written} does not name the context of its calls")
         if not isinstance(self.context, str) and self.format not in _NAMED:
-            raise ValueError(f"context: {written} has one kind of calls: name one context")
+            raise ValueError(f"context: {written} has only one kind of calls; name one context")
         if self.contexts and self.format not in _NAMED:
-            raise ValueError(f"contexts: {written} has no names that contexts could be given to")
+            raise ValueError(f"contexts: {written} has no names that could be mapped to contexts")
         if self.cluster and self.format is not TraceFormat.PHILLY:
             raise ValueError(f"cluster: {written} has no clusters")
         if bool(self.item_s) != (self.format in _JOBS):
-            has = "has no durations" if self.item_s else 'has jobs: say how much of one is an item, item = "1 s"'
+            has = (
+                "has no durations"
+                if self.item_s
+                else 'has jobs; set the part of a job that is one item, for example item = "1 s"'
+            )
             raise ValueError(f"item: {written} {has}")
         if self.items != 1 and self.format in _JOBS:
-            raise ValueError(f"items: {written} has durations: say how much of one is an item, with item")
+            raise ValueError(f"items: {written} has durations; set the part of a job that is one item with item")
         if self.deadline_s and self.format is TraceFormat.ELASTICFLOW:
-            raise ValueError(f"deadline: {written} has the deadline of each job")
+            raise ValueError(f"deadline: {written} already has a deadline for each job")
         if self.gang != (1, 1) and self.format in _JOBS:
-            raise ValueError(f"gang: {written} has jobs, of which each GPU becomes its own call")
+            raise ValueError(f"gang: {written} has jobs, and each GPU of a job becomes a call; leave gang out")
         _check_gang(self.gang)
 
 
@@ -249,7 +249,7 @@ def has_deadlines(workload: Workload) -> bool:
 
 
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
-    dress = _Dress(workload, seed)
+    dress = ArrivalFactory(workload, seed)
     if isinstance(workload, SweepCalls):
         whole, rest = divmod(workload.inputs, workload.items)
         for number in range(whole):
@@ -267,7 +267,7 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
         yield dress.call(number, at_s=at_ns / _NANO, items=workload.items)
 
 
-class _Dress:
+class ArrivalFactory:
     def __init__(self, workload: Generated, seed: int) -> None:
         self._of = workload
         self._which = Stream(seed, "arrivals/contexts")
@@ -348,9 +348,9 @@ def contexts_named(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls; those to a family want its runtimes that are long enough.
+    """Yield the calls; a call to a family gets the runtimes that fit its input.
 
-    Raises ConfigError for a call that is longer than all of them.
+    Raises ConfigError for a call that is too long for all runtimes.
     """
     families = _families(world)
     if not families:
@@ -365,7 +365,7 @@ def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         serving = [name for name in runtimes if world.contexts[name].longest_input >= length]
         if not serving:
             longest = world.contexts[runtimes[-1]].longest_input
-            raise ConfigError(f"call {number} is {length} tokens long, and {arrival.context} takes {longest}")
+            raise ConfigError(f"call {number} is {length} tokens long, but {arrival.context} takes at most {longest}")
         yield replace(arrival, context=serving[0], variants=tuple(serving[1:]))
 
 

@@ -1,4 +1,4 @@
-"""The parts of a simulated world, as values that check themselves. What a scenario leaves out costs nothing."""
+"""The parts of a simulated world. A duration that a scenario omits is 0."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _NONE = Size(0)
 TICK_S = 1e-6
-"""The agenda rounds to this, so steps of a run may be this much shorter."""
+"""Resolution of the agenda in seconds. Rounding may shorten each step of a run by this."""
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine on one kind of device.
+    """An engine on one kind of device. `stoker.contexts.batching` explains the limits of its batch.
 
-    `times`: seconds of its steps at speed 1; in a scenario a table, or a file of `stoker profile --json`. `rows`,
-    `prefill_tokens`, `prefill_requests`, `mixes`, `cache_tokens`, `page_tokens`: see `stoker.contexts.batching`.
-    `token`: bytes of a cached token; the cache is then what a reservation has beyond `weights`. `most_output`:
-    the most tokens of a request, for which an engine reserves room (0: as many as it writes).
+    `times`: seconds of its steps at speed 1; in a scenario, a table or a file of `stoker profile --json`. `token`:
+    bytes per cached token. With `token`, the cache has the reserved memory minus `weights`. `most_output`: output
+    tokens that the engine reserves for a request (0 = the request's own output).
     """
 
     times: StepTimes
@@ -45,15 +44,17 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.times.prefill or not self.times.decode:
             raise ValueError(
-                "times: an engine needs prefill and decode, at least a cell [tokens, length, seconds] each"
+                "times: an engine needs prefill and decode, each with at least one cell [tokens, length, seconds]"
             )
         if not self.times.is_sound():
-            raise ValueError("times: it holds a number that no measurement can give")
+            raise ValueError("times: a number is negative, not finite or otherwise impossible")
         for cell in (*self.times.prefill, *self.times.decode):
             if not cell.seconds > 0:
                 raise ValueError(f"times: a step of {cell.tokens:g} tokens takes {cell.seconds:g} s")
         if self.token_bytes and self.cache_tokens:
-            raise ValueError("cache_tokens: with token the reservation sets the size of the cache; leave it out")
+            raise ValueError(
+                "cache_tokens: the setting token already sets the size of the cache; leave cache_tokens out"
+            )
 
     def limits(self, memory_bytes: int) -> BatchLimits:
         cache_tokens = self.cache_tokens
@@ -65,14 +66,14 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineFloor:
-    """The least time of a request on an engine, whatever its batch holds (`StepTable.floor`)."""
+    """The least time of a request on an engine, whatever shares its batch (`StepTable.floor`)."""
 
     def __init__(self, model: EngineModel, *, speed: float = 1.0) -> None:
         times = model.times
         self._step_s, self._token_s = StepTable(times.decode).floor(length=1.0, most=model.rows)
         most = model.prefill_tokens + (model.rows if model.mixes else 0)
         prefill_s, self._read_s = StepTable(times.prefill).floor(length=0.5, most=most)
-        if model.mixes:  # a token may be written in a step that reads prompts
+        if model.mixes:  # a step that reads prompts can also write a token
             self._step_s, self._token_s = min(self._step_s, prefill_s), min(self._token_s, self._read_s)
         self._speed = speed
 
@@ -87,7 +88,7 @@ class EngineFloor:
 
 
 class Rate(float):
-    """Bytes a second; in a scenario `"1.2 GB/s"`. Infinite: costs no time."""
+    """Bytes per second; in a scenario `"1.2 GB/s"`. An infinite rate takes no time."""
 
 
 FREE = Rate(math.inf)
@@ -102,22 +103,22 @@ class _WorldPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A kind of device: its memory, and its speed relative to the kind of the call times."""
+    """A kind of device. `speed`: relative to the kind with the given call times."""
 
     memory_bytes: Size = msgspec.field(name="memory")
     speed: float = 1.0
 
     def __post_init__(self) -> None:
         if not (self.speed > 0 and math.isfinite(self.speed)):
-            raise ValueError(f"speed = {self.speed}: a device that never ends a call")
+            raise ValueError(f"speed = {self.speed}: it must be more than 0")
 
 
 class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Bandwidths. Flows on a link share it fairly (`stoker.manager.sim.flows`).
+    """Bandwidths. Flows on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
 
-    `shared`: the shared file system in all; `shared_node`: the most for one node; `shared_operations`: file
-    operations a second (0 = no limit). `disk`: a node's local disk; `memory`: its page cache. `network`: its
-    link, each way. `bus`: host memory to a device.
+    `shared`: the shared file system's total. `shared_node`: its maximum for one node. `shared_operations`: file
+    operations per second (0 = no limit). `memory`: page cache. `network`: a node's link, each way. `bus`: from host
+    memory to a device.
     """
 
     shared: Rate = FREE
@@ -131,7 +132,7 @@ class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for field in ("shared", "shared_node", "disk", "memory", "network", "bus"):
             if not getattr(self, field) > 0:
-                raise ValueError(f"{field}: a link of no bandwidth moves nothing")
+                raise ValueError(f"{field}: the bandwidth must be more than 0")
 
 
 class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
@@ -143,25 +144,24 @@ class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """The costs of a context. Times are in seconds by kind of device; the kind `""` stands for all others.
+    """The costs of a context, in seconds per kind of device. The kind `""` is the default.
 
-    `slots`: calls that a library runs at once at the given speed; more on a device slow down alike
+    `slots`: calls that a library runs at once at full speed (0: the engine's `rows`). More calls slow down equally
     (`stoker.manager.sim.device`).
 
-    A library starts (`start`), reads its files, works on them (`load`), and moves `device_memory` over the bus. A
-    call takes `call`, and `item` per item, divided by the device's speed; `item_cv` and `load_cv` are spreads.
-    The first `warm_items` items of a process take `warm_item` longer each.
+    A library starts (`start`), reads its files, initializes (`load`), and moves `device_memory` over the bus. A call
+    takes `call` plus `item` per item, divided by the device's speed. A `_cv` is a coefficient of variation. Each of the
+    first `warm_items` items of a process takes `warm_item` longer.
 
     A library takes `devices` of one node with `device_memory` each, of `kinds` only (empty: any). A resize takes
-    `resize` per GB. A gang takes `gang` to meet and keeps `gang_efficiency` of its speed with each doubling.
+    `resize` per GB. A library that `sleeps` moves `device_memory` over the bus to sleep and to wake. A gang takes
+    `gang` to meet and keeps `gang_efficiency` of its speed with each doubling.
 
-    With an `engine` per kind of device a context is a language model's: a call is a request of `input_length`
-    tokens, all calls of a library form one batch, and its steps determine the time
-    (`stoker.manager.sim.virtual_engine`). `slots = 0`: the engine's `rows`.
+    With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch, whose steps
+    determine their times (`stoker.manager.sim.virtual_engine`).
 
-    At most `max_libraries` are loaded (0 = no limit); one that is idle for `keep_alive` is unloaded while
-    `min_libraries` remain. Contexts of one `family` serve the same calls, each up to its `longest_input` in
-    tokens.
+    At most `max_libraries` are loaded (0 = no limit). A library that is idle for `keep_alive` is unloaded while more
+    than `min_libraries` remain. Contexts of one `family` serve the same calls, each with up to `longest_input` tokens.
     """
 
     files: tuple[Files, ...] = ()
@@ -178,6 +178,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     warm_items: Count = 0
     warm_item_s: Duration = msgspec.field(default=NO_TIME, name="warm_item")
     resize_s: Duration = msgspec.field(default=NO_TIME, name="resize")
+    sleeps: bool = False
     page_cache: bool = True
     devices: Positive = 1
     gang_s: Duration = msgspec.field(default=NO_TIME, name="gang")
@@ -191,10 +192,10 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if bool(self.family) != bool(self.longest_input):
-            raise ValueError("longest_input: a runtime of a family has both, the family and the longest input it takes")
+            raise ValueError("longest_input: a runtime of a family needs both family and longest_input")
         for setting, is_there in (("call", self.call_s), ("item", self.item_s), ("warm_items", self.warm_items)):
             if self.engine and is_there:
-                raise ValueError(f"{setting}: the steps of its engine say how long a call takes; leave it out")
+                raise ValueError(f"{setting}: the step times of its engine set the duration of a call; leave it out")
 
     def engine_on(self, kind: str) -> EngineModel | None:
         return self.engine.get(kind) or self.engine.get("")
@@ -204,7 +205,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return self.slots or (engine.rows if engine is not None else 1)
 
     def may_be_on(self, kind: str) -> bool:
-        """True if it may be on a kind of device: by its whole name or its first word, as `is_of_kind` of policies."""
+        """True if the context may use this kind, by its full name or first word."""
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
@@ -212,7 +213,7 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Preempt(enum.Enum):
-    """Which blocks end first when a source's capacity shrinks."""
+    """Which blocks are preempted first when a source's capacity shrinks."""
 
     NEWEST = "newest"
     OLDEST = "oldest"
@@ -221,9 +222,9 @@ class Preempt(enum.Enum):
 class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """A batch system, or a part of one, with nodes of one kind.
 
-    `capacity`: blocks that may run, as steps `[seconds, blocks]` from 0 on, or one number. `wait`, `wait_cv`:
-    time in the queue beyond the wait for capacity; `boot`: from the start of a job to its pilots. The rest is as
-    in a site file.
+    `capacity`: blocks that may run: one number, or steps `[seconds, blocks]`. `wait`: queue time before a block waits
+    for capacity. `boot`: from a job's start to that of its pilots. `sleepers`: a pilot's host memory for sleeping
+    contexts. Other fields are as in a site file.
     """
 
     name: Name
@@ -231,6 +232,7 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     capacity: Count | tuple[tuple[float, Count], ...] = 0
     devices: Positive = 1
     nodes: Positive = 1
+    sleeper_bytes: Size = msgspec.field(default=Size(0), name="sleepers")
     wait_s: Duration = msgspec.field(default=NO_TIME, name="wait")
     wait_cv: Share = 0.0
     boot_s: Duration = msgspec.field(default=NO_TIME, name="boot")
@@ -258,11 +260,11 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
 
 class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Delays of messages and shells, in seconds.
+    """Delays in seconds.
 
-    `message`: between two processes; `frame`: how long a pilot gathers messages, and a counted program its calls
-    (`outputs.calls`); `back`: how long the manager waits for a disconnected pilot; `poll`: how late it hears of
-    the batch system; `progress`: seconds between two checkpoints of a running call (0 = none).
+    `message`: of a message's travel. `frame`: how long a pilot collects messages, and a program with counted calls
+    (`outputs.calls`) its calls. `back`: how long the manager waits for a disconnected pilot. `poll`: how late the
+    manager learns of changes in the batch system. `progress`: time between two checkpoints of a call (0 = none).
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
@@ -284,7 +286,7 @@ _AWARENESS_LEVELS = (Awareness.NONE, Awareness.DISK, Awareness.FULL)
 
 
 def limited(world: World, most: Awareness | None) -> World:
-    """Return the world with contexts that keep at most this much between calls: a baseline. None = unchanged."""
+    """Return the world with every context's awareness limited to `most` (None = no limit), as a baseline."""
     if most is None:
         return world
     contexts = {

@@ -1,4 +1,4 @@
-"""Studies: scenarios from files, simulated in many processes, measured and plotted.
+"""Studies: scenarios from files, simulated in processes, measured and plotted.
 
-All I/O and processes of simulations are here; `stoker.manager.sim` has neither.
+`stoker.manager.sim` itself has neither I/O nor processes.
 """

@@ -1,12 +1,12 @@
-"""A live session as a simulated world, from measurements.
+"""Makes a simulated world from a live session's measurements.
 
-The journal is replayed through the core, whose commands tell which library was loaded where and which call was
-sent where. Pilots: their number at each moment, one source per kind of node. Loads: the mean from the order to
-its end, by kind of device. Calls: the mean run; with different numbers of items, a fixed part and one an item
-(least squares); the extra time of a library's first call is its warm-up. Time between two calls of a library is
-its own if the next call was already there; else the rest is two messages.
+The module replays the session's journal through the core, whose commands show where libraries were loaded and calls
+sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. Its run time is
+the mean, or with different numbers of items a fixed part and a part per item (least squares). The extra time of a
+library's first call is its warm-up. The gap between two calls is the library's own time if the next call already
+waited. Otherwise the gap also contains two messages.
 
-Left out: links. Calls arrive when they arrived, so a program that submits on results is never ahead.
+Links are not modelled. Calls keep their recorded arrival times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
-from stoker.manager.live.comeback import JournalPast
+from stoker.manager.live.restore import JournalPast
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import items_of
 from stoker.manager.sim.run import Simulation
@@ -51,7 +51,7 @@ from stoker.site import Duration, Size
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A successful load. `whole_s`: from the order until the manager heard of its end."""
+    """A successful load. `whole_s`: from the order to its reported end."""
 
     recipe: str
     kind: str
@@ -64,9 +64,9 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 class RecordedRun(msgspec.Struct, frozen=True):
     """A run of a call.
 
-    `first`: the first of its library. `between_s`: seconds since the library's last end, or since the call was
-    sent, without this run (-1: unknown, for libraries of several slots); `waiting`: the call was there before it
-    could begin.
+    `first`: True for the library's first call. `between_s`: seconds since the library's previous call ended or this one
+    was dispatched (the later), without the run (-1: unknown, for several slots). `waiting`: True if the call was sent
+    before the library was free.
     """
 
     recipe: str
@@ -87,7 +87,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStay(msgspec.Struct):
-    """A pilot's stay (`left_at` infinite: to the end)."""
+    """A pilot's presence. `left_at`: infinite until it leaves."""
 
     devices: tuple[DeviceFacts, ...]
     came_at: float
@@ -106,12 +106,12 @@ class _Held(msgspec.Struct):
 
 
 class RecordedSession:
-    """A session from its journal. Times are the manager's, in seconds since the epoch."""
+    """A session by its journal. Times are in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """Start of the compacted journal; 0 = it is whole."""
+        """Time from which a compacted journal tells events; 0 = the journal is complete."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
@@ -144,7 +144,7 @@ class RecordedSession:
             self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
-            if context.loads:  # the mean of its loads; their kind of device is its libraries' kind
+            if context.loads:  # the mean of the context's loads, on the device kind of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
                 self.loads.append(RecordedLoad(key, kind, 0.0, context.load_s, context.resident_bytes, context.slots))
         for library in state.libraries.values():
@@ -212,7 +212,7 @@ class RecordedSession:
         )
 
     def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # other ends were reported twice
+        known = [end for end in ends if end.call in library.sent]  # ends of other calls are repeated reports
         if not known:
             return
         busy_s = sum(end.run_s for end in known)
@@ -230,7 +230,7 @@ class RecordedSession:
 
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
-    """Return the session of a journal that `policies` ran. Raises SessionError if no call ran to an end."""
+    """Return the session of a journal that `policies` ran. Raises SessionError if no call completed."""
     found = RecordedSession(session)
     again = JournalPast(path, session, policies)
     if again.core is not None:
@@ -239,13 +239,15 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
         found.happened(now, event)
         found.decided(now, again.handle(event, now))
     if not found.calls:
-        raise SessionError(f"no call of session {session} ran to an end: there is nothing to measure", session=session)
+        raise SessionError(
+            f"no call of session {session} ended with a result: nothing can be measured", session=session
+        )
     return found
 
 
 MOST_CV = 5.0
 WARM_UP = 0.05
-"""Extra time of a first call, as a share of others, above which it counts as warm-up."""
+"""A first call shows a warm-up if it takes longer than normal by more than this share."""
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
@@ -253,7 +255,7 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 class Calibrated(msgspec.Struct, frozen=True):
     """A session's world and calls.
 
-    `makespan_s`: the live one. `advice`: the manager's knowledge of contexts before they were loaded, by name.
+    `makespan_s`: of the live session. `advice`: the manager's estimates before a context's first load.
     """
 
     session: str
@@ -264,19 +266,19 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class MakespanComparison(msgspec.Struct, frozen=True):
-    """A session's makespan in seconds, live and simulated under several seeds."""
+    """A session's makespan, live and simulated under several seeds."""
 
     live_s: float
     simulated_s: tuple[float, ...]
 
     @property
     def error(self) -> float:
-        """Relative error of the median simulated makespan; negative: too quick."""
+        """Relative error of the median simulated makespan."""
         return median(self.simulated_s) / self.live_s - 1.0
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """Return the world of a recorded session. Raises SessionError if it cannot be modelled."""
+    """Return the world of a recorded session. Raises SessionError for contexts on several devices."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
     for recipe in wanted.values():
@@ -311,7 +313,6 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
 
 
 def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:
-    """Simulate the session under fresh policies, once a seed."""
     simulated = tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
     return MakespanComparison(calibrated.makespan_s, simulated)
 
@@ -400,7 +401,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return seconds per call and per item; the mean and 0 if the items are equal or the slope is not positive."""
+    """Return seconds per call and per item; without a positive slope, the mean and 0."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
     square = sum((run.items - mean_items) ** 2 for run in runs)
     if not square:

@@ -1,7 +1,6 @@
-"""Compares policies: means over seeds with 95 % intervals, and the worth of differences.
+"""Compares policies: means over seeds with 95 % intervals, and verdicts.
 
-Policies see the same world under the same seed, so they are compared seed by seed (`statistics`). The criterion
-depends on the calls (`worth_for`).
+Policies run in the same world; runs of equal seed are compared (`statistics`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A number of each run, with its key for programs and title for people.
+    """A number of each run, with a key for programs and a title for people.
 
-    `value`: None if a run has no such number; the mean is then over the others, or with `of_all` None. Tables
-    show `scale` times the value. `may_lack`: hidden if it is 0 in all rows.
+    `value` returns None if a run has no such number. The mean is then over the other runs, or None with `of_all`.
+    Tables show `scale` times the value. `may_lack`: hide the column if all rows have 0.
     """
 
     key: str
@@ -35,8 +34,6 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class PolicyRow(msgspec.Struct, frozen=True):
-    """A policy: its runs, cut-off runs, failed calls, and an estimate per column."""
-
     policy: str
     runs: int
     cut_off: int
@@ -96,8 +93,9 @@ def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def compare(
     runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
 ) -> list[PolicyRow]:
-    """Return a row per policy with runs, in the order of `policies`. If calls arrive at once, rows also have the speed
-    (items a second) against the first policy.
+    """Return a row per policy that has runs.
+
+    With `all_at_once`, rows also have the speed (items per second) relative to the first policy.
     """
     rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
@@ -114,10 +112,9 @@ def compare(
     return rows
 
 
-class Worth(msgspec.Struct, frozen=True):
-    """The criterion of a comparison.
-
-    `key`: its column. `lead`: how much one run is ahead of another (None: no such number). `shown`: in words.
+class Criterion(msgspec.Struct, frozen=True):
+    """A verdict's criterion. `key`: its column. `lead`: how much better the first run is (None: unknown). `shown`: its
+    sentence.
     """
 
     key: str
@@ -125,25 +122,27 @@ class Worth(msgspec.Struct, frozen=True):
     shown: str
 
 
-_IN_TIME = Worth(
+_IN_TIME = Criterion(
     "in_time", lambda a, b: _minus(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
 )
-_WAITS = Worth(
+_WAITS = Criterion(
     WAIT_P95_S,
     lambda a, b: b.figures.wait_p95_s - a.figures.wait_p95_s,
     "at the 95th percentile a call waits {lead} s less",
 )
-_ITEMS = Worth(
+_ITEMS = Criterion(
     ITEMS_PER_S,
     lambda a, b: _more(a.figures.items_per_s, b.figures.items_per_s),
     "it does {lead} % more items a second",
 )
-_TIME = Worth(DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer")
+_TIME = Criterion(
+    DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
+)
 
 
-def worth_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Worth:
-    """Return the criterion: deadlines if calls have them; waits if all arrive one by one and run; else time or
-    items.
+def criterion_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
+    """Return the criterion: deadlines if any; items per second if calls failed; waits if calls arrive separately; else
+    time, or items per second.
     """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME
@@ -155,13 +154,13 @@ def worth_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Worth:
 
 
 def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario: Scenario) -> list[str]:
-    worth = worth_for(scenario, runs)
+    worth = criterion_for(scenario, runs)
     first, *others = [row.policy for row in rows] or [""]
-    found = (_stand(runs, other, first, worth) for other in others)
+    found = (_verdict_between(runs, other, first, worth) for other in others)
     return [sentence for sentence in found if sentence]
 
 
-def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -> str:
+def _verdict_between(runs: Sequence[FinishedRun], policy: str, first: str, worth: Criterion) -> str:
     leads = _seed_by_seed(runs, policy, first, worth.lead)
     if not leads:
         return ""
@@ -171,7 +170,7 @@ def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -
     leads = _seed_by_seed(runs, best, second, worth.lead)
     ahead = f"{label(best)} is ahead of {label(second)}"
     if len(leads) < 2:
-        return f"{ahead}; one seed says little about it, more tell more: --seeds 5"
+        return f"{ahead}; one seed proves little, run more: --seeds 5"
     lead = estimate(leads)
     sure, chance = f"{lead.mean:.1f} ± {lead.half_width or 0.0:.1f}", f", which may be chance over {len(leads)} seeds"
     shown = worth.shown.format(other=label(second), lead=sure if lead.low > 0 else f"{lead.mean:.1f}")
@@ -181,7 +180,6 @@ def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -
 def _seed_by_seed(
     runs: Sequence[FinishedRun], policy: str, other: str, of: Callable[[FinishedRun, FinishedRun], float | None]
 ) -> list[float]:
-    """Return a number of two policies' runs under each seed that both have."""
     runs_of = {(run.policy, run.seed): run for run in runs}
     pairs = [(runs_of.get((policy, seed)), runs_of.get((other, seed))) for seed in sorted({run.seed for run in runs})]
     found = [of(one, against) for one, against in pairs if one is not None and against is not None]

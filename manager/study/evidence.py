@@ -1,11 +1,12 @@
-"""Knowledge before a run: of function and context from the performance store, of the site from managers' records
-(`stoker.contexts.performance`) and the site file; and how much of it.
+"""The measurements that `stoker plan` uses, and their reliability.
 
-Pilots are lost at a constant rate: losses over the time that pilots were here (the maximum-likelihood estimate
-for censored exponential times).
+The performance store describes functions and contexts. Managers' records (`stoker.contexts.performance`) and the site
+file describe the site.
 
-A manager remembers seconds of calls, not their inputs. Calls of another size are taken to cost as much an input;
-the forecast says so.
+Pilots are lost at a constant rate: losses divided by the total time of pilots (the maximum-likelihood estimate for
+censored exponential times).
+
+The store has the seconds of calls, not their inputs. Calls of another size are assumed to cost the same per input.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from stoker.site import Site
 from stoker.units import show_seconds
 
 RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)
-"""How many measurements make a good forecast, and a fair one."""
+"""Numbers of measurements that make a forecast good, and fair."""
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -37,16 +38,16 @@ _HOUR_S = 3600.0
 class Sureness(enum.Enum):
     GOOD = "good"
     FAIR = "fair"
-    """Measured seldom, or partly elsewhere."""
+    """Few measurements, or some from other sites or functions."""
     POOR = "poor"
-    """Something that matters was hardly measured."""
+    """An important value has hardly any measurements."""
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A number of inputs through one function, and the inputs of one call.
+    """A number of inputs for one function.
 
-    `function`: with its module or file, as `mine.functions:score` or `/home/ana/claims.py:verify`.
-    `measured_per_call`: inputs of the measured calls (0 = the same).
+    `function`: with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`. `measured_per_call`:
+    inputs of the measured calls (0 = `inputs_per_call`).
     """
 
     app: str
@@ -57,22 +58,22 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> int:
-        """Number of calls, the last one maybe with fewer inputs."""
+        """Number of calls. The last call may have fewer inputs."""
         return -(-self.inputs // self.inputs_per_call)
 
     @property
     def called(self) -> str:
-        """Name of the function, without its module or file."""
+        """Name of the function, without module or file."""
         return self.function.rpartition(":")[2]
 
     @property
     def larger(self) -> float:
-        """Inputs of a call in relation to those of the measured calls."""
+        """Inputs of a planned call divided by inputs of a measured call."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
 class MeasuredTime(msgspec.Struct, frozen=True):
-    """A time that was measured `count` times: mean in seconds, standard deviation over mean."""
+    """A time that was measured `count` times: mean in seconds, standard deviation divided by the mean."""
 
     mean_s: float = 0.0
     cv: float = 0.0
@@ -80,17 +81,15 @@ class MeasuredTime(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Standard error over the mean, at least the spread between days (`ANOTHER_DAY`)."""
+        """Standard error divided by the mean, including the spread between days (`ANOTHER_DAY`)."""
         return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
 
 
-PILOT_HERE = MeasuredTime(1.0, 0.5)
-"""Seconds until a local pilot is there; no record has it."""
+LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)
+"""The assumed time until a local pilot has started; no record contains it."""
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """A fact that a forecast rests on, and how reliable it is."""
-
     text: str
     sureness: Sureness
 
@@ -98,7 +97,7 @@ class Reason(msgspec.Struct, frozen=True):
 class Evidence(msgspec.Struct, frozen=True):
     """The input of a forecast.
 
-    `lost_per_s`: rate at which a pilot is lost; `most`: the most pilots seen at once (0 = unknown).
+    `lost_per_s`: losses per second of a pilot's time. `most`: the most pilots seen at once (0 = unknown).
     """
 
     kind: str
@@ -133,38 +132,46 @@ def gather(
     kind: str = "",
     similar: Sequence[str] = (),
 ) -> Evidence:
-    """Return what is known of this work on this site.
+    """Return the evidence for this work on this site.
 
-    `kind`: a measured kind of device instead of the site's; `similar`: recipes that an estimate comes from.
-    Raises SessionError if nothing was measured.
+    `kind`: a kind of device instead of the site's. `similar`: recipes from which times are estimated. Raises
+    SessionError without measurements.
     """
-    measured = _measured(performance, work)
+    found, measured = _measured(performance, work)
     waits, stays = availability.waits, availability.stays
     seen = waits[-1].devices if waits else None
     in_site_file = "cpu" if site.pilot.devices.startswith("cpu") else site.provider.gpu_type
     expected = kind or (seen.kind if seen is not None else in_site_file)
     chosen = _nearest_kind(expected, measured)
-    facts, devices = measured[chosen], seen.count if seen is not None else _devices_of(site, chosen)
-    run, load_s = facts.functions[work.function], facts.load_s + facts.start_s
-    load = MeasuredTime(load_s, _over(facts.load_sd, load_s), facts.loads)
+    target = _by_speed(expected, chosen, found)
+    slower = found[chosen].speed / found[target].speed if target != chosen else 1.0
+    facts, devices = measured[chosen], seen.count if seen is not None else _devices_of(site, target)
+    run, loads = facts.functions[work.function], found[target] if found[target].loads else facts
+    load_s = loads.load_s + loads.start_s
+    load = MeasuredTime(load_s, _over(loads.load_sd, load_s), loads.loads)
     memory = seen.memory_bytes if seen is not None else 0
     lost = sum(stay.ended == PilotEnd.LOST.value for stay in stays)
     if similar:
         reasons = _estimated(work, facts=facts, kind=chosen, load=load, similar=similar)
     else:
-        reasons = _of_function(work, expected, facts=facts, kind=chosen, load=load)
+        reasons = _of_function(work, expected if target == chosen else "", facts=facts, kind=chosen, load=load)
+    if target != chosen:
+        reasons.append(
+            Reason(f"by other calls of its context, {target} takes {slower:.2f} times as long", Sureness.FAIR)
+        )
     return Evidence(
-        kind=chosen, devices=devices,
+        kind=target, devices=devices,
         memory_bytes=memory or max(UNKNOWN_MEMORY_BYTES, 2 * (facts.device_bytes or facts.resident_bytes)),
-        load=load, run=MeasuredTime(run.mean * work.larger, _over(run.sd, run.mean), run.count),
+        load=load, run=MeasuredTime(run.mean * work.larger * slower, _over(run.sd, run.mean), run.count),
         wait=_time([wait.wait_s for wait in waits]),
-        boot=PILOT_HERE if site.is_local else _time([wait.boot_s for wait in waits]),
+        boot=LOCAL_PILOT_START if site.is_local else _time([wait.boot_s for wait in waits]),
         lost_per_s=lost / max(1.0, sum(stay.stay_s for stay in stays)) if lost else 0.0, most=availability.most,
         reasons=(*reasons, *_of_site(site, availability, devices=devices, is_seen=seen is not None)),
     )  # fmt: skip
 
 
-def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
+def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
+    """Return the estimates of the function's context by device kind, and those of kinds on which the function ran."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
@@ -172,20 +179,27 @@ def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
         is_own = work.app.rpartition(":")[2] == work.called
         short = "some tens of its calls" if is_own else f"stoker run {work.app} --limit 64"
         raise SessionError(
-            f"nothing was measured of {work.app} yet, so nothing can be said of a longer run; make a short one first"
+            f"no call of {work.app} was measured yet, so a longer run cannot be forecast; make a short run first"
             f" ({short})"
         )
-    return useful
+    return found, useful
 
 
 # ---- the devices that are meant
 
 
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """Return the measured kind that a site file's name means (`a10` for `NVIDIA A10`), else the most measured one."""
+    """Return the measured kind of device that a site file means (`a10`: `NVIDIA A10`), else the most measured kind."""
     meant = [kind for kind in measured if kind == expected]
     meant = meant or [kind for kind in measured if expected and _is_meant(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)
+
+
+def _by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
+    """Return the kind that a site file means, if its speed relative to the measured kind is known; else that kind."""
+    if _is_meant(expected, chosen) or not found[chosen].speed:
+        return chosen
+    return next((kind for kind in sorted(found) if _is_meant(expected, kind) and found[kind].speed), chosen)
 
 
 def _is_meant(expected: str, kind: str) -> bool:
@@ -210,15 +224,14 @@ def _devices_of(site: Site, kind: str) -> int:
 def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: MeasuredTime) -> list[Reason]:
     run, calls = facts.functions[work.function], facts.calls[work.function]
     fits = _is_meant(expected, kind)
-    elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
+    elsewhere = "" if fits else f"; the site should have {expected}, for which no call was measured"
     spread = f", give or take {_share(_over(run.sd, run.mean))}" if calls > 1 else ""
     ran = f"a call of {work.called} ran {show_seconds(run.mean)} on {kind}{spread}"
     sure = _level(calls, RUNS) if fits else Sureness.POOR
     reasons = [Reason(f"{ran} ({_counted(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
         text = (
-            "the calls that were measured are taken to have had {} each, and each input to cost the same: "
-            "a call of {} runs {}"
+            "the measured calls are assumed to have had {} each, and all inputs to cost the same: a call of {} runs {}"
         )
         sizes = _counted(work.measured_per_call, "input"), _counted(work.inputs_per_call, "input")
         reasons.append(Reason(text.format(*sizes, show_seconds(run.mean * work.larger)), Sureness.FAIR))
@@ -233,8 +246,12 @@ def _estimated(work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, si
     more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
     text = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
     reasons = [Reason(f"{text} or take {_share(_over(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
-    loads = f"its context is estimated to load in {show_seconds(load.mean_s)}" if load.count else "a load of it is not"
-    return [*reasons, Reason(loads + ("" if load.count else " known, and taken to last no time"), Sureness.POOR)]
+    loads = (
+        f"its context is estimated to load in {show_seconds(load.mean_s)}"
+        if load.count
+        else "the time of a load is not"
+    )
+    return [*reasons, Reason(loads + ("" if load.count else " known, and assumed to be zero"), Sureness.POOR)]
 
 
 def _counted(count: int, what: str) -> str:
@@ -247,8 +264,8 @@ def _share(cv: float) -> str:
 
 def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> list[Reason]:
     if site.is_local:
-        what = f"this machine, {devices} devices: nothing to wait for, but about {show_seconds(PILOT_HERE.mean_s)}"
-        return [Reason(f"{what} until the pilot is there", Sureness.GOOD)]
+        what = f"this machine, {devices} devices: no queue, but about {show_seconds(LOCAL_PILOT_START.mean_s)}"
+        return [Reason(f"{what} until the pilot starts", Sureness.GOOD)]
     reasons = []
     waits = len(seen.waits)
     if waits:
@@ -256,7 +273,7 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
         typical = show_seconds(fmean(wait.wait_s for wait in seen.waits))
         text = f"blocks waited {typical} on the mean, {show_seconds(longest)} at the longest ({waits} were seen)"
     else:
-        text = f"no block of {site.name} was seen yet: they are taken to start at once"
+        text = f"no block of {site.name} was seen yet: blocks are assumed to start at once"
     reasons.append(Reason(text, _level(waits, WAITS)))
     if seen.stays:
         losses = Counter(stay.why or "unexplained" for stay in seen.stays if stay.ended == PilotEnd.LOST.value)
@@ -266,10 +283,10 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
         lost = f"{losses.total()} of {len(seen.stays)} pilots {were} lost{f' ({why})' if why else ''}"
         reasons.append(Reason(f"{lost} in {hours:.1f} pilot-hours", _level(len(seen.stays), WAITS)))
     if not is_seen:
-        text = f"a pilot is taken to have {devices} device{'s' * (devices != 1)}, as the site file says"
+        text = f"a pilot is assumed to have {devices} device{'s' * (devices != 1)}, as the site file says"
         reasons.append(Reason(text, Sureness.FAIR))
     if 0 < seen.most < site.pilot.max_blocks * site.provider.pilots:
-        text = f"{site.name} never gave more than {seen.most} pilots at once; no run has tried it"
+        text = f"{site.name} never gave more than {seen.most} pilots at once; no run has tried more"
         reasons.append(Reason(text, Sureness.FAIR))
     return reasons
 

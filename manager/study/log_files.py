@@ -1,4 +1,4 @@
-"""A run's event log in files: Parquet, and a timeline for Perfetto."""
+"""A simulated run's event log in files: Parquet, and a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS = {happened.name.lower(): int(happened) for happened in Happened}
 
 
 def write_log(path: Path, log: EventLog, meta: Facts) -> None:
-    """Write a log, whole or not at all. `meta`: facts of the run."""
+    """Write a log atomically. `meta`: facts of the run."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -86,7 +86,7 @@ def _happened(chunk: Any, path: Path) -> list[int]:
     try:
         here = [_NUMBERS[name] for name in chunk.dictionary.to_pylist()]
     except KeyError as error:
-        raise ConfigError(f"{path}: {error} is no event that is known: another version wrote this log") from None
+        raise ConfigError(f"{path}: {error} is not a known event: another version wrote this log") from None
     return [here[index] for index in chunk.indices.to_pylist()]
 
 
@@ -97,28 +97,33 @@ def _arrow_type(column: array[Any]) -> Any:
 
 
 MOST_CALLS = 200_000
-"""The most calls that are drawn one by one."""
+"""Calls are drawn separately if a run has at most this many."""
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
 _SHORT_GAP_S = 0.002
-"""Shorter gaps, or a tenth of a call, are not drawn."""
+"""Gaps between calls below this, or below a tenth of a call, are not drawn."""
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
-    """Write the timeline of a run, whole or not at all; gzipped if the name ends in `.gz`."""
+    """Write the timeline of a run atomically, gzipped if the name ends in `.gz`."""
+    write_events(path, events_of(log, curves, most_calls=most_calls))
+
+
+def write_events(path: Path, events: Iterable[TraceEvent]) -> None:
+    """Write a Chrome trace atomically, gzipped if the name ends in `.gz`."""
     encode = msgspec.json.Encoder().encode
     with draft_of(path) as draft, _opened(draft) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(events_of(log, curves, most_calls=most_calls)):
+        for number, event in enumerate(events):
             file.write((b",\n" if number else b"") + encode(event))
         file.write(b"\n]}\n")
 
 
-def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
-    yield _name("process_name", "run", pid=_RUN)
+def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[TraceEvent]:
+    yield name_event("process_name", "run", pid=_RUN)
     yield from _counted("calls that wait", curves.queue.at_s, curves.queue.values)
     yield from _counted("devices", curves.devices.at_s, curves.devices.values)
     yield from _counted("items done", curves.completed.at_s, curves.completed.values)
@@ -160,8 +165,6 @@ class _LibraryRows:
 
 
 class _Rows:
-    """A pass over the log that draws each thing when it ends."""
-
     def __init__(self, log: EventLog, *, together: int) -> None:
         self._log = log
         self._together = together
@@ -169,17 +172,17 @@ class _Rows:
         self._runs_in: dict[int, int] = {}
         self._pilots: dict[int, float] = {}
         self._rows: Counter[int] = Counter()
-        """Rows of each pilot next to its own."""
+        """Number of further rows drawn for each pilot."""
         self._blocks: dict[int, tuple[str, float]] = {}
 
-    def events(self) -> Iterator[Event]:
-        """Yield all events of blocks, pilots, libraries and calls: each method draws the rows of its name."""
+    def events(self) -> Iterator[TraceEvent]:
+        """Yield all events. Each method draws the log rows of that name."""
         log, at_s = self._log, 0.0
         names = {event: f"_{event.name.lower()}" for event in Happened}
-        draws: dict[int, Callable[[float, int], Iterable[Event]]] = {
+        draws: dict[int, Callable[[float, int], Iterable[TraceEvent]]] = {
             event: getattr(self, name) for event, name in names.items() if hasattr(self, name)
         }
-        yield _name("process_name", "blocks", pid=_BLOCKS)
+        yield name_event("process_name", "blocks", pid=_BLOCKS)
         for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
             draw = draws.get(what)
             if draw is not None:
@@ -193,20 +196,20 @@ class _Rows:
 
     # ---- calls, and parts of gangs
 
-    def _call_began(self, at_s: float, row: int) -> Iterator[Event]:
+    def _call_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call = self._log.call[row]
         before = self._libraries.get(self._runs_in.pop(call, -1))
-        if before is not None and call in before.busy:  # an old log does not say when it left
+        if before is not None and call in before.busy:  # old logs have no row for this call's eviction
             yield self._cut(before, call, at_s, ", evicted")
         if self._log.library[row] in self._libraries:
             yield from self._begins(at_s, row, rank=0)
             self._runs_in[call] = self._log.library[row]
 
-    def _part_began(self, at_s: float, row: int) -> Iterator[Event]:
+    def _part_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         if self._log.library[row] in self._libraries:
             yield from self._begins(at_s, row, rank=int(self._log.value[row]))
 
-    def _begins(self, at_s: float, row: int, *, rank: int) -> Iterator[Event]:
+    def _begins(self, at_s: float, row: int, *, rank: int) -> Iterator[TraceEvent]:
         number = self._log.library[row]
         library = self._libraries[number]
         place = library.free_row()
@@ -214,7 +217,7 @@ class _Rows:
             place = yield from self._new_row(number, library)
         library.busy[self._log.call[row]] = place, at_s, rank
 
-    def _call_ended(self, at_s: float, row: int) -> Iterator[Event]:
+    def _call_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call, library = self._log.call[row], self._libraries.get(self._log.library[row])
         if library is None or call not in library.busy:
             return
@@ -230,7 +233,7 @@ class _Rows:
         if span.calls >= self._together:
             yield _drawn_span(library.pilot, place, library.spans.pop(place))
 
-    def _call_left(self, at_s: float, row: int) -> Iterator[Event]:
+    def _call_left(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call, library = self._log.call[row], self._libraries.get(self._log.library[row])
         if library is not None and call in library.busy:
             kept_s = self._log.value[row]
@@ -238,49 +241,49 @@ class _Rows:
 
     _part_left = _call_left
 
-    def _part_ended(self, at_s: float, row: int) -> Iterator[Event]:
+    def _part_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call, library = self._log.call[row], self._libraries.get(self._log.library[row])
         if library is not None and call in library.busy:
             yield self._cut(library, call, at_s, "")
 
-    def _cut(self, library: _LibraryRows, call: int, at_s: float, how: str, *, lost: bool = False) -> Event:
+    def _cut(self, library: _LibraryRows, call: int, at_s: float, how: str, *, lost: bool = False) -> TraceEvent:
         row, began_at, rank = library.busy.pop(call)
         if not rank:
             self._runs_in.pop(call, None)
         text = f"call {call}{f', rank {rank}' if rank else ''}{how}"
         color = {"cname": "terrible"} if lost else {}
-        return _slice(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
+        return slice_event(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
 
     # ---- libraries
 
-    def _new_row(self, number: int, library: _LibraryRows) -> Generator[Event, None, int]:
+    def _new_row(self, number: int, library: _LibraryRows) -> Generator[TraceEvent, None, int]:
         self._rows[library.pilot] += 1
         row = self._rows[library.pilot]
         library.rows.append(row)
         place = len(library.rows)
         text = f"lib-{number}" if place == 1 else f"lib-{number}, call {place} at once"
-        yield _name("thread_name", text, pid=_FIRST_PILOT + library.pilot, tid=row)
+        yield name_event("thread_name", text, pid=_FIRST_PILOT + library.pilot, tid=row)
         return row
 
-    def _library_started(self, at_s: float, row: int) -> Iterable[Event]:
+    def _library_started(self, at_s: float, row: int) -> Iterable[TraceEvent]:
         self._libraries[self._log.library[row]] = _LibraryRows(self._log.pilot[row], at_s)
         return ()
 
-    def _library_ready(self, at_s: float, row: int) -> Iterator[Event]:
+    def _library_ready(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         number = self._log.library[row]
         library = self._libraries.get(number)
         if library is not None and not library.ready:
             library.ready = True
             yield from self._load(number, library, at_s, "load")
 
-    def _load(self, number: int, library: _LibraryRows, at_s: float, text: str) -> Iterator[Event]:
+    def _load(self, number: int, library: _LibraryRows, at_s: float, text: str) -> Iterator[TraceEvent]:
         row = library.rows[0] if library.rows else (yield from self._new_row(number, library))
-        yield _slice(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
+        yield slice_event(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
 
-    def _library_ended(self, at_s: float, row: int) -> Iterator[Event]:
+    def _library_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         return self._library_over(self._log.library[row], at_s, cut=True)
 
-    def _library_over(self, number: int, at_s: float, *, cut: bool) -> Iterator[Event]:
+    def _library_over(self, number: int, at_s: float, *, cut: bool) -> Iterator[TraceEvent]:
         library = self._libraries.pop(number, None)
         if library is None:
             return
@@ -293,56 +296,56 @@ class _Rows:
 
     # ---- pilots and blocks
 
-    def _pilot_came(self, at_s: float, row: int) -> Iterator[Event]:
+    def _pilot_came(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         pilot = self._log.pilot[row]
         self._pilots[pilot] = at_s
-        yield _name("process_name", f"pilot {pilot}", pid=_FIRST_PILOT + pilot)
-        yield _name("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
+        yield name_event("process_name", f"pilot {pilot}", pid=_FIRST_PILOT + pilot)
+        yield name_event("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
-    def _pilot_went(self, at_s: float, row: int) -> Iterator[Event]:
+    def _pilot_went(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         return self._pilot_over(self._log.pilot[row], at_s)
 
-    def _pilot_over(self, pilot: int, at_s: float) -> Iterator[Event]:
+    def _pilot_over(self, pilot: int, at_s: float) -> Iterator[TraceEvent]:
         came_at = self._pilots.pop(pilot, None)
         if came_at is not None:
-            yield _slice("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
+            yield slice_event("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
-    def _block_asked(self, at_s: float, row: int) -> Iterator[Event]:
+    def _block_asked(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         return self._block_changed(self._log.block[row], at_s, "in the queue")
 
-    def _block_started(self, at_s: float, row: int) -> Iterator[Event]:
+    def _block_started(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         return self._block_changed(self._log.block[row], at_s, "running")
 
-    def _block_over(self, at_s: float, row: int) -> Iterator[Event]:
+    def _block_over(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         return self._block_changed(self._log.block[row], at_s, "")
 
-    def _block_changed(self, block: int, at_s: float, now: str) -> Iterator[Event]:
+    def _block_changed(self, block: int, at_s: float, now: str) -> Iterator[TraceEvent]:
         before = self._blocks.pop(block, None)
         if before is None:
-            yield _name("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
+            yield name_event("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
         else:
-            yield _slice(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
+            yield slice_event(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
         if now:
             self._blocks[block] = now, at_s
 
 
-def _drawn_span(pilot: int, row: int, span: _Span) -> Event:
+def _drawn_span(pilot: int, row: int, span: _Span) -> TraceEvent:
     args = {"calls": span.calls, "items": span.items, "first": span.first}
-    return _slice(span.name, span.began_at, span.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
+    return slice_event(span.name, span.began_at, span.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
 
 
-def _slice(name: str, began_at: float, ended_at: float, *, pid: int, tid: int, **more: Any) -> Event:
+def slice_event(name: str, began_at: float, ended_at: float, *, pid: int, tid: int, **more: Any) -> TraceEvent:
     began_us = round(began_at * 1e6)
     length_us = round(ended_at * 1e6) - began_us
     return {"ph": "X", "name": name, "ts": began_us, "dur": length_us, "pid": pid, "tid": tid, **more}
 
 
-def _counted(name: str, at_s: Iterable[float], values: Iterable[float]) -> Iterator[Event]:
+def _counted(name: str, at_s: Iterable[float], values: Iterable[float]) -> Iterator[TraceEvent]:
     for moment, value in zip(at_s, values, strict=True):
         yield {"ph": "C", "name": name, "ts": round(moment * 1e6), "pid": _RUN, "args": {name: value}}
 
 
-def _name(kind: str, name: str, *, pid: int, tid: int = 0) -> Event:
+def name_event(kind: str, name: str, *, pid: int, tid: int = 0) -> TraceEvent:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 

@@ -1,8 +1,8 @@
-"""Curves and sums of a run from its event log, in one pass.
+"""Curves and sums of a run, from its event log in one pass.
 
-A call waits from its arrival to its first begin, or to the end of the run; calls of a lost library wait again and
-count in the queue, but not in the waits. The first end of a call counts, a second is lost work. Work before a
-checkpoint is not lost. The seconds of all members of a gang count, on each device.
+A call waits from its arrival to its first begin, or to the end of the run. Calls of a lost library count in the queue
+again, but not in the waits. A second end of a call is lost work; work before a checkpoint is not. The seconds of a gang
+count on each of its devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.manager.study.statistics import quantile
 
 
 class Steps:
-    """A value that changes at moments; 0 before the first."""
+    """A value that changes at certain times; 0 before the first."""
 
     __slots__ = ("at_s", "values")
 
@@ -31,7 +31,7 @@ class Steps:
             self.set(at_s, value)
 
     def set(self, at_s: float, value: float) -> None:
-        """Set the value from now on; the last one of a moment counts."""
+        """Set the value from a time on. A later call for the same time replaces it."""
         if self.at_s and self.at_s[-1] == at_s:
             self.values[-1] = value
         else:
@@ -57,11 +57,10 @@ class Steps:
 class Measures(msgspec.Struct, frozen=True):
     """A run in numbers.
 
-    `completed`: items done; `devices`: of present pilots; `queue`: calls that have arrived and do not run;
-    `capacity`: allowed blocks, all over time. `ended_at`: the last end, or the end of the log if calls were left
-    (`unfinished`). `waits_s`, `turnarounds_s` (sorted): from arrival to first begin, and to the end. Of the held
-    device-seconds (`held_s`), calls used `useful_s`, stopped calls `lost_s`, loads `loading_s`; calls in several
-    slots share seconds. `deadlines`: met or missed ones; `late`: calls that missed theirs.
+    `completed`: items done. `queue`: calls that have arrived and do not run. `capacity`: allowed blocks. `ended_at`:
+    last end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): from arrival
+    to first begin, and to the end. `held_s`: device-seconds of pilots; completed calls used `useful_s`, interrupted
+    calls `lost_s`, loads `loading_s`. `deadlines`: met or missed. `late`: calls that missed theirs.
     """
 
     began_at: float
@@ -99,7 +98,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """Measure a log. `until_s`: when the run was cut off."""
+    """Measure a log. `until_s`: time at which the run was cut off."""
     return _Pass(log).result(until_s)
 
 
@@ -110,26 +109,26 @@ class _Pass:
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
         self.left = 0
-        """Counted calls that have not ended."""
+        """In counted logs: number of calls that have not ended."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         self.begun: set[int] = set()
         self.running: dict[int, tuple[float, int]] = {}
-        """Begin and library of running calls."""
+        """Begin time and library of running calls."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
         self.parts: dict[tuple[int, int], float] = {}
-        """Begin of parts of gangs, by library and call."""
+        """Begin time of a gang member's part, by library and call."""
         self.again: set[int] = set()
         """Calls that ended more than once."""
         self.devices_of: dict[int, float] = {}
-        """Devices of libraries with several."""
+        """Number of devices of each library that has several."""
         self.due: dict[int, float] = {}
         self.late: dict[int, bool] = {}
-        """Whether each other deadline was missed."""
+        """Calls whose deadline was met (False) or missed (True)."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
-        """Pilots and their devices."""
+        """Number of devices of each present pilot."""
         self.may_have: dict[int, float] = {}
 
     def result(self, until_s: float | None) -> Measures:
@@ -295,7 +294,7 @@ class _Pass:
 
     def _library_ended(self, at_s: float, row: int) -> None:
         self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):  # old logs do not end the calls first
+        for call in self.held_by.pop(self.log.library[row], ()):  # old logs have no rows for the ends of these calls
             self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
             if call in self.open:
                 self._waits(at_s, more=1)
@@ -305,7 +304,7 @@ class _Pass:
         self.devices.set(at_s, sum(self.here.values()))
 
     def _pilot_went(self, at_s: float, row: int) -> None:
-        if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it connected
+        if self.here.pop(self.log.pilot[row], None) is not None:  # None: the pilot's job ended before it connected
             self.devices.set(at_s, sum(self.here.values()))
 
     def _capacity(self, at_s: float, row: int) -> None:
@@ -336,8 +335,7 @@ class _Pass:
 class TokenFigures(msgspec.Struct, frozen=True):
     """Quantiles over ended calls to engines, in seconds.
 
-    Time to first token, mean time per output token, longest gap. `objectives`: calls with one; `met`: those whose
-    tokens were all in time (SLINFER eq. 1).
+    `objectives`: calls with an objective. `met`: calls whose tokens were all in time (SLINFER eq. 1).
     """
 
     objectives: int
@@ -354,8 +352,8 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 
 def token_figures(log: EventLog) -> TokenFigures | None:
-    """Return the figures of a run; None if no call to an engine ended."""
-    counted = Happened.CALLS_CAME in log.what  # a row is a class then, and says how many calls are in it
+    """Return the figures of a run, or None if no call to an engine ended."""
+    counted = Happened.CALLS_CAME in log.what  # then a row is a class of times, with its number of calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
     for what, call, value in zip(log.what, log.call, log.value, strict=True):
@@ -373,12 +371,11 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A run in the few numbers of a table. Seconds, device-seconds, shares from 0 to 1.
+    """A run in the numbers of a table. Units: seconds, device-seconds, shares from 0 to 1.
 
-    `items_per_s`: over the whole run. `busy`: share of the held device time in which any call ran. `wait_p50_s`,
-    `wait_p95_s`: see `Measures.waits_s`. `bound_s`: no policy can end before; None = not computed, or never.
-    `in_time`: share of deadlines that were met; None = none, or calls were counted. `warm_s`: in which any
-    library had the device.
+    `busy`: share of the held device time with a running call. `bound_s`: lower bound of the end for every policy (None:
+    unknown or infinite). `in_time`: share of met deadlines (None: no deadlines, or counted calls). `warm_s`:
+    device-seconds with a library.
     """
 
     items_per_s: float
@@ -405,7 +402,7 @@ def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_
     waits = measured.waits_s or [0.0]
     return Figures(
         items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0, held_s=measured.held_s,
-        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # more than 1 is rounding
+        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # above 1: a rounding error
         lost_s=measured.lost_s, loads=log.what.count(Happened.LIBRARY_READY),
         wait_p50_s=quantile(waits, 0.5), wait_p95_s=quantile(waits, 0.95), shared_bytes=measured.shared_bytes,
         peer_bytes=measured.peer_bytes, bound_s=bound_s, in_time=None if violations is None else 1.0 - violations,

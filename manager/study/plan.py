@@ -1,12 +1,10 @@
-"""When a run would end, its device time, and with how many pilots of which walltime: asked of the simulator
-before anything is submitted.
+"""Forecasts of a run before its submission: its end, its device time, and the best number and walltime of blocks.
 
-The world comes from measurements (`evidence`) and the site's rules. A seed decides queue waits, spreads, lost
-pilots, and the error of each measured mean, so the range over seeds is wide where little was measured. Many calls
-are simulated as fewer longer ones.
+The simulator runs a world with measured times (`evidence`) under the site's rules. A seed determines queue waits,
+spreads, lost pilots, and the error of each measured mean. So with few measurements, forecasts vary widely between
+seeds. Many calls are simulated as fewer, longer calls.
 
-Left out: other users' load, time of day, links, and that short jobs start sooner. Contexts serve one call at a
-time.
+Not modelled: other users' load, time of day, links, and the earlier start of short jobs.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from msgspec.structs import replace
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
-from stoker.manager.live.attendants import source_of
+from stoker.manager.live.helper_processes import source_of
 from stoker.manager.live.session_policies import agreed, find, policies_for
 from stoker.manager.policies import LoadWhereWanted
 from stoker.manager.policies.prompt_tuner.residency import WarmPools
@@ -37,25 +35,23 @@ SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
 AS_GOOD = 1.05
-"""A plan that takes at most this much longer is as good if it needs less."""
+"""A plan counts as good as the fastest if it takes at most this many times as long."""
 _HOUR_S = 3600.0
 _DIP_S = 1.0
 _HOPELESS = 20
-"""Walltimes after which a run of calls longer than one is called never done."""
+"""If calls are longer than a walltime, a run that lasts this many walltimes counts as endless."""
 _CONTEXT = "context"
 _ASKED = 1_000
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Median, and the first and last decile."""
-
     p10: float
     p50: float
     p90: float
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """A run on at most `blocks` blocks of a walltime (0 = none). Infinite times: never done."""
+    """A run on at most `blocks` blocks of `walltime_s` (0 = no limit). Infinite: it never ends."""
 
     blocks: int
     walltime_s: float
@@ -66,8 +62,8 @@ class PlanForecast(msgspec.Struct, frozen=True):
 class RunPlan(msgspec.Struct, frozen=True):
     """The forecast of a run.
 
-    `as_written`: by the site file. `by_blocks`, `by_walltime`: with others; `best_blocks`, `best_walltime_s`: the
-    least that is as good as any (0: irrelevant). `price`: of a device-hour, 0 = unknown.
+    `as_written`: by the site file. `by_blocks`, `by_walltime`: with other values. `best_blocks`, `best_walltime_s`: the
+    smallest values that are as good as the best (0: irrelevant). `price`: of a device-hour, 0 = unknown.
     """
 
     site: str
@@ -86,7 +82,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> RunPlan:
-    """Simulate the work on the site, as written and otherwise. `tell` receives what is being simulated."""
+    """Simulate the work with the site's settings and others. `tell` receives each simulation's name."""
 
     @cache
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
@@ -148,11 +144,11 @@ def _simulate(
     load = _off(evidence.load, Stream(seed, "plan/load"))
     devices = blocks * source.nodes * evidence.devices
     awareness = find(site.policy.name).make().awareness
-    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0  # before each call
+    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0  # seconds of the load before each call
     shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
     calls = -(-work.calls // shares)
     calls_each = work.calls / calls
-    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator sees the first of the loads
+    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator itself adds the first load
     alone_s = work.calls * each_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
     until_s = 20 * alone_s + 24 * _HOUR_S
     if 0 < walltime_s < load.mean_s + run.mean_s:
@@ -167,7 +163,7 @@ def _simulate(
         idle_s=Duration(source.idle_s), finish_within_s=Duration(source.finish_within_s),
     )  # fmt: skip
     context = ContextModel(
-        device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # one library a device, as on a device that it fills
+        device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # only one library fits on a device
         load_s={"": Duration(load.mean_s)}, load_cv=load.cv, call_s={"": Duration(each_s * calls_each)},
         item_cv=run.cv / math.sqrt(shares),
     )  # fmt: skip
@@ -183,7 +179,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies, asked about waiting calls a thousand times a run instead of each second."""
+    """Return the site's policies. They reconsider waiting calls a thousand times per run, not every second."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency
@@ -211,7 +207,7 @@ def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> t
 
 def _range(values: Sequence[float]) -> Range:
     ordered = sorted(values)
-    if math.isinf(ordered[-1]):  # no middle between a number and infinity
+    if math.isinf(ordered[-1]):  # no interpolation between a number and infinity
         places = (round(share * (len(ordered) - 1)) for share in (0.1, 0.5, 0.9))
         return Range(*(ordered[place] for place in places))
     return Range(*(quantile(ordered, share) for share in (0.1, 0.5, 0.9)))

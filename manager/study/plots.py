@@ -1,7 +1,7 @@
-"""Curves of runs with few enough points for a picture, and plots as PNG and SVG.
+"""Thinned curves of runs, and plots as PNG and SVG.
 
-One line per policy: the median over its seeds in a band from least to most. Plots depend on the runs alone, not
-on display, settings or date: the same runs give the same files.
+Each policy has one line: the median over its seeds, in a band from minimum to maximum. The same runs give the same
+files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 POINTS = 1_000
 SHARES = tuple(number / 200 for number in range(201))
-"""Shares of calls whose times are kept."""
+"""Shares at which quantiles of waits and turnarounds are kept."""
 
 
 class Curves(msgspec.Struct, frozen=True):
-    """One run: curves of `Measures`, and quantiles of waits and turnarounds at `SHARES` (empty without calls)."""
+    """Curves of one run's `Measures`, and quantiles of waits and turnarounds at `SHARES` (empty without calls)."""
 
     ended_at: float
     completed: Steps
@@ -53,7 +53,7 @@ def curves_of(measures: Measures) -> Curves:
 
 
 def thinned(steps: Steps, *, points: int = POINTS) -> Steps:
-    """Return the curve with at most `points` steps, sampled at equal distances. First and last stay."""
+    """Return the curve with at most `points` steps, at equal time intervals."""
     if len(steps.at_s) <= points:
         return steps
     first, last = steps.at_s[0], steps.at_s[-1]
@@ -67,10 +67,10 @@ def _quantiles(values: array[float]) -> tuple[float, ...]:
 
 
 Runs = Mapping[str, Sequence[Curves]]
-"""Runs of each policy, one a seed, in the order of their colours."""
+"""Runs of each policy, one per seed, in the order of the colours."""
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's, distinct for all colour vision."""
+"""Okabe and Ito's colours, distinct for all colour vision."""
 _DASHES = ("-", "--", ":", "-.")
 _MOMENTS = 800
 _PNG_DOTS_PER_INCH = 160
@@ -84,8 +84,9 @@ _UNITS = ((2 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "h"), (15 * 60.
 
 
 def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
-    """Draw `completed`, `devices`, `queue` over time and `times`, each as PNG and SVG. Return the paths. Raises
-    StokerError without matplotlib, ValueError without runs.
+    """Draw `completed`, `devices`, `queue` and `times`, each as PNG and SVG. Return the paths.
+
+    Raises StokerError without matplotlib, ValueError without runs.
     """
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")

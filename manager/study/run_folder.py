@@ -1,12 +1,12 @@
 """The folder of a study: its scenario and its results.
 
-scenario.toml     what was simulated, all changes in it: `stoker simulate` takes it again
-results.json      each run, and the table over all of them
-logs/             an event log a run, POLICY-SEED.parquet, each there as soon as the run is done
+scenario.toml     the scenario with all changes, as input for `stoker simulate`
+results.json      each run, and a table over all runs
+logs/             an event log per run, POLICY-SEED.parquet
 *.png, *.svg      plots
 timeline.json.gz  the first run, for Perfetto
-policies/         files of policies of one's own, as they were: scenario.toml names these
-packages/         and those of their packages
+policies/         copies of the user's policy files, which scenario.toml names
+packages/         copies of these policies' packages
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Written files: their kind and purpose, or the reason why they are missing."""
+    """Written files of one kind and their purpose, or why they are missing."""
 
     what: str
     paths: tuple[str, ...]
@@ -62,9 +62,9 @@ class StudyResults(msgspec.Struct, frozen=True):
 
 
 def make(name: str, *, out: Path | None) -> Path:
-    """Create a folder with one for logs: `out`, or one in `runs` by name and date.
+    """Create a folder for a study: `out`, or a new folder in `runs`.
 
-    Raises ConfigError if `out` is not empty or cannot be made.
+    Raises ConfigError if `out` is not empty or cannot be created.
     """
     folder = out or _fresh(Path("runs"), name)
     try:
@@ -77,7 +77,7 @@ def make(name: str, *, out: Path | None) -> Path:
 
 
 def keep_policies(folder: Path, policies: Sequence[str]) -> None:
-    """Copy the files of policies into the folder, so that a rerun decides the same. Raises ConfigError."""
+    """Copy policy files into `folder` for reruns. Raises ConfigError."""
     for number, policy in enumerate(policies):
         try:
             copy_policy(policy, folder, alone=f"{POLICIES}/{number}")
@@ -96,7 +96,7 @@ def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
-        except OSError:  # the folder has other files
+        except OSError:  # the folder has other files, too
             return
 
 

@@ -1,4 +1,4 @@
-"""Runs of a scenario's policies and seeds, spread over processes."""
+"""Simulates a scenario's policies, each with each seed, in processes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ Tell = Callable[..., None]
 
 
 class DiedError(StokerError):
-    """A process died in a task. Facts: `task`, `how` (signal or exit code), `code`."""
+    """A process died during a task. Facts: `task`, `how` (signal or exit code), `code`."""
 
 
 class Workers(Generic[Task, Result]):
-    """Processes that call `do(task, tell)`.
+    """Processes that call `do(task, tell)`. Leaving the context manager ends them.
 
-    `do`, tasks and results must be picklable; `do` raises only StokerErrors. As a context manager it leaves no
-    process.
+    `do`, tasks and results must be picklable. `do` may raise only StokerErrors.
     """
 
     def __init__(self, do: Callable[[Task, Tell], Result], *, count: int) -> None:
@@ -75,7 +74,7 @@ class Workers(Generic[Task, Result]):
             process.join()
 
     def each(self, todo: Sequence[Task], *, hear: Tell) -> Iterator[Result]:
-        """Yield results as tasks are done; `hear` receives progress. Raises what `do` raised, and DiedError."""
+        """Yield results as tasks end; `hear` receives progress. Raises the errors of `do`, and DiedError."""
         left = iter(todo)
         for connection in self._processes:
             self._give(connection, left)
@@ -95,7 +94,7 @@ class Workers(Generic[Task, Result]):
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # the process ended: `_hear` raises
+            with contextlib.suppress(OSError):  # if the process has ended, `_hear` raises
                 connection.send(task)
             return
 
@@ -113,7 +112,7 @@ class Workers(Generic[Task, Result]):
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    resource_tracker.ensure_running()  # starting a process does it too, and would unblock SIGINT below
+    resource_tracker.ensure_running()  # else the first process would start it, and so unblock SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -144,13 +143,13 @@ TellProgress = Callable[[str, int, float, int], None]
 
 
 STUCK_S = 10 * 86_400.0
-"""Seconds without an end of a call after which a run is given up."""
+"""A run in which no call ends for this many simulated seconds is stopped."""
 MOST_STILL = 200
-"""Progress reports at one moment after which a run is given up (millions of events)."""
+"""A run is stopped after this many progress reports (millions of events) at one simulated moment."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
-    """A finished run. `log`: path of its event log; `wall_s`: real seconds."""
+    """A finished run. `log`: path of its event log. `wall_s`: its real seconds."""
 
     policy: str
     seed: int
@@ -170,10 +169,10 @@ def run_all(
     jobs: int = 1,
     tell: TellProgress | None = None,
 ) -> Generator[FinishedRun, None, None]:
-    """Simulate the scenario with every policy under every seed; yield each run as it is done.
+    """Simulate the scenario with every policy and seed. Yield each run when it ends.
 
-    Event logs go into `folder`. Runs of the first policy have a bound. Raises SimulationError at the first run
-    that cannot continue, and gives up the others, as when the caller stops.
+    Event logs are written into `folder`. Only runs of the first policy have a bound. Raises SimulationError at the
+    first run that cannot continue, and stops the others.
     """
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_do, scenario=scenario, folder=folder)
@@ -185,7 +184,7 @@ def run_all(
         with Workers(do, count=min(jobs, len(todo))) as workers:
             yield from workers.each(todo, hear=hear)
     except DiedError as error:
-        memory = "; it may have wanted more memory than there is: try fewer --jobs" if error.code == -9 else ""
+        memory = "; perhaps the memory was full: try fewer --jobs" if error.code == -9 else ""
         raise SimulationError(f"{error.task}: the process that simulated it died ({error.how}){memory}") from None
 
 
@@ -246,7 +245,7 @@ def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
 
 
 class StallWatch:
-    """Reports progress, and stops a run in which no call ends any more or the clock stands still."""
+    """Reports progress, and stops a run whose calls or clock no longer advance."""
 
     def __init__(self, tell: Callable[[float, int], None]) -> None:
         self._tell = tell
@@ -261,14 +260,14 @@ class StallWatch:
         if now_s - self._since_s > STUCK_S:
             since = show_seconds(self._since_s) if self._ended else "the beginning"
             raise SimulationError(
-                f"no call has ended since {since}, and it is {show_seconds(now_s)}; calls that "
-                'are lost again and again, or that the policy forgets? until = "…" cuts a run off'
+                f"no call has ended since {since}, and it is {show_seconds(now_s)}: either "
+                'calls are lost again and again, or the policy forgets them; until = "…" cuts a run off'
             )
         self._still = self._still + 1 if now_s == self._now_s else 0
         self._now_s = now_s
         if self._still > MOST_STILL:
             raise SimulationError(
-                f"the clock stands still at {now_s:.6f} s, with {ended} calls ended: a timer for ever"
+                f"the clock stands still at {now_s:.6f} s, with {ended} calls ended: a timer repeats without end"
             )
         self._tell(now_s, ended)
 

@@ -1,11 +1,10 @@
-"""Scenarios: a world, the calls that come, and the policies to compare in it, in one TOML file (docs/scenarios.md).
+"""Scenarios: a world, calls, and the policies to compare, in one TOML file (docs/scenarios.md).
 
-`[workload]` is a `stoker.manager.sim.workload`, `[world]` a `stoker.manager.sim.world`. A file is checked as a whole,
-and its world must be one in which runs can end (`stoker.manager.sim.check`).
+`stoker.manager.sim.check` refuses worlds in which no run ends.
 
-`--set key=value` changes a setting before the file is read. A key is a path with dots (`world.links.shared`); a table
-in a list goes by its name or its place from 0 (`world.sources.pool.capacity`). `world.` may be left out. A value is
-TOML, else text. Step times of an engine are a table, or name a file of `stoker profile --json`.
+`--set key=value` changes a setting. A key is a path with dots: `world.links.shared`, or for a table in a list
+`world.sources.pool.capacity`. A value is read as TOML, or else as text. An engine's step times may name a file of
+`stoker profile --json`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class Override(NamedTuple):
 
 
 _NAMED = (("world", "contexts"), ("world", "devices"))
-"""Tables of named things: an unknown name there is a slip."""
+"""Tables of named parts: an unknown name in such a table is an error."""
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
-    """Change one setting of `data` in place.
+    """Change one setting of `data` in place. Raises ConfigError.
 
-    `top` and `world`: settings of a scenario and its world. Raises ConfigError.
+    `top`, `world`: names of the settings of a scenario and of its world.
     """
     key, equals, value = text.partition("=")
     written = [part.strip() for part in key.split(".")]
@@ -71,7 +70,7 @@ def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], wor
     elif isinstance(here, dict):
         here[last] = _value(value)
     else:
-        raise ConfigError(f"--set {text}: {'.'.join(path)} is no table", key=last)
+        raise ConfigError(f"--set {text}: {'.'.join(path)} is not a table", key=last)
     return Override(text, (*path, last))
 
 
@@ -108,7 +107,7 @@ def _value(text: str) -> Any:
 
 
 def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
-    """Replace names of profile files by their content. Raises ConfigError."""
+    """Replace names of step-time files by their content. Raises ConfigError."""
     for engine in _engines(data):
         if isinstance(engine.get("times"), str):
             engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
@@ -123,10 +122,10 @@ def read_profile(path: Path) -> StepTimes:
     except OSError as error:
         raise ConfigError(f"times: {path}: cannot be read: {error.strerror}", file=str(path), key="times") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        problem = f"times: {path}: is no profile that stoker profile --json has written: {why_not_json(data, error)}"
+        problem = f"times: {path}: is not a profile of stoker profile --json: {why_not_json(data, error)}"
         raise ConfigError(problem, file=str(path), key="times") from None
     if not times.prefill or not times.decode or not times.is_sound():
-        problem = f"times: {path}: has no sound step times: prefill and decode, each [tokens, length, seconds, count]"
+        problem = f"times: {path}: has no valid step times: prefill and decode, each [tokens, length, seconds, count]"
         raise ConfigError(problem, file=str(path), key="times")
     return times
 
@@ -148,10 +147,9 @@ class CallDetail(enum.Enum):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Files that are written.
+    """Files to write.
 
-    `calls`: a row for each event of a call, or counts each second (for millions of requests). `plots`: PNG and
-    SVG; `timeline`: of the first run, for Perfetto.
+    `calls`: a row per event of a call, or counts per second. `timeline`: of the first run, for Perfetto.
     """
 
     calls: CallDetail = CallDetail.EACH
@@ -160,7 +158,7 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A checked scenario file. `until_s`: end of runs; 0 = none."""
+    """A valid scenario file. `until_s`: end of runs; 0 = none."""
 
     name: Name
     about: str = ""
@@ -176,14 +174,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def check_policies(policies: Sequence[str], *, setting: str = "policies") -> None:
-    """Raise ValueError for no policies, an impossible name, or two with one label. `setting`: where they were named."""
+    """Raise ValueError for no policies, an invalid name, or equal labels. `setting`: how errors name the list."""
     if not policies:
         raise ValueError(f"{setting}: name at least one")
     for policy in policies:
         check_policy_name(policy, setting=setting)
     [(called, times)] = Counter(map(label, policies)).most_common(1)
     if times > 1:
-        raise ValueError(f"{setting}: {called} stands there twice")
+        raise ValueError(f"{setting}: {called} is listed twice")
 
 
 def label(policy: str) -> str:
@@ -196,20 +194,20 @@ def shipped() -> dict[str, Path]:
 
 
 def find_scenario(text: str | os.PathLike[str]) -> Path:
-    """Return the file of a path or a shipped scenario's name. Raises ConfigError with the nearest name."""
+    """Return the file of a path or of a shipped scenario. Raises ConfigError, which suggests the nearest name."""
     path, known = Path(text).expanduser(), shipped()
     if path.is_file():
         return path
     if str(text) in known:
         return known[str(text)]
     if path.is_dir():
-        raise ConfigError(f"{text} is a folder; name the scenario's file, or one that ships: {', '.join(known)}")
+        raise ConfigError(f"{text} is a folder; name the file of a scenario, or a shipped scenario: {', '.join(known)}")
     hint = did_you_mean(path.stem, known, cutoff=0.5, otherwise=f"shipped are {', '.join(known)}")
     raise ConfigError(f"{text}: no such file, and no scenario of this name; {hint}", file=str(text))
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a file with settings changed. Files of traces and policies become absolute.
+    """Return the scenario of a file, with `changes` applied and absolute paths.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -222,7 +220,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of `text`; `file` is its name in errors."""
+    """Return the scenario of `text`. `file`: the file's name in error messages."""
     data = parse_toml(text, file=file)
     made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
@@ -237,7 +235,7 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
 
 
 def read(kind: type, value: Any) -> Any:
-    """Convert rates, sizes and durations with units: a `dec_hook` for msgspec. Raises UnitError."""
+    """Convert rates, sizes and durations with units (`dec_hook` of msgspec). Raises UnitError."""
     return Rate(parse_rate(value)) if kind is Rate else read_unit(kind, value)
 
 
@@ -252,7 +250,7 @@ def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: st
     for name in wanted:
         if name not in world.contexts:
             hint = nearest(name, world.contexts)
-            problem = f"[workload] context: {name} is no context of this world; {hint}"
+            problem = f"[workload] context: {name} is not a context of this world; {hint}"
             raise _refused(problem, ("workload", "context"), made, text=text, file=file)
     for at, problem, named in impossible(world, wanted=wanted, until_s=scenario.until_s):
         table = ".".join(("world", *named[:-1]))
@@ -335,7 +333,7 @@ def _written(value: Any) -> str:
             return f'"{_size(int(value)) if value.is_integer() else f"{_decimal(value)} B"}/s"'
         case Size():
             return f'"{_size(value)}"'
-        case str():  # TOML escapes as JSON does, and DEL as well
+        case str():  # TOML escapes the same characters as JSON, and DEL
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
             return f"{{ {', '.join(f'{_key(name)} = {_written(inner)}' for name, inner in value.items())} }}"

@@ -1,9 +1,9 @@
 """Means with 95 % intervals over few seeds, and quantiles.
 
-A mean of n independent runs has Student's t interval with n - 1 degrees of freedom. For whole degrees t's
-distribution function is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and
-26.7.4), inverted here by bisection. Policies are compared by their difference seed by seed (common random
-numbers; Law, "Simulation Modeling and Analysis").
+A mean of n independent runs has Student's t interval with n - 1 degrees of freedom. For integer degrees, the
+distribution function of t is a finite sum (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and
+26.7.4), inverted here by bisection. Policies are compared seed by seed (common random numbers; Law, "Simulation
+Modeling and Analysis").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
-    """A mean over `runs` runs, and half the width of its 95 % interval (None for one run)."""
+    """A mean over `runs` runs, and its 95 % interval's half width (None for one run)."""
 
     mean: float
     half_width: float | None
@@ -33,11 +33,11 @@ class MeanEstimate(msgspec.Struct, frozen=True):
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate:
-    """Return the mean of independent runs. Raises ValueError for none, or a value that is not finite."""
+    """Return the mean of independent runs. Raises ValueError without values or for infinite values."""
     if not values:
-        raise ValueError("a mean of no runs")
+        raise ValueError("the mean of no runs is not defined")
     if not all(map(math.isfinite, values)):
-        raise ValueError(f"a mean of {list(values)}: they are not all numbers")
+        raise ValueError(f"a mean of {list(values)}: not all of them are finite numbers")
     if len(values) == 1:
         return MeanEstimate(float(values[0]), None, 1)
     half_width = t_quantile(0.975, degrees=len(values) - 1) * stdev(values) / math.sqrt(len(values))
@@ -45,16 +45,14 @@ def estimate(values: Sequence[float]) -> MeanEstimate:
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
-    """Return by how much `values` exceed `others`, seed by seed."""
+    """Return the mean of `values` - `others`, seed by seed."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} runs and {len(others)}: a difference is taken seed by seed")
     return estimate([value - other for value, other in zip(values, others, strict=True)])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the interpolated quantile of sorted values (numpy's default; Hyndman and Fan's type 7). Raises
-    ValueError.
-    """
+    """Return the interpolated quantile of sorted values (Hyndman and Fan's type 7). Raises ValueError."""
     if not values or not 0.0 <= share <= 1.0:
         raise ValueError(f"no quantile {share} of {len(values)} values")
     place = share * (len(values) - 1)
@@ -65,7 +63,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @lru_cache(maxsize=256)
 def t_quantile(share: float, *, degrees: int) -> float:
-    """Return the quantile of Student's t; `share` from 0.5 to 1, 1 excluded."""
+    """Return a quantile of Student's t. `share`: at least 0.5, below 1."""
     if not (0.5 <= share < 1.0 and degrees >= 1):
         raise ValueError(f"no quantile {share} of t with {degrees} degrees of freedom")
     low, high = 0.0, math.pi / 2

@@ -1,9 +1,8 @@
-"""Recorded workloads as calls: CSV and JSON files, plain or gzipped.
+"""Recorded workloads as calls, from CSV and JSON files, plain or gzipped.
 
-Times count from the first row in formats with dates or an own clock. A row before the one above it is refused;
-only the published Philly trace, which has no order, is read whole and sorted. A job on n GPUs (Philly,
-ElasticFlow) becomes n independent calls of its length. A request (Azure, SLINFER) is one item; policies know its
-input's length only.
+In formats with dates or clocks, times count from the first row. Rows must be in order of time; only the Philly trace is
+unordered and gets sorted. A job on n GPUs (Philly, ElasticFlow) becomes n independent calls of its length. A request
+(Azure, SLINFER) is one item; policies know only its input length.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class TableRow:
         return self.number(field) if field in self._columns else otherwise
 
     def date(self, field: str) -> float:
-        """Return a date as seconds since 1970, UTC unless it has a zone. Raises ConfigError."""
+        """Return a field's date as seconds since 1970, by default in UTC. Raises ConfigError."""
         text = self._cells[self._columns[field]].strip()
         try:
             when = datetime.fromisoformat(text)
@@ -87,7 +86,7 @@ class TableRow:
 def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[TableRow]:
     """Yield the rows of a CSV file.
 
-    `needs`: required columns; `knows`: allowed ones (None: any). Raises ConfigError with facts `file`, `line` and
+    `needs`: required columns. `knows`: allowed columns (None: any). Raises ConfigError with facts `file`, `line` and
     `key`, where known.
     """
     reader, columns = csv.reader(()), dict[str, int]()
@@ -155,9 +154,9 @@ def _header(
     names = [cell.strip() for cell in cells]
     for name in names:
         if knows is not None and name not in knows:
-            raise wrong(path, line, name or "header", f"is not a column that is known; {did_you_mean(name, knows)}")
+            raise wrong(path, line, name or "header", f"is not a known column; {did_you_mean(name, knows)}")
         if names.count(name) > 1:
-            raise wrong(path, line, name or "header", "stands twice in the header")
+            raise wrong(path, line, name or "header", "is in the header twice")
     for name in needs:
         if name not in names:
             raise wrong(path, line, name, f"the header lacks this column; it has {_shown(', '.join(names))}")
@@ -186,8 +185,8 @@ def arrivals_of(
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
     """Return the calls of a trace in order of time.
 
-    `folder`: base of its path; `contexts`: known ones (empty: any). The first call is read at once. Raises
-    ConfigError with facts `file`, `line` and `key`, where known; for bad rows later.
+    `folder`: base of the trace's path. `contexts`: known contexts (empty: any). Raises ConfigError with facts `file`,
+    `line` and `key`, where known; for later rows during iteration.
     """
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
@@ -231,12 +230,12 @@ class _Names:
         name = row.text(field)
         context = self.context(name)
         if context is None:
-            raise row.wrong(field, f"{name!r} has no context; give it one in contexts, or all others one in context")
+            raise row.wrong(field, f"{name!r} has no context; name one in contexts, or one for all others in context")
         return context
 
 
 class _Clock:
-    """Seconds since the first row; refuses to go back."""
+    """Counts seconds since the first row. Rejects decreasing times."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -309,7 +308,7 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
                 meant = did_you_mean(context, sorted(contexts))
                 raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
         elif not context:
-            raise row.wrong("context", "neither the header has this column, nor does the scenario name a context")
+            raise row.wrong("context", "the header lacks this column, and the scenario names no context")
         items = row.whole_or("items", trace.items, least=1)
         bound, number, whole = 1_000_000, row.number_or, row.whole_or
         yield Arrival(
@@ -353,7 +352,7 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
         for number, at_s in enumerate(function.timestamps):
             field, sizes = f"timestamps[{number}]", (function.input[number], function.output[number])
             if context is None:
-                raise _in_function(path, place, function, "HashFunction", "it has no context; give it one in contexts")
+                raise _in_function(path, place, function, "HashFunction", "it has no context; name one in contexts")
             if not last_s <= at_s < math.inf:
                 raise _in_function(path, place, function, field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
             if not all(0 <= size <= _MOST_ITEMS for size in sizes):
@@ -385,7 +384,9 @@ def _functions(path: Path) -> list[_TracedFunction]:
     for place, function in enumerate(functions):
         lengths = {len(function.timestamps), len(function.input), len(function.output)}
         if len(lengths) > 1:
-            raise _in_function(path, place, function, "timestamps", f"as many as input and output, not {lengths}")
+            raise _in_function(
+                path, place, function, "timestamps", f"input, output and timestamps need equal lengths, not {lengths}"
+            )
     return functions
 
 

@@ -1,1 +1,1 @@
-"""Plans and refusals for sites that run TaskVine. The pool itself is `stoker.pilot.taskvine`."""
+"""Plans and refusals for sites that run TaskVine. The pool is `stoker.pilot.taskvine`."""

@@ -1,4 +1,4 @@
-"""TaskVine's plan from a site file: settings of its manager, its factory and its workers."""
+"""TaskVine's plan from a site file: settings of manager, factory and workers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from stoker.pilot.taskvine.engine import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30
-"""Seconds before the end of its job at which a worker leaves."""
+"""Seconds before the end of its job at which a worker exits."""
 WORKER = "worker"
-"""The name in place of a block's in marks of jobs."""
+"""The block name in the marks of workers' jobs."""
 
 
 def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> VinePlan:
-    """Return the plan of a site. Jobs of workers carry the marks of the `session`. `kept`: it outlives programs;
-    `python`: this program's interpreter, for libraries too unless the site names another; `search_path`: imports beyond
-    the environment."""
+    """Return a site's plan. Jobs of workers carry marks of the `session`. `kept`: the session outlives programs.
+    `python`: the default interpreter of libraries. `search_path`: import folders outside the environment."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
-    idle_s = site.policy.let_go_after_s(kept=kept)
+    idle_s = site.policy.idle_release_s(kept=kept)
     return VinePlan(
         batch=provider.kind.value,
         ports=site.session.port_range,
@@ -49,7 +48,7 @@ def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = 
 
 
 def _cores(site: Site) -> int:
-    """Return the cores of a worker; 0 = all that it finds."""
+    """Return the cores of a worker; 0 = all."""
     _, _, count = site.pilot.devices.partition(":")
     wanted = int(count or 0)
     if site.provider.kind is ProviderKind.LOCAL and wanted:

@@ -1,7 +1,7 @@
-"""Requests of sites and calls that TaskVine cannot honour. Each is refused with a sentence.
+"""Requests of sites and calls that TaskVine cannot honour, each with the sentence that refuses it.
 
-TaskVine decides which call runs where, and which library makes room. It gives a library whole cores and whole GPUs and
-keeps no account of a device's memory; it knows no deadlines, and a running call cannot report or move.
+TaskVine decides where a call runs and which library is evicted. It gives libraries whole cores and GPUs. It knows no
+deadlines, and running calls cannot report or move.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def refuse_call(
 ) -> None:
     found = [*_of_recipe(recipe), *_of_options(options)]
     if deadline_s:
-        found.append("deadline: it runs calls in the order in which they came")
+        found.append("deadline: it runs calls in the order of their submission")
     if variants or options.variants:
-        found.append("variants: it does not know which library holds what; name one context")
+        found.append("variants: it does not know which library holds which context; name one context")
     _refuse(found, where=f"{recipe.name}: ")
 
 
@@ -54,7 +54,7 @@ def _of_site(site: Site) -> Iterator[str]:
     if site.environment.kind is EnvironmentKind.PACKED:
         yield '[environment] kind = "packed": its libraries run in this environment'
     if site.pilot.mixed:
-        yield f'[pilot] devices = "{site.pilot.devices}": a worker of its holds libraries on GPUs or on cores'
+        yield f'[pilot] devices = "{site.pilot.devices}": a worker holds libraries on GPUs or on cores, not both'
     if site.pilot.probe != AUTO_PROBE:
         yield f'[pilot] probe = "{site.pilot.probe}": the devices of its workers are not probed'
     for setting in ("name", "dispatch", "residency"):
@@ -70,7 +70,7 @@ def _of_site(site: Site) -> Iterator[str]:
 def _of_recipe(recipe: Recipe) -> Iterator[str]:
     needs = recipe.needs
     if needs.device_memory_bytes:
-        yield "device_memory: it gives a library whole GPUs and keeps no account of their memory; leave it out"
+        yield "device_memory: it gives a library whole GPUs and does not track their memory; leave it out"
     if recipe.slots > 1:
         yield f"slots = {recipe.slots}: a library that keeps its context serves one call at a time; leave it out"
     if recipe.awareness is not Awareness.FULL:
@@ -83,7 +83,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
         ("keep_alive", recipe.limits.keep_alive_s is not None),
     ):
         if is_set:
-            yield f"{option}: it decides how many libraries there are, and when one ends; leave it out"
+            yield f"{option}: it decides how many libraries exist, and when each ends; leave it out"
     if strange := [kind for kind in needs.kinds if kind not in ("cpu", "gpu")]:
         yield f'kinds = "{strange[0]}": it knows GPUs by their number alone; ask for them in the site file (gpus)'
 
@@ -91,11 +91,11 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
 def _of_options(options: CallOptions) -> Iterator[str]:
     for setting in ("latency_s", "ttft_s", "ttft_per_token_s", "tpot_s"):
         if getattr(options.objective, setting):
-            yield f"{setting.removesuffix('_s')}: it runs calls in the order in which they came"
+            yield f"{setting.removesuffix('_s')}: it runs calls in the order of their submission"
     if options.objective.deadline_at:
-        yield "deadline: it runs calls in the order in which they came"
+        yield "deadline: it runs calls in the order of their submission"
     if options.gang != (1, 1):
-        yield f"gang = {options.gang}: it starts one library a call; devices= in @context gives a library several"
+        yield f"gang = {options.gang}: it starts one library per call; devices= in @context gives a library more"
     if options.stream:
         yield (
             "stream: a call that runs in a library sends nothing before its end; with stream=False in @app, or by"

@@ -1,1 +1,1 @@
-"""The agent: one process per node that carries out the manager's orders and reports what happened."""
+"""The agent: one process per node that executes the manager's orders and reports results."""

@@ -1,10 +1,10 @@
-"""The parts of an agent: the connection to the manager, the pilot's core, and all that carries out its commands.
+"""The parts of an agent: the connection to the manager, the pilot's core, and the parts that execute its commands.
 
 Messages that change the manager's records travel in numbered frames, which are kept until they are acknowledged. After
-each reconnect the pilot sends a hello, then these frames again in order. So the hello describes the state *before*
-them: a call whose end is in one of them still counts as held (`UnacknowledgedFacts`).
+each reconnect, the pilot sends a hello, then these frames again in order. So the hello describes the state *before*
+them: a call whose end is in one of the frames still counts as held (`UnacknowledgedFacts`).
 
-All of it runs in the loop's thread. Other threads hand their results over with `Agent.later`.
+All code runs in the loop's thread. Other threads pass their results with `Agent.later`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker.errors import ProtocolError
 from stoker.folders import folders_here
 from stoker.log_files import SeldomLog
 from stoker.pilot.agent.fetches import Fetches, Peers
-from stoker.pilot.agent.offers import BOARD, OfferScales
+from stoker.pilot.agent.offers import BOARD, OfferInspector
 from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import ObjectCache
@@ -48,14 +48,14 @@ from stoker.protocol.wire import Outbox
 
 log = logging.getLogger("stoker.pilot")
 
-FRAME_BYTES = 16_000_000  # messages that are larger together travel in several frames
-_REFUSED_HANDSHAKES = 10  # after this number of them in a row the manager does not accept the pilot's key
-_PART_S = 1.0  # how long a pilot that ends waits until the manager has taken its last frames
-_SEARCH_S = 1.0  # how often the session's folder is read while the manager is away
+FRAME_BYTES = 16_000_000  # larger batches of messages are split into several frames
+_REFUSED_HANDSHAKES = 10  # after this many in a row, the manager does not accept the pilot's key
+_PART_S = 1.0  # seconds that an ending pilot waits for the acknowledgement of its last frames
+_SEARCH_S = 1.0  # seconds between two readings of the session's folder while the manager is away
 
 
 class ManagerLink:
-    """The connection (`dealer`), its messages, and the outbox."""
+    """The connection to the manager (`dealer`), and messages to send."""
 
     def __init__(self, folder: SessionFolder, *, pilot: str, block: str = "") -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class ManagerLink:
         self._search_at = 0.0
         self._refusals = SeldomLog(log)
         self._batch: list[to_manager.FromPilot] = []
-        self._passing: list[to_manager.CallYielded] = []  # CallYielded of results that leave with this turn
+        self._passing: list[to_manager.CallYielded] = []  # pieces of results for the next frames
         self.outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
         pair = folder.read_pilot_key(block)
@@ -86,15 +86,15 @@ class ManagerLink:
             yield from messages
 
     def post(self, message: to_manager.FromPilot) -> None:
-        """Say something that must arrive, with this turn's frame."""
+        """Queue a message that must arrive for the next frame."""
         self._batch.append(message)
 
     def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Send pieces with this turn's frames, if there is a connection."""
+        """Queue pieces for the next frames, or drop them without a connection."""
         self._passing.append(pieces)
 
     def flush(self) -> None:
-        """Send this turn's frames; keep numbered ones while there is no connection."""
+        """Send the queued frames; keep numbered frames while there is no connection."""
         if self._passing:
             passing, self._passing = self._passing, []
             if self.dealer.connected:
@@ -119,33 +119,32 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def say(self, message: to_manager.FromPilot) -> None:
-        """Say something now that need not arrive twice: a heartbeat."""
+        """Send a message that may be lost."""
         if self.dealer.connected:
             self.dealer.send(wire.encode([message]))
 
     def greet(self, hello: to_manager.PilotHello) -> None:
-        """Say hello, then everything that was not acknowledged."""
+        """Send a hello, then all unacknowledged frames."""
         self.dealer.send(wire.encode([hello]))
         for frame in self.outbox.unacked():
             self.dealer.send(frame)
 
     def before(self) -> UnacknowledgedFacts:
-        """Return what unacknowledged frames say (see the module's text)."""
+        """Return the facts in unacknowledged frames (see the module)."""
         return said_in(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
-        """Return the facts about a manager without a connection."""
         session_over = ""
         if now >= self._search_at:
             self._search_at = now + _SEARCH_S
-            session_over = self._folder.over()  # a pilot without shared files cannot know
+            session_over = self._folder.over()  # a pilot that does not see the session's folder cannot know
             if not session_over:
                 try:
                     address = self._folder.read().address
                 except Exception as error:  # the file is being replaced, or the file system is away: look again later
                     log.debug("session file: %s", error)
                 else:
-                    self.dealer.move_to(address)  # a manager that was started again may listen elsewhere
+                    self.dealer.move_to(address)  # a restarted manager may listen elsewhere
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
@@ -164,7 +163,7 @@ class ManagerLink:
 
 
 def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
-    """Return what a pilot's frames change in its manager's records."""
+    """Return the facts in frames that change the manager's records."""
     known = UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:
@@ -189,25 +188,23 @@ def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
 
 
 GRACE_S = 2.0
-"""How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""
+"""Seconds that running calls may continue after a signal from the batch system."""
 
-PROBE_EVERY_S = 300.0  # how often a device on which nothing is loaded is probed again
+PROBE_EVERY_S = 300.0  # seconds between two probes of a device without libraries
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
-    """The options of a pilot's start."""
-
     pilot: str
     block: str = ""
     lease_s: float = 60.0
     grace_s: float = GRACE_S
-    walltime_s: float = 0.0  # how long its job may last, as the site file says; 0 = it does not say
+    walltime_s: float = 0.0  # seconds of the job, from the site file; 0 = unknown
     probe: str = ""  # the command that probes a device (see `observing`); empty: our own, on GPUs
     probe_every_s: float = PROBE_EVERY_S
-    in_batch: bool = False  # whether a batch system started it, so that it ends with the process that did
+    in_batch: bool = False  # True if a batch system started the pilot, which then ends with its parent
     driver_limit_s: float = DRIVER_LIMIT_S
     """Seconds after which an unanswered GPU driver counts as hanging, a fault of the device."""
-    umask: int = -1  # the umask that the pilot was started with, which its libraries have; -1: the pilot's own
+    umask: int = -1  # umask for libraries; -1: the pilot's own
 
 
 class Agent:
@@ -230,8 +227,8 @@ class Agent:
         self.session = session
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
-        self.monitors: dict[str, Monitor] = {}  # the monitors of GPUs, by UUID
-        self.bare_bytes: dict[DeviceId, int] = {}  # memory of each GPU that was taken while no library was on it
+        self.monitors: dict[str, Monitor] = {}  # by UUID of the GPU
+        self.bare_bytes: dict[DeviceId, int] = {}  # memory in use on each GPU while no library was on it
         self.sees_all_processes = monitor.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
@@ -242,18 +239,20 @@ class Agent:
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
         self.search_path = folders_here()
-        """Where libraries look for modules last: next to the user's program, if the pilot was started there."""
+        """Folders where libraries search modules after all others: the program's folder, if the pilot was started
+        there.
+        """
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
-        self.offers = OfferScales(self.core.state, board=scratch.path / BOARD)
-        self.is_over = False  # whether the core has said that everything is done
+        self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
+        self.is_over = False  # True once the core has said `Leave`
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Tells the core if the pilot lacks what its job gave it (`observing`): before it hears what fails of that."""
+        """Tells the core if the pilot lost a resource of its job, before the core sees failures that this causes."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
-        # Writing to the second (a signal, another thread) ends the loop's wait.
+        # A signal or a thread writes to `wake_write` to end the loop's wait.
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
@@ -263,11 +262,11 @@ class Agent:
     # ---- events
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the core, and carry out its commands."""
+        """Pass an event to the core, and execute its commands."""
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
-        """Read what a library has said, once or `to_end`, and tell the core."""
+        """Pass a library's messages to the core: those that arrived, or all (`to_end`)."""
         said, is_open = process.receive(to_end=to_end)
         if said:
             self.handle(FromLibrary(process.library, said))
@@ -279,11 +278,11 @@ class Agent:
             self.handle(LibraryHungUp(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Run this in the loop's thread: other threads hand in their results so."""
+        """Run `action` in the loop's thread; thread-safe."""
         self._done.append(action)
         try:
             os.write(self.wake_write, b"x")
-        except OSError:  # full: the loop wakes anyway
+        except OSError:  # the pipe is full: the loop wakes anyway
             pass
 
     def take_done(self) -> None:

@@ -1,7 +1,4 @@
-"""Fetches objects into this pilot's cache, and serves cached objects to other pilots.
-
-Threads move the bytes and report to the loop.
-"""
+"""Fetches objects into this pilot's cache, and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
@@ -42,11 +39,11 @@ log = logging.getLogger("stoker.pilot")
 
 
 class Peers:
-    """One pilot's end of transfers."""
+    """The transfer server of one pilot, and its keys."""
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
-        self.carried = session.is_carried  # this pilot has a copy of the session's folder, and sees no other file of it
+        self.carried = session.is_carried  # the pilot has a copy of the session's folder, and sees no other file of it
         self.host = "127.0.0.1"  # this machine's address for other pilots
         with suppress(OSError, ValueError, SessionError):
             self.host = wire.route_to(split_address(session.read().address.removeprefix("tcp://"))[0])
@@ -67,23 +64,21 @@ class Peers:
 
     @property
     def address(self) -> str:
-        """Where other pilots reach this one; empty where they do not."""
+        """Address for other pilots; empty if this pilot serves none."""
         return self._server.address if self._server is not None else ""
 
     @property
     def is_serving(self) -> bool:
-        """Whether others get objects from this pilot just now."""
         return self._server is not None and bool(self._server.serving)
 
     def seed(self) -> str:
-        """The address of the session's seed; empty without one."""
+        """Return the address of the session's seed; empty if none runs."""
         try:
             return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
         except OSError:
             return ""
 
     def close(self) -> None:
-        """Serve nothing any more."""
         if self._server is not None:
             self._server.close()
 
@@ -98,8 +93,6 @@ class _Fetching:
 
 
 class _Agent(Protocol):
-    """The part of an agent that is used here."""
-
     cache: ObjectCache
     peers: Peers
     check_standing: Callable[[], bool]
@@ -113,18 +106,16 @@ class _Agent(Protocol):
 
 
 class Fetches:
-    """The objects that are on their way to a pilot."""
-
     def __init__(self, agent: _Agent) -> None:
         self._agent = agent
         self._fetches: dict[str, _Fetching] = {}
-        self.arrived: dict[str, Pin] = {}  # objects that have just arrived, until the waiting libraries have them
+        self.arrived: dict[str, Pin] = {}  # new objects, until the waiting libraries have them
 
     def order(self, order: FetchObject) -> None:
-        """Have an object brought, from now on from where this order says."""
+        """Fetch an object from the order's sources, which replace earlier sources."""
         fetching = self._fetches.setdefault(order.object.name, _Fetching(order))
         fetching.order = order
-        if order.origin:  # a file system that hangs must not hold up the loop
+        if order.origin:  # in a thread, because the file system may hang
             find = threading.Thread(
                 target=self._find_origin, args=(fetching, order), name="objects-origin", daemon=True
             )
@@ -133,14 +124,12 @@ class Fetches:
             self._offer(fetching, order, [])
 
     def stop(self, name: str) -> None:
-        """An object is not wanted any more."""
         self._agent.peers.served.settled(name)
         fetching = self._fetches.pop(name, None)
         if fetching is not None and fetching.bringing is not None:
             fetching.bringing.stop()
 
     def close(self) -> None:
-        """Fetch nothing any more."""
         for fetching in self._fetches.values():
             if fetching.bringing is not None:
                 fetching.bringing.stop()
@@ -183,9 +172,9 @@ class Fetches:
                 here, outcome = bringing.run()
             except StokerError as error:
                 text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
-            except Exception as error:  # our bug: waiting libraries must hear of it
+            except Exception as error:  # a bug of ours: fail the fetch, because libraries wait for it
                 log.exception("bringing %s failed", ref.name)
-                text = f"the object {ref.name} could not be brought: {type(error).__name__}: {error}"
+                text = f"the object {ref.name} could not be fetched: {type(error).__name__}: {error}"
                 ours = is_in_use = False
             else:
                 agent.later(lambda: self._arrived(fetching, ref, here, outcome))
@@ -196,7 +185,7 @@ class Fetches:
         return bringing
 
     def _arrived(self, fetching: _Fetching, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
-        if self._fetches.get(ref.name) is fetching:  # else it was given up, just before it came
+        if self._fetches.get(ref.name) is fetching:  # else the fetch was stopped just before the object arrived
             del self._fetches[ref.name]
             self._agent.peers.served.settled(ref.name)
         self.arrived[ref.name] = here
@@ -208,7 +197,7 @@ class Fetches:
         if self._fetches.get(name) is not fetching:
             return
         if source.origin:
-            why = f"the object {name} could not be brought from {source}: {why}"
+            why = f"the object {name} could not be fetched from {source}: {why}"
             self._agent.handle(SourceFailed(name, why))
         else:
             self._agent.handle(SourceFailed(name, why, PilotId(source.label)))

@@ -1,7 +1,8 @@
 """The agent's loop, and `carry_out`, which has one case per command of the core.
 
-A turn waits for an event, reads everything that has arrived, tells the core, carries out its commands, and sends one
-frame to the manager and one to each library. Batches form while a turn runs; nothing is delayed for them.
+An iteration waits for an event, reads all input, tells the core, executes its commands, and sends one frame to the
+manager and one to each library. Messages that arrive during an iteration form a batch; none is delayed for a larger
+batch.
 """
 
 from __future__ import annotations
@@ -32,16 +33,15 @@ EVERY_S = 10.0
 
 
 class LogWatch:
-    """Keeps the logs of libraries within a length. Its thread shortens them, because the session folder may hang."""
+    """Shortens libraries' long logs, in a thread because the session's folder may hang."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._thread: threading.Thread | None = None
         self._due_at = 0.0
-        self._refused: set[Path] = set()  # logs whose file system cannot give back their middle
+        self._refused: set[Path] = set()  # logs whose file system cannot free their middle
 
     def shorten_if_due(self, now: float) -> None:
-        """Drop the middle of long logs, in a thread, if that is due."""
         if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
             return
         self._due_at = now + EVERY_S
@@ -54,47 +54,45 @@ class LogWatch:
         for path in paths:
             try:
                 if path not in self._refused and drop_middle(path, most_bytes=OUTPUT_BYTES):
-                    log.warning("%s has grown long: its middle is dropped", path)
+                    log.warning("%s is too long: its middle is removed", path)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 self._refused.add(path)
-                log.warning("%s grows, and its file system cannot give back its middle: %s", path, error)
+                log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
 
 
 # ---- the loop
 
-TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that end a pilot in good order
+TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals at which a pilot drains
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
-_ECHO_S = 1.0  # a signal that comes again within this is the same one: srun and Slurm both send it
+_ECHO_S = 1.0  # the same signal within this time counts once: srun and Slurm both send it
 _PROBE_S = 15.0
 
 
 class Loop:
-    """Runs an agent until it leaves."""
-
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
         agent.check_standing = functools.partial(check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
-        """Signals that the core does not know yet, and whether each is a repeated one."""
+        """Signals that the core does not know yet, and whether each is repeated."""
         self._signalled_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
-        self._due = 0.0  # when the next timer, tick or measurement is due
-        self._turned_at = 0.0  # when the last wait was over; 0 before the first
+        self._due = 0.0  # time of the next timer, tick or measurement
+        self._turned_at = 0.0  # end of the last wait; 0 before the first
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
-        """True if something came from the manager, or its connection changed."""
+        """True if the manager may have sent frames; True if its connection may have changed."""
         for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 
     def run(self) -> int:
-        """Work until the pilot ends; returns the exit code."""
+        """Work until the pilot ends; return the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
         observing.start_walltime(agent)
@@ -107,7 +105,7 @@ class Loop:
                 if self._has_frames:
                     for message in link.receive():
                         agent.handle(events.FromManager(message))
-                if link.dealer.connected and presence.wants_hello(agent.state):  # one answers all that asked for it
+                if link.dealer.connected and presence.wants_hello(agent.state):  # one hello answers all requests for it
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
@@ -127,8 +125,8 @@ class Loop:
     def _wait(self) -> None:
         """Wait for an event and read it, except frames of the manager.
 
-        ZeroMQ's descriptor reports only what came after the socket's last use, so frames are also looked for before
-        the wait.
+        ZeroMQ's descriptor reports only frames after the socket's last use, so this also checks for frames before
+        waiting.
         """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
@@ -158,16 +156,16 @@ class Loop:
         self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
-        """Report a suspension of this process, before any limit is checked."""
+        """Report a suspension of this process to the core, before any limit is checked."""
         now, before = time.monotonic(), self._turned_at
         self._turned_at = now
         stopped_s = now - before - waited_s
         if before and stopped_s > limits.STOPPED_S:
-            self.agent.handle(events.WasStopped(stopped_s))
+            self.agent.handle(events.WasSuspended(stopped_s))
 
     def _next_due(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
-        if state.leaving:  # it may have nothing to wait for
+        if state.leaving:  # a leaving pilot may have no event to wait for
             self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
         due = min(presence.next_at(state), agent.timers.next_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
@@ -241,7 +239,6 @@ class Loop:
 
 
 def carry_out(agent: Agent, command: commands.Command) -> None:
-    """Carry out one command of the core."""
     match command:
         case commands.Tell(message=message):
             agent.link.post(message)
@@ -283,7 +280,7 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             objects.bring_arguments(agent, command)
         case commands.ReleaseArguments(library=number, calls=calls):
             objects.release_arguments(agent, number, calls)
-        case commands.HandIn(library=number, ends=ends):
+        case commands.UploadResults(library=number, ends=ends):
             objects.hand_in_results(agent, number, ends)
         case commands.OfferSnapshot(recipe=recipe, made=made):
             objects.offer_snapshot(agent, recipe, made)

@@ -1,7 +1,7 @@
 """Moves objects of libraries, large arguments and results, snapshots and the environment to and from the cache.
 
-Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere payloads over 1 MB travel through
-the session's seed.
+If a pilot sees the session's folder, a large payload is a file in it. Otherwise payloads over 1 MB are sent through the
+session's seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.fetches import is_pilots_fault
 from stoker.pilot.cache import Bringing, DiskError, ObjectCache, Pin, disk, store
 from stoker.pilot.core.commands import BringArguments
-from stoker.pilot.core.events import ArgumentsBrought, FetchFailure, HandedIn, Pinned, SnapshotTaken
+from stoker.pilot.core.events import ArgumentsBrought, FetchFailure, Pinned, ResultsUploaded, SnapshotTaken
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.fetch import put
 from stoker.pilot.transfer.meeting import meet
@@ -41,7 +41,6 @@ from stoker.protocol.to_manager import SnapshotHere
 
 
 def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
-    """Pin the objects of a library that are in the cache."""
     arrived = agent.fetches.arrived
     if all(ref.name in arrived for ref in refs):
         _pinned(agent, library, {ref.name: arrived[ref.name].again() for ref in refs})
@@ -55,7 +54,7 @@ def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> 
                 if here is not None:
                     found[ref.name] = here
         except OSError as error:
-            why = f"the object cache {agent.cache.folder} can't be used: {error}"
+            why = f"the object cache {agent.cache.folder} cannot be used: {error}"
             lack = FetchFailure(why, is_pilots_fault=is_pilots_fault(error))
             agent.later(lambda: _failed(agent, library, lack))
             return
@@ -71,7 +70,7 @@ def _failed(agent: Agent, library: LibraryId, lack: FetchFailure) -> None:
 
 def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
     process = agent.processes.get(library)
-    if process is None:  # it has ended meanwhile
+    if process is None:  # the library has ended meanwhile
         for one in found.values():
             one.release()
         return
@@ -84,7 +83,7 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
 log = logging.getLogger("stoker.pilot")
 
 _T = TypeVar("_T")
-_PAUSES_S = (0.5, 2.0, 5.0)  # seconds until a failed exchange is tried again: the seed may be restarting
+_PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry: the seed may be restarting
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
@@ -95,7 +94,7 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
             try:
                 pins[call] = _bring(agent, ref)
             except (StokerError, OSError) as error:
-                what = f"its arguments could not be had from the session's seed: {error}"
+                what = f"its arguments could not be fetched from the session's seed: {error}"
                 lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
         agent.later(lambda: _brought(agent, command, pins, lacks))
 
@@ -111,11 +110,11 @@ def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId])
 
 
 def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
-    """Bring large results to the session's seed, in a thread."""
+    """Send large results to the session's seed, in a thread."""
 
     def run() -> None:
         done = [_hand_in(agent, library, end) for end in ends]
-        agent.later(lambda: agent.handle(HandedIn(library, done)))
+        agent.later(lambda: agent.handle(ResultsUploaded(library, done)))
 
     threading.Thread(target=run, name="payloads-hand-in", daemon=True).start()
 
@@ -125,7 +124,7 @@ def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> No
 
 def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]) -> None:
     process = agent.processes.get(command.library)
-    if process is None:  # it has ended meanwhile
+    if process is None:  # the library has ended meanwhile
         for pin in pins.values():
             pin.release()
         return
@@ -149,7 +148,7 @@ def _retried(exchange: Callable[[], _T], what: str) -> _T:
             return exchange()
         except DiskError:
             raise
-        except (StokerError, OSError) as error:  # a connection may break in the middle
+        except (StokerError, OSError) as error:  # a connection may break
             log.warning("%s: %s; it is tried again in %g s", what, error, pause_s)
             time.sleep(pause_s)
     return exchange()
@@ -169,7 +168,7 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
         ):
             return put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
 
-    what = f"call {end.call}: its result of {ref.size_bytes} bytes could not be handed to the session's seed"
+    what = f"call {end.call}: its result of {ref.size_bytes} bytes could not be sent to the session's seed"
     try:
         end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retried(hand_in, what)))
     except (StokerError, OSError) as error:
@@ -186,7 +185,7 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """Put a library's snapshot into the cache, in a thread, and report it."""
+    """Put a library's snapshot into the cache, in a thread; report it to the core."""
 
     def run() -> None:
         try:
@@ -220,17 +219,17 @@ def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_here(form: str) -> bool:
-    """True if the library will find a snapshot of this form."""
+    """True if a library on this node finds a snapshot of this form."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
 # ---- the carried environment
 
-_SAID_S = 60.0  # how often a pilot says that it has the archive
+_SAID_S = 60.0  # seconds between two reports to the seed that this pilot has the archive
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:
-    """Begin, in a thread."""
+    """Offer the carried environment's archive to other pilots, in a thread."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()
@@ -238,21 +237,21 @@ def hand_on_environment(agent: Agent, archive: str) -> None:
 
 def _hand_on(agent: Agent, name: str, path: str) -> None:
     try:
-        if os.path.exists(path):  # else another pilot of this host has handed it over already
+        if os.path.exists(path):  # else another pilot of this host has taken it
             facts = os.stat(path)
             ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
             bringing = Bringing(agent.cache, ref, key=agent.peers.key)
             bringing.offer([ObjectSource(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()
-            os.unlink(path)  # from now on the cache decides how long it stays
+            os.unlink(path)  # from now on, the cache decides when to remove it
     except FileNotFoundError:
         pass
     except (StokerError, OSError) as error:
-        log.warning("the environment is not handed on: %s", error)
+        log.warning("the environment is not offered to other pilots: %s", error)
         return
     while name in agent.cache.sizes():
         seed = agent.peers.seed()
         if seed and agent.peers.address:
-            with suppress(PeerError):  # the next time, then
+            with suppress(PeerError):  # retried at the next report
                 meet(name, agent.peers.address, wants=False, again_s=_SAID_S, seed=seed, key=agent.peers.key)
         time.sleep(_SAID_S)

@@ -1,4 +1,4 @@
-"""Measures libraries every 0.25 s, devices every second and memory with each heartbeat; runs probes; watches the job.
+"""Measures libraries, devices and memory, runs probes, and finds the job's walltime.
 
     Slurm         SLURM_JOB_END_TIME (not set by 22.05), else `squeue -h -j JOB -o %e`
     HTCondor      the job's ad: AllowedExecuteDuration, AllowedJobDuration, StokerWalltime (from our submit description)
@@ -29,7 +29,7 @@ from pathlib import Path
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.core import events, limits, probes
-from stoker.pilot.core.events import Unfit
+from stoker.pilot.core.events import ResourceLost
 from stoker.pilot.core.presence import FIRST_LINE_S
 from stoker.pilot.core.state import Stage
 from stoker.pilot.devices import PilotDevice, visible
@@ -48,7 +48,7 @@ _COMMAND_LIMIT_S = 10.0
 
 
 def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
-    """Report when the job ends; ask the batch system if its variables do not say."""
+    """Report when the job ends; ask the batch system if no variable says it."""
 
     def ask() -> None:
         left_s, asked_at = ask_batch_system(environ), time.monotonic()
@@ -66,12 +66,25 @@ def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> Non
 
 
 def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
-    """Seconds until the job ends, by its variables and its ad; NO_END if unknown."""
+    """Return the seconds until the job ends, by its variables and HTCondor's ad; NO_END if unknown."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
     ad = environ.get("_CONDOR_JOB_AD", "")
     return _condor(ad, now) if ad else NO_END
+
+
+def node_of_job(environ: Mapping[str, str]) -> str:
+    """Return the node's name in the batch system, by Slurm's variable or HTCondor's ad of the machine; empty if
+    unknown. It may differ from the host's name."""
+    if node := environ.get("SLURMD_NODENAME", ""):
+        return node
+    try:
+        text = Path(environ["_CONDOR_MACHINE_AD"]).read_text(encoding="utf-8", errors="replace")
+    except (KeyError, OSError):
+        return ""
+    found = re.search(r'^Machine = "([^"]*)"', text, re.MULTILINE | re.IGNORECASE)
+    return found[1] if found else ""
 
 
 def ask_batch_system(environ: Mapping[str, str]) -> float:
@@ -92,7 +105,7 @@ def _condor(file: str, now: float) -> float:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
     except OSError as error:
-        log.warning("the job's ad can't be read: %s", error)
+        log.warning("the job's ad cannot be read: %s", error)
         return NO_END
     ad = {name.lower(): _number(value) for name, value in re.findall(r"^(\w+) = ([0-9.]+)$", text, re.MULTILINE)}
     limits = [ad.get(name) for name in ("allowedexecuteduration", "allowedjobduration", "stokerwalltime")]
@@ -139,21 +152,21 @@ _NO_FOLDER = frozenset(
 
 
 def check_job(agent: Agent) -> bool:
-    """Tell the core if the pilot lacks something; whether it does."""
+    """Tell the core if the pilot lost a resource of its job. True if it did."""
     agent.oom_kills.note_kills()
     if why := agent.scratch.fault():
-        agent.handle(Unfit(why, LossReason.SCRATCH_GONE))
+        agent.handle(ResourceLost(why, LossReason.SCRATCH_GONE))
     elif why := agent.parent.fault():
-        agent.handle(Unfit(why, LossReason.NODE_LOST))
+        agent.handle(ResourceLost(why, LossReason.NODE_LOST))
     return bool(why)
 
 
 def cannot_make_folders(agent: Agent, error: OSError) -> bool:
-    """Report an error that means that no folder can be made here. Returns whether it does."""
+    """Report `error` if it means that this pilot can make no folders. True if it does."""
     if check_job(agent):
         return True
     if error.errno in _NO_FOLDER:
-        agent.handle(Unfit(f"it can make no folder: {error}", LossReason.SCRATCH_GONE))
+        agent.handle(ResourceLost(f"it cannot make a folder: {error}", LossReason.SCRATCH_GONE))
         return True
     return False
 
@@ -166,13 +179,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def observe_all(agent: Agent) -> None:
-    """Look at every library once."""
     if agent.processes:
         agent.handle(events.Observed([_seen(agent, process) for process in agent.processes.values()]))
 
 
 def observe(agent: Agent, number: LibraryId) -> None:
-    """Look at a library."""
     process = agent.processes.get(number)
     if process is not None:
         agent.handle(events.Observed([_seen(agent, process)]))
@@ -193,7 +204,6 @@ def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
 
 
 def measure(agent: Agent) -> None:
-    """Measure what a heartbeat tells."""
     now, state = time.monotonic(), agent.state
     alive = [process for process in agent.processes.values() if process.pid]
     lines = {}
@@ -213,7 +223,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """The last line with text in a log, without terminal control; may be empty."""
+    """Return the last log line with text, without terminal control; may be empty."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -223,7 +233,6 @@ def last_line(log: str) -> str:
 
 
 def measure_devices(agent: Agent) -> None:
-    """Tell what the monitors of GPUs have measured."""
     used: dict[LibraryId, dict[DeviceId, int]] = {}
     taken: dict[DeviceId, int] = {}
     at: dict[DeviceId, float] = {}
@@ -266,7 +275,7 @@ _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
 def probe_command(options: PilotOptions) -> tuple[str, ...]:
-    """The command that probes a device; empty if devices are not probed."""
+    """Return the command that probes a device; empty if devices are not probed."""
     return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
@@ -279,7 +288,7 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """The command by which a library may probe its devices; empty if it may not."""
+    """Return the command by which a library may probe its devices; empty if it may not."""
     devices = tuple(devices)
     may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -296,7 +305,7 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 
 
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait for a first answer of each device, so that nothing is loaded on a faulty one."""
+    """Wait until each device has been probed once, so that no context is loaded on a faulty device."""
     until = time.monotonic() + limit_s
     while not probes.are_known(agent.state):
         if time.monotonic() > until or interrupted():
@@ -308,7 +317,6 @@ def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], b
 
 
 def report_drivers(agent: Agent) -> None:
-    """Tell what the drivers of GPUs report by themselves."""
     now = time.monotonic()
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
@@ -317,7 +325,7 @@ def report_drivers(agent: Agent) -> None:
 
 
 def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
-    """Probe a device: the verdict, and the probe's last line."""
+    """Probe a device; return the verdict and the probe's last line."""
     name = device.facts.device
     try:
         process = subprocess.Popen(
@@ -333,14 +341,14 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.Pro
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # and it is not waited for: a driver that hangs may not let it go
+        process.kill()  # do not wait: the driver may block its end
         return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode
     if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by a signal"
+        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was killed by a signal"
     if code in [answer.value for answer in events.ProbeVerdict]:
         answer = events.ProbeVerdict(code)
         return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
     how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return events.ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")
+    return events.ProbeVerdict.FAILED, f"{name} failed: its probe exited with {how}" + (f": {said[-1]}" if said else "")

@@ -1,7 +1,7 @@
-"""Reads what the engines on a library's devices have to do when a call is offered.
+"""Reads the work of the engines on a library's devices when it is offered a call.
 
-Each engine writes its work next to its row on the board of turns. A call that was accepted a moment ago is on no board
-yet, so it counts as an unread prompt until the engine reports that it has taken up another request.
+Each engine writes its work next to its row on the board of turns (`library_turns`). A newly accepted call is on no
+board yet, so it counts as an unread prompt until the engine reports another request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker.contexts.inference.adapter import EngineWork
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
-from stoker.pilot.core.memory import declared_bytes
+from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in, unpacked
@@ -27,29 +27,30 @@ log = logging.getLogger("stoker.pilot")
 
 BOARD = "turns"  # the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0  # a row that says that its step ends later is wrong
-_READS = 3  # how often what is being written just now is read
+_LONGEST_STEP_S = 60.0  # seconds; a row whose step ends later is wrong
+_READS = 3  # attempts to read a row that is being written
 
 
-class OfferScales:
-    """Weighs offers by the board of turns. Used by the agent's thread."""
+class OfferInspector:
+    """Weighs offers by the board of turns, in the agent's thread."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._path = board
         self._clock = clock
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """By the identity of a table, which is kept so that it stays its own."""
+        """Functions for step seconds, by the id of their table of step times. The table is kept, so that its id stays
+        unique.
+        """
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
         """Calls that each library was given and that no engine seems to have."""
-        self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had taken up when it was last looked at
+        self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had received at the last reading
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
-        """Return the work of the engines on the devices of an offered call."""
         try:
             return self._weigh(order)
-        except Exception:  # an offer that cannot be weighed is taken, as where nothing is known
-            log.exception("an offer for lib-%d cannot be weighed; nothing is said against it", order.library)
+        except Exception:  # an offer that cannot be weighed is accepted
+            log.exception("an offer for lib-%d cannot be judged; it is not rejected", order.library)
             return OfferWeighed(order)
 
     def _weigh(self, order: RunCalls) -> OfferWeighed:
@@ -61,10 +62,10 @@ class OfferScales:
         self._forget(beside)
         new = _asks(order, now)
         own_work = [work for row, work in engines_here if row.library == library.number]
-        required = self._required_bytes(order, library, own_work)
+        required, why_full = self._required_bytes(order, library, own_work)
         self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
-        if self._cost(library) is None:
-            return OfferWeighed(order, required_bytes=required)
+        if why_full or self._cost(library) is None:
+            return OfferWeighed(order, required_bytes=required, why_full=why_full)
         ends = [row.held_at + row.step_s for row, _ in engines_here if row.state is TurnState.HOLDS]
         free_at = max([now, *(end for end in ends if now < end < now + _LONGEST_STEP_S)])
         seen = set[LibraryId]()
@@ -94,10 +95,10 @@ class OfferScales:
         else:
             number = LibraryId(-1 - number)
         rows, length = work.rows, work.length
-        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # it will have a request
+        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # a request will come
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
-        if due_at < now:  # it has become late since
+        if due_at < now:  # the token has become late since
             due_at, late_at = math.inf, min(due_at, late_at)
         return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at)
 
@@ -113,7 +114,7 @@ class OfferScales:
                     continue
                 read = unpacked(beside)
                 if (read is None or read[0] != row.library) and again and any(beside):
-                    break  # it is being written
+                    break  # the row is being written
                 found.append((row, read[1] if read is not None and read[0] == row.library else EngineWork()))
             else:
                 return found
@@ -136,21 +137,31 @@ class OfferScales:
             found = self._seconds[id(times)] = times, StepSeconds(times)
         return found[1]
 
-    def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> int:
-        """Bytes of each device that the library needs if all requests peak at once (SLINFER eq. 2); 0 = unknown."""
-        needs, facts = library.recipe.needs, self._state.devices_of(library)[0]
-        declared = declared_bytes(needs, facts)
-        if not needs.token_bytes or not declared or not work:
-            return 0
+    def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
+        """Return the bytes needed per device if all requests peak at once (SLINFER eq. 2; 0 = unknown), and why a cache
+        that cannot be resized has no room.
+        """
+        facts = self._state.devices_of(library)[0]
+        measured = library.resident_bytes if facts.on_host else library.device_bytes
+        cache = token_cache(library.recipe.needs, facts, library.cache, measured_bytes=measured)
+        if cache is None or not work:
+            return 0, ""
         features = order.calls[0].features
         own_tokens = features.input_length + features.expected_output if features is not None else 1
         tokens = sum(each.peak_tokens for each in work) + own_tokens
-        return declared + needs.token_bytes * max(0, tokens - needs.cache_tokens)
+        if not cache.is_fixed:
+            return cache.weights_bytes + cache.token_bytes * tokens, ""
+        if tokens <= cache.tokens:
+            return 0, ""
+        return 0, (
+            f"the cache of lib-{library.number} holds {cache.tokens:,} tokens and cannot be resized; with this call it"
+            f" would need {tokens:,}"
+        )
 
     def _count_taken_up(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
         counts: dict[LibraryId, int] = {}
         for row, work in engines:
-            counts[row.library] = counts.get(row.library, 0) + work.taken_up
+            counts[row.library] = counts.get(row.library, 0) + work.accepted_requests
         for library, count in counts.items():
             more = count - self._taken_up.get(library, 0)
             self._taken_up[library] = count
@@ -158,10 +169,10 @@ class OfferScales:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Forget calls that have ended or were refused, and libraries that are gone.
+        """Forget ended or refused calls, and ended libraries.
 
-        Only for libraries whose engines were `looked_at` just now: the request of an ended call must be counted
-        before, or it stands for another call.
+        Only for libraries in `looked_at`: the request of an ended call must be counted first, or it counts for another
+        call.
         """
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):

@@ -1,6 +1,6 @@
-"""A library's process as the agent reaches it, the loop's poller, and the zygotes.
+"""The agent's view of a library's process, the loop's poller, and the zygotes.
 
-Each set of preloaded modules has one zygote, so imports of one recipe do not affect others. Idle zygotes end.
+Each set of preloaded modules has one zygote, so imports of one recipe do not affect others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """A library's process, from the order to start it until the core forgets it."""
+    """A library's process, until the core forgets it."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -39,8 +39,8 @@ class LibraryProcess:
         self.pid = 0
         self.memory = MemoryLimit()
         self.pins: list[Pin] = []
-        self.arguments: dict[CallId, Pin] = {}  # large arguments of its calls that had to be brought here
-        self.garbled = ""  # why nothing more is read from its socket, once something came there that is no message
+        self.arguments: dict[CallId, Pin] = {}  # large arguments of its calls that were brought here
+        self.garbled = ""  # why its socket is no longer read; set once it sent an invalid message
         self._socket: socket.socket | None = None
         self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
@@ -48,7 +48,7 @@ class LibraryProcess:
     # ---- its socket
 
     def connect(self) -> socket.socket:
-        """Make its socket pair; returns the library's end."""
+        """Make the socket pair; return the library's end."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -57,20 +57,18 @@ class LibraryProcess:
         return theirs
 
     def fileno(self) -> int:
-        """For a poller; -1 when it has no socket."""
+        """Return the socket's descriptor for a poller; -1 without a socket."""
         return self._socket.fileno() if self._socket is not None else -1
 
     @property
     def unsent(self) -> bool:
-        """Whether bytes wait for room in the socket."""
         return bool(self._unsent)
 
     def send(self, messages: list[Any]) -> None:
-        """Send messages in one frame; `push` sends what does not fit."""
+        """Send messages in one frame. `push` sends bytes that do not fit now."""
         self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
-        """Send a frame."""
         if self._unsent:
             self._unsent += data
             return
@@ -79,7 +77,6 @@ class LibraryProcess:
             self._unsent += memoryview(data)[sent:]
 
     def push(self) -> None:
-        """Send what waits."""
         sent = self._try(self._unsent)
         del self._unsent[:sent]
 
@@ -90,13 +87,13 @@ class LibraryProcess:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
-        except OSError:  # it has ended; its end is told elsewhere
+        except OSError:  # the process has ended; its end is reported elsewhere
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or `to_end`; return the messages, and whether the socket is open.
+        """Read once, or to the socket's end; return the messages, and whether it is open.
 
-        User code may write to that socket: unreadable bytes make the library `garbled`, and never raise.
+        User code may write to the socket: unreadable bytes make the library `garbled`, and never raise.
         """
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
@@ -123,12 +120,12 @@ class LibraryProcess:
     # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
-        """The calls that it runs, each with the seconds since it began."""
+        """Return the running calls, each with the seconds since it began."""
         now = time.monotonic_ns()
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._marked()]
 
     def surely_running(self) -> list[tuple[CallId, float]]:
-        """The running calls, read twice to ignore half-written records."""
+        """Return the running calls, read twice to ignore half-written records."""
         first = {(run.call, run.start_ns) for run in self._marked()}
         now = time.monotonic_ns()
         second = self._marked() if first else []
@@ -138,7 +135,7 @@ class LibraryProcess:
         return tuple(CallId(run.call) for run in self._marked())
 
     def printed_last(self) -> Printed | None:
-        """The output of the one call that it ran when it ended."""
+        """Return the output of the call that ran when the process ended, if only one did."""
         ran = self._marked()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
@@ -155,7 +152,6 @@ class LibraryProcess:
         return call_records.running(self.folder / "running")
 
     def release(self) -> None:
-        """Let go of all that is kept for it."""
         for pin in (*self.pins, *self.arguments.values()):
             pin.release()
         self.pins.clear()
@@ -166,7 +162,7 @@ Source = LibraryProcess | Zygote
 
 
 class Wires:
-    """The loop's poller, its sockets, and this turn's messages to libraries."""
+    """The loop's poller, its sockets, and messages for libraries."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -175,19 +171,17 @@ class Wires:
         self._batches: dict[LibraryProcess, list[Any]] = {}
 
     def register(self, number: int) -> None:
-        """Wait for a plain file descriptor too."""
         self._epoll.register(number, select.EPOLLIN)
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """The file descriptors that are ready, each with the events of `select.epoll`."""
+        """Return the ready file descriptors, each with the events of `select.epoll`."""
         return self._epoll.poll(timeout_s)
 
     def source(self, number: int) -> Source | None:
-        """The library or zygote with this file descriptor."""
         return self._sources.get(number)
 
     def watch(self, source: Source) -> None:
-        """Poll this source for input, and for room if it has unsent bytes."""
+        """Poll a source for input, and for output if it has unsent bytes."""
         number = source.fileno()
         if number < 0:
             return
@@ -200,18 +194,16 @@ class Wires:
         self._sources[number] = source
 
     def unwatch(self, source: Source) -> None:
-        """Stop polling a source, before its socket is closed."""
+        """Stop polling a source; call before its socket is closed."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)
             del self._sources[number], self._watched[number]
 
     def tell(self, library: LibraryProcess, message: Any) -> None:
-        """Say something to a library with this turn's frame."""
         self._batches.setdefault(library, []).append(message)
 
     def send_all(self) -> None:
-        """Send this turn's frames."""
         if not self._batches:
             return
         batches, self._batches = self._batches, {}
@@ -221,19 +213,16 @@ class Wires:
                 self.watch(library)
 
     def close(self) -> None:
-        """Close the poller."""
         self._epoll.close()
 
 
 # ---- zygotes
 
 _IDLE_S = 600.0
-_CLEAN_S = 3.0 + LIMIT_S  # seconds that a zygote may take to end its libraries and their leftovers
+_CLEAN_S = 3.0 + LIMIT_S  # seconds for a zygote to end its libraries and their leftovers
 
 
 class Zygotes:
-    """The zygotes of one agent."""
-
     def __init__(self, *, logs: Path, scratch: Path, umask: int = -1) -> None:
         self._umask = umask
         self._logs = logs
@@ -243,7 +232,7 @@ class Zygotes:
         self._made = 0
 
     def get(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
-        """The zygote for these modules, and whether it was started just now. Raises OSError."""
+        """Return the zygote for these modules, and whether it is new. Raises OSError."""
         key = tuple(dict.fromkeys(preload))
         self._used_at[key] = time.monotonic()
         found = self._by_preload.get(key)
@@ -259,23 +248,22 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """Kill an ended zygote's process and the leftovers of its libraries."""
+        """Kill a zygote and the leftovers of its libraries."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
-        """Return zygotes without libraries that have been unused for long."""
+        """Return zygotes without libraries that have been unused for 10 minutes."""
         now = time.monotonic()
         return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
 
     def close(self) -> None:
-        """End them all, and everything below them."""
         here = list(self)
         for zygote in here:
             zygote.close()
         for zygote in here:
-            if zygote.ready:  # one that still imports would not look up for seconds, and has no library yet
+            if zygote.ready:  # a zygote that still imports does not read orders for seconds, and has no library
                 zygote.wait(_CLEAN_S)
             zygote.destroy()
         self._by_preload.clear()

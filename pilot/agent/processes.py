@@ -36,7 +36,7 @@ _NO_PROCESS = (
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
-    """Make a library's folder, and report what its core must know of this node."""
+    """Make a library's folder, and report facts of this node."""
     number, recipe = ordered.library, ordered.recipe
     try:
         folder = agent.scratch.library(number)
@@ -58,7 +58,6 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
 
 
 def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, device_memory_bytes: int) -> None:
-    """Have the zygote make a library's process."""
     number, recipe = ordered.library, ordered.recipe
     process = agent.processes[number]
     devices = agent.devices_of(number)
@@ -109,7 +108,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
 
 
 def kill(agent: Agent, number: LibraryId) -> None:
-    """End a library's process now; its zygote tells when it has reaped it."""
+    """Kill a library's process; its zygote reports the end."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.kill(number)
@@ -118,14 +117,13 @@ def kill(agent: Agent, number: LibraryId) -> None:
 
 
 def kill_zygote(agent: Agent, number: LibraryId) -> None:
-    """End the zygote that a library will be forked from."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.stop()
 
 
 def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
-    for call in ran:  # one that died while it wrote a large result has left a part of it
+    for call in ran:  # a call that died while it wrote a large result has left a partial file
         for draft in agent.session.objects.glob(f"result-{call:x}-*"):
             draft.unlink(missing_ok=True)
     process = agent.processes.pop(number, None)
@@ -146,10 +144,11 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
         agent.wires.unwatch(zygote)
         numbers = list(zygote.libraries)
         agent.zygotes.forget(zygote)
-        what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
+        imports = bool(zygote.preload) and not zygote.ready
+        what = f"importing {', '.join(zygote.preload)}" if imports else "serving"
         for number in numbers:
             cause = f"the zygote that it is forked from died while {what}; see {zygote.log}"
-            _ended(agent, LibraryId(number), cause=cause)
+            _ended(agent, LibraryId(number), cause=cause, ours=not imports)
         return
     for message in said:
         match message:
@@ -159,9 +158,11 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                 for module, why in failed.items():
                     log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
                 for module, started in threads.items():
-                    log.warning("%s started threads (%s) when imported: libraries start afresh", module, started)
+                    log.warning(
+                        "%s started threads (%s) when imported: libraries start without the zygote", module, started
+                    )
                 if message.asked_for_gpus:
-                    log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
+                    log.info("%s ask for GPUs when imported: on GPUs libraries start without the zygote", modules)
                 log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
             case Forked(library=number, pid=pid):
                 process = agent.processes.get(LibraryId(number))
@@ -186,7 +187,7 @@ def _ended(
     process = agent.processes.get(number)
     if process is None:
         return
-    agent.hear(process, to_end=True)  # its last words
+    agent.hear(process, to_end=True)  # its last messages
     observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.printed_last()

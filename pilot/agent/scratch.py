@@ -1,7 +1,7 @@
-"""The pilot's private scratch folder, and the batch system's process that started the pilot (`Parent`).
+"""The pilot's scratch folder, and the batch system's process that started the pilot (`Parent`).
 
 If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that now belong to another job.
-The kernel then gives it another parent, which `Parent` detects. Pilots that were started by hand are not watched.
+The kernel then gives it another parent, which `Parent` detects.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _LOCK = "alive"
 
 
 def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's pilots and caches lie on this host"""
+    """Return the folder of this user's pilots and caches on this host."""
     given = os.path.expandvars(given)
     if given.startswith("$"):
         raise SessionError(f"this node sets no {given}, which --scratch names; name an existing folder")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     first = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    refuse_odd_path(first, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another one")
+    refuse_odd_path(first, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another folder")
     try:
         base = own_folder(first)
     except OSError as error:
         raise SessionError(
-            f"no scratch folder could be made at {first}: {error}; give [pilot] scratch (or --scratch) another one"
+            f"no scratch folder could be made at {first}: {error}; give [pilot] scratch (or --scratch) another folder"
         ) from error
     if base is None:
         raise SessionError(f"{first} belongs to another user; give [pilot] scratch (or --scratch) your own folder")
@@ -42,23 +42,23 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
 
 
 class Scratch:
-    """One pilot's folder, locked while the pilot lives, so that others recognize dead ones."""
+    """One pilot's folder, locked while the pilot lives, so that other pilots recognize dead pilots' folders."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        with (base / _LOCK).open("ab") as turn:  # no pilot sweeps before the new folder is locked
+        with (base / _LOCK).open("ab") as turn:  # no other pilot may sweep before the new folder is locked
             locks.wait(turn.fileno())
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # While the folder is open, its inode is not used again, so a new folder at this path has another one.
+            # An open folder keeps its inode number, so a new folder at this path has another number.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            locks.take(self._pinned)  # in case the file with the other lock is removed
+            locks.take(self._pinned)  # in case the other lock's file is removed
             self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """How the folder was damaged; empty if it was not."""
+        """Return how the folder was damaged; empty if it was not."""
         try:
             same = _identity(self.path) == self._is
         except OSError as error:
@@ -66,7 +66,7 @@ class Scratch:
         return "" if same else f"its scratch folder {self.path} was removed while it ran"
 
     def library(self, number: int) -> Path:
-        """A library's folder, made if need be. Raises OSError."""
+        """Return a library's folder, made if needed. Raises OSError."""
         folder = self.path / f"lib-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -87,7 +87,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def sweep(base: Path) -> None:
-    """Remove folders of pilots that died without a word."""
+    """Remove folders of dead pilots."""
     for folder in base.glob("pilot-*"):
         with suppress(OSError):
             try:
@@ -108,7 +108,7 @@ _INIT = 1
 
 
 class Parent:
-    """The parent that this process had first. `watched`: it belongs to a batch system."""
+    """The process that started this one. `watched`: True if it belongs to a batch system."""
 
     def __init__(self, *, watched: bool) -> None:
         self.pid = os.getppid()
@@ -116,7 +116,7 @@ class Parent:
         self._name = _name_of(self.pid) if self._watched else ""
 
     def fault(self) -> str:
-        """How it ended, in words; empty while it lives, or is not watched."""
+        """Return how the parent ended; empty while it lives or is not watched."""
         if not self._watched or os.getppid() == self.pid:
             return ""
         return f"its parent, {self._name} (process {self.pid}), has ended, and with it its batch job"

@@ -1,4 +1,4 @@
-"""The object cache on this host's disk, shared by the sessions of one user."""
+"""The object cache on this host's disk, shared by one user's pilots."""
 
 from __future__ import annotations
 

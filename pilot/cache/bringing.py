@@ -17,7 +17,7 @@ from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, Object
 from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
+from stoker.pilot.transfer.fetch import FetchSettings, ObjectFetch
 from stoker.units import show_bytes
 
 # ---- bringing
@@ -26,7 +26,7 @@ _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
-    """One object on its way into the cache: `run` blocks a thread, `offer` and `stop` are for any thread."""
+    """One object on its way into the cache. `run` blocks a thread; `offer` and `stop` are thread-safe."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Bringing:
         self._stopped = False
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Replace the sources of the object. Returns at once."""
         with self._lock:
             known = self._offer[1]
             self._offer = tuple(sources), manifest if proves(self._ref.name, manifest) else known
@@ -57,7 +56,7 @@ class Bringing:
             fetch.offer(offer[0], manifest=offer[1])
 
     def stop(self) -> None:
-        """It is no longer wanted: `run` raises CacheError soon."""
+        """Stop: `run` raises CacheError soon."""
         with self._lock:
             self._stopped = True
             fetch = self._fetch
@@ -65,7 +64,7 @@ class Bringing:
             fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
-        """Fetch it. Raises DiskError without room, CacheError without source or if stopped."""
+        """Fetch the object. Raises DiskError without disk space, CacheError without a source or after `stop`."""
         try:
             with self._cache.claim(self._ref) as draft:
                 here = self._cache.find(self._ref.name)  # another pilot of this host may have brought it meanwhile
@@ -114,7 +113,7 @@ class Bringing:
             fetch = self._fetch = ObjectFetch(
                 self._ref.name,
                 draft,
-                means=SourceAccess(key=self._key, manifest_at=manifest_at),
+                means=FetchSettings(key=self._key, manifest_at=manifest_at),
                 lost=self._lost,
                 begun=begun,
             )
@@ -126,11 +125,11 @@ class Bringing:
             if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
                 for copy in copies:
                     copy.give_up()
-                disk.delete_tree(draft)  # it takes room, or is of no use to the next try
+                disk.delete_tree(draft)  # after an OSError it takes disk space; without pieces it is useless
             raise
         finally:
             with self._lock:
-                self._fetch = None  # it holds the copy open, which would take its room when it has left the cache
+                self._fetch = None  # the fetch keeps the copy open, which would take disk space after its eviction
         return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
 
 
@@ -140,31 +139,29 @@ log = logging.getLogger("stoker.pilot")
 
 
 class ServedCache:
-    """For a transfer server: see `stoker.pilot.transfer.server.ServedObjects`. Any thread may use it."""
+    """A cache's objects, as a transfer server's `ServedObjects`. Thread-safe."""
 
     def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
         self._coming: dict[str, ObjectCopy | None] = {}
 
     def expect(self, name: str) -> None:
-        """Tell peers that ask for this object that it is on its way."""
         self._coming.setdefault(name, None)
 
     def grows(self, copy: ObjectCopy) -> None:
-        """An object that is expected has begun to come: its pieces can be served."""
+        """Serve the pieces of an object that is being fetched."""
         self._coming[copy.name] = copy
 
     def settled(self, name: str) -> None:
-        """An object has come, or will not."""
+        """Record that an object's fetch has ended."""
         self._coming.pop(name, None)
 
     def expects(self, name: str) -> bool:
-        """Whether an object is on its way here."""
         return name in self._coming
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """The object, whole and pinned, or as far as it has come."""
+        """Yield the object: whole and pinned, or with its present pieces."""
         growing = self._coming.get(name)
         if growing is not None:
             yield growing

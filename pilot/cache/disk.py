@@ -1,11 +1,12 @@
-"""The cache's files: objects, entries, claims, and marks of objects that survive a crash.
+"""The cache's files: objects, entries, claims, and marks of objects that were synced to disk.
 
-*Marks.* A machine crash soon after an object arrived may leave zeros in its place. An object without a mark is fetched
-again after a boot. One thread syncs and marks new objects after half a second.
+*Marks.* A machine crash soon after an object arrived may leave zeros in the object. So, after a boot, an object without
+a mark is fetched again. One thread syncs and marks new objects after half a second.
 
 *Entries.* An entry is a file with the facts of an object; its modification time is the time of last use.
 
-*Claims.* A claim is a lock on `drafts/NAME.lock` and ends with its process. The draft stays for the next claim.
+*Claims.* A claim, the right to fetch an object, is a lock on `drafts/NAME.lock`. It ends with its process; the draft
+stays.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file under a second name. Returns its signature; empty on failure.
+    """Link a file into the cache; return its signature, empty on failure.
 
-    The content is not read: the file must be unchanged since it was named (`ref.changed_ns`).
+    The content is not read: the file must be unchanged since it got its cache name (`ref.changed_ns`).
     """
     try:
         facts = source.stat()
@@ -63,7 +64,7 @@ def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
 
 
 def was_changed(ref: ObjectRef) -> bool:
-    """True if a file was written to since its content was named."""
+    """True if a file was written to after it got its cache name."""
     try:
         return bool(ref.changed_ns) and not _is_as_named(os.stat(ref.source), ref)
     except OSError:
@@ -71,7 +72,7 @@ def was_changed(ref: ObjectRef) -> bool:
 
 
 def share(source: Path, draft: Path) -> bool:
-    """Clone a file where the file system can; the clone is checked like a copy."""
+    """Clone a file if the file system can; callers check the clone like a copy."""
     if not source.is_file() or draft.exists():
         return False
     try:
@@ -84,7 +85,7 @@ def share(source: Path, draft: Path) -> bool:
 
 
 def stat_signature(place: Path) -> str:
-    """Facts from `stat` that change with an object's content."""
+    """Return facts from `stat` that change with an object's content."""
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
@@ -114,7 +115,7 @@ def flush(place: Path) -> None:
 
 @functools.cache
 def boot() -> str:
-    """Names the time since this machine was started; empty where that cannot be known."""
+    """Return the id of this machine's current boot; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -122,17 +123,17 @@ def boot() -> str:
 
 
 def frees_bytes(place: Path) -> int:
-    """Bytes that its removal frees: files with a second name free none."""
+    """Return the bytes that removing it frees: files with another link free none."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 
 def size(place: Path) -> int:
-    """The length of a file, or of all files below a folder."""
+    """Return the length of a file, or of a folder's files."""
     return sum(facts.st_size for facts in _stat_files(place))
 
 
 def bytes_on_disk(place: Path) -> int:
-    """Bytes on disk of a file, or of all files below a folder, without holes."""
+    """Return the bytes on disk of a file, or of a folder's files."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place))
 
 
@@ -147,7 +148,6 @@ def _stat_files(place: Path) -> Iterator[os.stat_result]:
 
 
 def delete_tree(place: Path) -> None:
-    """Remove a file or a folder; one that is not there is fine."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
     else:
@@ -159,11 +159,13 @@ def delete_tree(place: Path) -> None:
 
 log = logging.getLogger("stoker.pilot")
 
-PAUSE_S = 0.5  # objects that came within so short a time are written out together, after it
+PAUSE_S = 0.5  # seconds to wait for further new objects, to sync them together
 
 
 class SafeMarks:
-    """The marks of one cache. `while_same(place, look, action)` calls `action` if the object still looks like that."""
+    """One cache's marks. `while_same(place, look, action)` calls `action` if the signature of the object is still
+    `look`.
+    """
 
     def __init__(self, folder: Path, while_same: Callable[[Path, str, Callable[[], None]], None]) -> None:
         self.folder = folder
@@ -177,7 +179,7 @@ class SafeMarks:
         return (self.folder / place.name).exists()
 
     def make_soon(self, place: Path) -> None:
-        """Write an object out and mark it, in the background."""
+        """Sync and mark an object, in the background."""
         with self._lock:
             self._fresh.append(place)
             if self._is_at_work:
@@ -185,14 +187,13 @@ class SafeMarks:
             self._is_at_work = True
         try:
             threading.Thread(target=self._make, name="cache-safe", daemon=True).start()
-        except RuntimeError as error:  # this user may have no more threads here
+        except RuntimeError as error:  # this user may have no more threads
             with self._lock:
                 self._fresh.clear()
                 self._is_at_work = False
             log.debug("%s may not outlive a crash of this machine: %s", place, error)
 
     def remove(self, place: Path) -> None:
-        """The object at this place goes, and its mark with it."""
         delete_tree(self.folder / place.name)
 
     def _make(self) -> None:
@@ -233,15 +234,15 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
 
 class Entries:
-    """The entries in a folder. The caller holds the cache's lock where that matters."""
+    """The entries in a folder. The caller holds the cache's lock if needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._listed: dict[str, tuple[tuple[int, int], EntryFacts]] = {}
-        """The facts of entries that were listed before, with the inode and the length of the files that had them."""
+        """Facts of entries that were listed before, with the inode and length of their files."""
 
     def read_all(self) -> list[CacheEntry]:
-        """Every object's entry; entries that cannot be read are left out."""
+        """Return every readable entry."""
         found, listed = [], {}
         try:
             entries = list(os.scandir(self.folder))
@@ -266,17 +267,16 @@ class Entries:
         return found
 
     def write(self, file: Path, facts: EntryFacts) -> None:
-        """Write an object's entry. Raises OSError."""
         write_small(file, msgspec.json.encode(facts))
         self.forget(file)
 
     def forget(self, file: Path) -> None:
-        """Read this entry again when it is listed next."""
+        """Make the next listing read this entry again."""
         self._listed.pop(file.name, None)
 
 
 def read_facts(file: Path) -> EntryFacts | None:
-    """The facts in an entry or a claim; None if it cannot be read."""
+    """Return the facts in an entry or a claim; None if unreadable."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=EntryFacts)
     except (OSError, *UNREADABLE):
@@ -306,14 +306,14 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """Claim an object for this process, and return its draft's place. May wait for another pilot."""
+        """Claim an object for this process; yield its draft's path. May wait for another pilot."""
         name = file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
             self._make_folders()
             with open(claim, "a+b") as file:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
-                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # next to a pilot that makes no progress
+                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # the claim's pilot makes no progress
                     continue
                 try:
                     if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):
@@ -332,7 +332,7 @@ class Claims:
                 return
 
     def coming(self, ref: ObjectRef) -> list[CachedObject]:
-        """Other objects that pilots are fetching: their room is taken."""
+        """Return other objects that pilots are fetching: they need space."""
         found = []
         for claim in self.folder.glob("*.lock"):
             facts = read_facts(claim)
@@ -341,7 +341,7 @@ class Claims:
         return found
 
     def sweep(self, *, kept_s: float) -> None:
-        """Remove drafts without progress for this long."""
+        """Remove drafts that made no progress for `kept_s`."""
         for claim in self.folder.glob("*.lock"):
             with suppress(OSError), claim.open("rb") as file:
                 if not locks.take(file.fileno()):

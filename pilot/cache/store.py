@@ -1,18 +1,18 @@
 """The object cache: a folder on local disk that pilots of one user share across sessions.
 
     <cache>/lock             held (flock) while entries change
-    <cache>/identity         a name by which pilots know that they share this cache
+    <cache>/identity         the cache's id, for pilots that share it
     <cache>/objects/NAME     a complete file or folder
     <cache>/entries/NAME     facts of the object; its modification time is the time of last use
     <cache>/manifests/NAME   the manifest, for serving the object to other pilots
     <cache>/drafts/NAME      an object that is being fetched, claimed by a lock on NAME.lock
 
 A pin is a shared lock on the entry's file, so the kernel releases it when its process dies. An object arrives by a
-rename. Objects that were changed on disk are fetched again. Objects unused for `KEPT_S` are removed when a pilot
+rename. Objects that others changed on disk are fetched again. Objects unused for `KEPT_S` are removed when a pilot
 starts.
 
-Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` holds the name of the cached
-object that shares its files. When the cache evicts that object, the snapshot is removed too, so that the room is freed.
+Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` has the name of the cached
+object that shares its files. When the cache evicts that object, it removes the snapshot too, to free the disk space.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stoker.units import show_bytes
 
 # ---- the cache
 
-KEPT_S = 14 * 86400.0  # seconds that an unused object stays, unless a site says otherwise
+KEPT_S = 14 * 86400.0  # seconds that an unused object stays, unless a site sets another time
 _DRAFT_KEPT_S = 3600.0
 
 
@@ -44,37 +44,36 @@ class CacheError(ContextError):
 
 
 class DiskError(CacheError):
-    """This pilot's disk does not take an object; another pilot's may."""
+    """This pilot's disk cannot take an object; another pilot's may."""
 
 
 class InUseError(DiskError):
-    """An object would fit if libraries did not use others that are here."""
+    """An object would fit if libraries did not use other cached objects."""
 
 
 class ChangedError(OSError):
-    """The object changed while it was taken in."""
+    """The object changed while it entered the cache."""
 
 
 class Pin:
-    """Keeps the object at `path` in the cache until it is released."""
+    """Keeps the object at `path` in the cache until `release`."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
 
     def again(self) -> Pin:
-        """One more pin of the same object."""
         return Pin(self.path, os.dup(self._descriptor))
 
     def release(self) -> None:
-        """The object may go now; releasing twice is fine."""
+        """Release the object; repeated calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class ObjectCache:
-    """The cache of this host (see the module). Its methods block on disks."""
+    """The cache of this host. Its methods block on disks."""
 
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
@@ -91,7 +90,7 @@ class ObjectCache:
         with self._locked():
             self._expire(kept_s)
             self._sweep(kept_s=_DRAFT_KEPT_S)
-            self.identity = self._name()  # the same for all pilots that use this cache, and for no others
+            self.identity = self._name()  # the same for all pilots that use this cache
 
     def find(self, name: str) -> Pin | None:
         place, entry = self._place(name)
@@ -99,11 +98,11 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """Claim an object for this process, and return its draft's place. May wait."""
+        """Claim an object for this process; return its draft's path. May wait for another pilot."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Take in a complete draft. Raises OSError, ChangedError if it was changed."""
+        """Move a complete draft into the cache. Raises OSError, ChangedError if it was changed."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -121,13 +120,13 @@ class ObjectCache:
             self._entries.write(entry, facts)
             found = self._lookup(place, entry)
         if found is None:
-            raise ChangedError(f"{place} was changed as soon as it was there")
+            raise ChangedError(f"{place} was changed right after it was written")
         if boot:
             self._safe.make_soon(place)
         return found
 
     def manifest(self, name: str) -> bytes:
-        """The manifest of an object; empty if it is not known here."""
+        """Return the manifest of an object; empty if unknown."""
         try:
             return (self._manifests / file_name(name)).read_bytes()
         except OSError:
@@ -138,7 +137,7 @@ class ObjectCache:
             write_small(self._manifests / file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
-        """Evict objects for a claimed one. Raises DiskError if it does not fit."""
+        """Evict objects for a claimed object. Raises DiskError if it does not fit."""
         with self._locked():
             coming = self._claims.coming(ref)
             listed = self._entries.read_all()
@@ -173,7 +172,7 @@ class ObjectCache:
         )
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
-        """Evict objects until the disk has room for a copy. Raises InUseError."""
+        """Evict objects until the disk has space for the draft. Raises InUseError."""
         with self._locked():
             lacking = ref.size_bytes - disk.bytes_on_disk(draft) - self._free_bytes()
             if lacking <= 0:
@@ -195,7 +194,7 @@ class ObjectCache:
             )
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """Bytes of pinned objects that must go so that these objects fit."""
+        """Return the bytes of pinned objects that must be evicted before these objects fit."""
         with self._locked():
             listed = self._entries.read_all()
             here = {entry.facts.name for entry in listed}
@@ -249,7 +248,7 @@ class ObjectCache:
             return file.read_text() or uuid.uuid4().hex
         except FileNotFoundError:
             name = uuid.uuid4().hex
-            with suppress(OSError):  # a disk that is full: then it is this pilot's alone
+            with suppress(OSError):  # the disk is full: then the id is this pilot's alone
                 write_small(file, name.encode())
             return name
 
@@ -259,7 +258,7 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._make_folders()  # they may have been removed
+        self._make_folders()  # the folders may have been removed
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             locks.wait(descriptor)
@@ -289,7 +288,7 @@ class ObjectCache:
     def _remove(self, place: Path, entry: Path) -> None:
         self._entries.forget(entry)
         with suppress(OSError):
-            entry.unlink()  # first: an object without an entry is not there
+            entry.unlink()  # first: an object without an entry does not exist
         disk.delete_tree(place)
         disk.delete_tree(self._manifests / place.name)
         self._safe.remove(place)
@@ -318,7 +317,6 @@ _MARK = ".object"
 
 
 def snapshot_folder_beside(cache: ObjectCache) -> Path:
-    """Where snapshots lie that are on the cache's disk."""
     return cache.folder.parent / "snapshots"
 
 
@@ -329,7 +327,7 @@ def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
 
 
 def tidy_snapshots(cache: ObjectCache) -> None:
-    """Remove snapshots whose objects the cache has let go."""
+    """Remove snapshots whose objects were evicted."""
     here = cache.sizes()
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
         with suppress(OSError):
@@ -339,7 +337,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
 
 
 def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove old snapshots that never became objects, and unfinished ones."""
+    """Remove old snapshots that never became objects, and unfinished snapshots."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

@@ -1,4 +1,4 @@
-"""Commands of the pilot's core. Its shell carries them out in order, after the event that caused them."""
+"""Commands of the pilot's core, carried out in order after the event that caused them."""
 
 from __future__ import annotations
 
@@ -24,38 +24,36 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tell(_Command, frozen=True, gc=False):
-    """Say something to the manager that must arrive."""
+    """Send the manager a message that must arrive."""
 
     message: FromPilot
 
 
 class Beat(_Command, frozen=True):
-    """Send a heartbeat, if there is a connection. It need not arrive."""
+    """Send a heartbeat if connected; it may be lost."""
 
     message: Heartbeat
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results with this turn's frames, if there is a connection. They are not numbered."""
+    """Send pieces of results, without a frame number, after this event; drop them if not connected."""
 
     message: CallYielded
 
 
 class Greet(_Command, frozen=True):
-    """Say hello, then everything again that was not acknowledged."""
+    """Send a hello, then resend all unacknowledged frames."""
 
     hello: PilotHello
 
 
 class Acknowledged(_Command, frozen=True):
-    """Drop frames up to this number: the manager has them."""
+    """Drop kept frames up to this number: they were acknowledged."""
 
     sequence: int
 
 
 class TellLibrary(_Command, frozen=True, gc=False):
-    """Say something to a library."""
-
     library: LibraryId
     message: ToLibrary
 
@@ -64,7 +62,7 @@ class TellLibrary(_Command, frozen=True, gc=False):
 
 
 class Prepare(_Command, frozen=True):
-    """Make a library's folder, and find out what `LibraryPrepared` tells."""
+    """Make a library's folder; answered with `LibraryPrepared`."""
 
     ordered: StartLibrary
 
@@ -78,13 +76,13 @@ class StartProcess(_Command, frozen=True):
 
 
 class KillProcess(_Command, frozen=True):
-    """End a library's process at once; `ProcessEnded` tells that it has."""
+    """Kill a library's process; answered with `ProcessEnded`."""
 
     library: LibraryId
 
 
 class KillZygote(_Command, frozen=True):
-    """End the process that a library should be forked from: it hangs in an import."""
+    """Kill the zygote that should fork this library and hangs in an import."""
 
     library: LibraryId
 
@@ -97,13 +95,13 @@ class Forget(_Command, frozen=True):
 
 
 class Observe(_Command, frozen=True):
-    """Look at a library now, and tell by `Observed`."""
+    """Read a library's running calls and memory now; answered with `Observed`."""
 
     library: LibraryId
 
 
 class WeighOffer(_Command, frozen=True):
-    """Look at the engines on a library's devices; answered with `OfferWeighed`."""
+    """Examine the engines on a library's devices; answered with `OfferWeighed`."""
 
     order: RunCalls
 
@@ -112,36 +110,34 @@ class WeighOffer(_Command, frozen=True):
 
 
 class PinObjects(_Command, frozen=True):
-    """Pin these objects if they are in the cache; answered with `Pinned`."""
+    """Pin these objects if cached; answered with `Pinned`."""
 
     library: LibraryId
     objects: Sequence[ObjectRef]
 
 
 class Expect(_Command, frozen=True):
-    """Serve an object's parts to peers as they arrive."""
+    """Serve the parts of an object that is being fetched to peers."""
 
     name: str
 
 
 class StartFetch(_Command, frozen=True):
-    """Have an object brought, from now on from where the order says."""
+    """Fetch an object from the order's sources, which replace earlier sources."""
 
     order: FetchObject
 
 
 class StopFetch(_Command, frozen=True):
-    """An object is not wanted any more."""
-
     name: str
 
 
 class TidySnapshots(_Command, frozen=True):
-    """Objects have left the cache: remove snapshots that they were made of."""
+    """Remove snapshots that were made from evicted objects."""
 
 
 class BringArguments(_Command, frozen=True):
-    """Have large arguments of calls brought from the session; answered with `ArgumentsBrought`."""
+    """Bring large arguments of calls from the session; answered with `ArgumentsBrought`."""
 
     library: LibraryId
     ticket: int
@@ -149,14 +145,12 @@ class BringArguments(_Command, frozen=True):
 
 
 class ReleaseArguments(_Command, frozen=True):
-    """These calls have ended: their large arguments may go."""
-
     library: LibraryId
     calls: Sequence[CallId]
 
 
-class HandIn(_Command, frozen=True):
-    """Bring large results of calls to the session; answered with `HandedIn`."""
+class UploadResults(_Command, frozen=True):
+    """Write large results to the session's folder; answered with `ResultsUploaded`."""
 
     library: LibraryId
     ends: list[CallEnd]
@@ -179,18 +173,18 @@ class Probe(_Command, frozen=True):
 
 
 class SetTimer(_Command, frozen=True):
-    """Send `TimerFired(key)` at this time; it replaces an earlier timer of the key."""
+    """Set the timer `key`; answered with `TimerFired(key)` at the time `at`."""
 
     at: float
     key: str
 
 
 class Leave(_Command, frozen=True):
-    """Everything is done: say farewell and exit."""
+    """Send the last messages and exit."""
 
 
 class Severity(enum.IntEnum):
-    """How much a line of the log matters, as Python's `logging` counts."""
+    """Levels of Python's `logging`."""
 
     INFO = 20
     WARNING = 30
@@ -198,8 +192,6 @@ class Severity(enum.IntEnum):
 
 
 class WriteLog(_Command, frozen=True):
-    """Write a line to the pilot's log."""
-
     text: str
     severity: Severity = Severity.INFO
 
@@ -207,5 +199,5 @@ class WriteLog(_Command, frozen=True):
 Command = (
     Tell | PassOn | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote |
     Forget | Observe | WeighOffer | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments |
-    ReleaseArguments | HandIn | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
+    ReleaseArguments | UploadResults | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
 )  # fmt: skip

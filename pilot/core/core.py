@@ -1,6 +1,6 @@
 """A pilot as a pure function: `PilotCore.handle(event, now) -> [Command]`.
 
-The shells carry the commands out: the agent, the simulator, and the TaskVine pool.
+The agent, the simulator and the TaskVine pool each carry out its commands.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.pilot.core.state import CoreState, PilotFacts
 
 
 class PilotCore:
-    """One pilot. `state` is for reading."""
+    """One pilot. Callers only read `state`."""
 
     def __init__(self, facts: PilotFacts) -> None:
         self.state = CoreState(facts)
@@ -30,10 +30,7 @@ class PilotCore:
 
 
 class EventQueue:
-    """Passes events to a core and carries out its commands.
-
-    An event that a command causes is handled after the remaining commands.
-    """
+    """Passes events to a core and carries out its commands."""
 
     def __init__(self, core: PilotCore, carry_out: Callable[[Command], None], *, clock: Callable[[], float]) -> None:
         self._core = core
@@ -43,13 +40,13 @@ class EventQueue:
         self._is_handling = False
 
     def handle(self, event: Event) -> int:
-        """Handle an event and the events that it causes; returns how many. 0: queued behind the current one."""
+        """Handle an event and the events that its commands cause; return their number. 0: the event is queued."""
         events = self._events
         if self._is_handling:
             events.append(event)
             return 0
         self._is_handling = True
-        if events:  # left by one whose command could not be carried out
+        if events:  # an earlier command failed and left queued events
             events.append(event)
             event = events.popleft()
         handled = 1

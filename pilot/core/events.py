@@ -1,4 +1,4 @@
-"""Events that a pilot's shell reports to its core, and the health of devices."""
+"""Events for a pilot's core, and the health of devices."""
 
 from __future__ import annotations
 
@@ -19,37 +19,35 @@ from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 
 class ProbeVerdict(enum.Enum):
-    """A probe's answer, by its exit code. Other codes count as FAILED."""
+    """A probe's answer, by its exit code; other codes count as FAILED."""
 
     SOUND = 0
-    UNKNOWN = 3  # nothing could be found out
-    FAILED = 4  # it refused something, or failed in it; that may pass
-    WRONG = 5  # it computed something wrong
+    UNKNOWN = 3  # the probe could not test the device
+    FAILED = 4  # the device refused an operation or failed during it; the fault may be temporary
+    WRONG = 5  # the device computed a wrong result
 
 
 class DeviceHealth:
-    """The state of one device."""
-
     def __init__(self) -> None:
-        self.known = False  # whether there has been an answer to go by
+        self.known = False  # True once a probe or the driver has given a usable answer
         self._failed = 0
         self._sound = 0
         self._lasting = False
-        self._found = ""  # the fault that probes have found, or the driver has reported
-        self._silence = ""  # that the driver does not answer
+        self._found = ""  # the fault that a probe found or the driver reported
+        self._silence = ""  # why the driver does not answer; empty while it answers
 
     @property
     def fault(self) -> str:
-        """Why nothing should be loaded on it; empty while there is no reason."""
+        """Why no context should be loaded on the device; empty if sound."""
         return self._found or self._silence
 
     @property
     def suspected(self) -> bool:
-        """Whether it has failed once, and should be probed again at once."""
+        """True if the device has failed once: probe it again at once."""
         return self._failed == 1
 
     def heard(self, answer: ProbeVerdict, said: str) -> bool:
-        """A probe has answered, in these words; whether the fault has changed."""
+        """Record a probe's answer and message. True if the fault has changed."""
         before = self.fault
         if answer is ProbeVerdict.UNKNOWN:
             self.known = True
@@ -71,14 +69,14 @@ class DeviceHealth:
         return self.fault != before
 
     def reported(self, reason: str) -> bool:
-        """Its driver has reported a fault. True if it had not before."""
+        """Record a fault that the driver reports. True if the fault has changed."""
         before = self.fault
         self.known = self._lasting = True
         self._found = self._found or reason
         return self.fault != before
 
     def silent(self, reason: str) -> bool:
-        """Its driver does not answer, for this reason; empty: it answers."""
+        """Record why the driver does not answer; empty: it answers. True if the fault has changed."""
         before = self.fault
         self.known |= bool(reason)
         self._silence = reason
@@ -96,13 +94,11 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class FromManager(_Event, frozen=True, gc=False):
-    """The manager says something."""
-
     message: ToPilot
 
 
 class UnacknowledgedFacts(msgspec.Struct):
-    """The facts in unacknowledged frames: calls that left libraries, ended and ready libraries."""
+    """Facts in unacknowledged frames: calls that left libraries, ended libraries, ready libraries."""
 
     left: dict[int, list[int]] = msgspec.field(default_factory=dict)
     gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
@@ -110,7 +106,7 @@ class UnacknowledgedFacts(msgspec.Struct):
 
 
 class HelloDue(_Event, frozen=True):
-    """A hello is due. `before`: facts of unacknowledged frames; `objects`: names of cached objects."""
+    """A hello is due. `before`: facts in unacknowledged frames; `objects`: names of cached objects."""
 
     before: UnacknowledgedFacts
     acknowledged: int
@@ -118,7 +114,7 @@ class HelloDue(_Event, frozen=True):
 
 
 class ManagerAway(_Event, frozen=True):
-    """There was no connection for `away_s`. `session_over`: why the session is over, as its folder says."""
+    """No connection for `away_s`. `session_over`: why the session has ended, from its folder."""
 
     away_s: float
     refuses_key: bool = False
@@ -139,14 +135,12 @@ class LibraryPrepared(_Event, frozen=True):
 
 
 class ProcessMade(_Event, frozen=True):
-    """A library has a process."""
-
     library: LibraryId
     pid: int
 
 
 class MemoryShortage(msgspec.Struct, frozen=True):
-    """The kernel killed for lack of memory: bytes that are left, and bytes that processes of others hold."""
+    """Host memory after a kill for lack of it: bytes left below the limit, and bytes of processes outside the pilot."""
 
     room_bytes: int
     others_bytes: int
@@ -155,8 +149,8 @@ class MemoryShortage(msgspec.Struct, frozen=True):
 class ProcessEnded(_Event, frozen=True):
     """A library's process has ended, or could not be made.
 
-    `running` are the calls that it ran, `tail` the last lines of its log. `cause`: what else the shell knows;
-    `is_pilots_fault`: this pilot lacks something. `verdict`: the whole failure, where another engine reports it.
+    `running`: its running calls; `tail`: its log's last lines; `cause`: why, if the agent knows; `is_pilots_fault`: the
+    pilot lacks a requirement; `verdict`: the whole failure, from TaskVine.
     """
 
     library: LibraryId
@@ -172,34 +166,30 @@ class ProcessEnded(_Event, frozen=True):
 
 
 class FromLibrary(_Event, frozen=True, gc=False):
-    """A library says something."""
-
     library: LibraryId
     messages: Sequence[ToAgent]
 
 
 class LibraryGarbled(_Event, frozen=True):
-    """A library sent bytes that cannot be read or handled."""
-
     library: LibraryId
     reason: str
 
 
 class LibraryHungUp(_Event, frozen=True):
-    """A library's socket is closed: its process ends, or closed it by mistake."""
+    """A library's socket is closed: its process ends, or user code closed it by mistake."""
 
     library: LibraryId
 
 
-class RoomWanted(_Event, frozen=True):
-    """Another library needs this one's devices: drain it."""
+class DevicesWanted(_Event, frozen=True):
+    """Another library needs this library's devices: drain this library."""
 
     library: LibraryId
     reason: str
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A library's running calls with their seconds, and its host memory if over its limit (else 0)."""
+    """A library's running calls with their seconds, and its host memory if above its limit (else 0)."""
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -212,17 +202,17 @@ class Observed(_Event, frozen=True):
     libraries: Sequence[Observation]
 
 
-class WasStopped(_Event, frozen=True):
-    """The pilot's processes were suspended for `seconds`, and run again."""
+class WasSuspended(_Event, frozen=True):
+    """The pilot's processes were suspended for `seconds`."""
 
     seconds: float
 
 
 class OfferWeighed(_Event, frozen=True):
-    """The answer to `WeighOffer`: the work of the engines on a library's devices, and the offered prompt.
+    """The answer to `WeighOffer`: the engines on a library's devices, and the offered prompt (`new`; None if unknown).
 
-    The current step ends at `free_at`. `new` is None if nothing is known. `required_bytes`: what the library needs of
-    each device for all its calls; 0 = unknown.
+    `free_at`: when the current step ends; `required_bytes`: per device, with the offered call; 0 = unknown. `why_full`:
+    why a cache that cannot be resized has no room for it.
     """
 
     order: RunCalls
@@ -230,10 +220,11 @@ class OfferWeighed(_Event, frozen=True):
     engines: Sequence[EngineOutlook] = ()
     free_at: float = 0.0
     required_bytes: int = 0
+    why_full: str = ""
 
 
 class UsageMeasured(_Event, frozen=True):
-    """A heartbeat is due: usage of libraries and cache, last log lines of slow loads."""
+    """A heartbeat is due: usage of libraries and cache, and last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -246,7 +237,7 @@ class UsageMeasured(_Event, frozen=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not here. `in_use_bytes`: bytes that must leave the cache, by waiting library."""
+    """Why an object is not in the cache. `in_use_bytes`: used cache bytes that block it, by waiting library."""
 
     reason: str
     is_pilots_fault: bool = False
@@ -254,8 +245,6 @@ class FetchFailure(msgspec.Struct, frozen=True):
 
 
 class Pinned(_Event, frozen=True):
-    """A library's pinned objects, with their paths."""
-
     library: LibraryId
     paths: Mapping[str, str]
     failed: FetchFailure | None = None
@@ -272,7 +261,7 @@ class ObjectArrived(_Event, frozen=True):
 
 
 class SourceFailed(_Event, frozen=True):
-    """A source of an object failed: a pilot (`peer`), or the origin if that is empty."""
+    """A source of an object failed: the pilot `peer`, or the origin if `peer` is empty."""
 
     name: str
     reason: str
@@ -280,20 +269,18 @@ class SourceFailed(_Event, frozen=True):
 
 
 class ObjectLost(_Event, frozen=True):
-    """An object could not be brought, from anywhere."""
+    """No source could deliver an object."""
 
     name: str
     lack: FetchFailure
 
 
 class CacheListed(_Event, frozen=True):
-    """Sizes of all cached objects, by name."""
-
     sizes: Mapping[str, int]
 
 
 class ArgumentsBrought(_Event, frozen=True):
-    """Paths of large arguments by call, and the calls that lack theirs."""
+    """Paths of large arguments by call, and the calls whose arguments are missing."""
 
     library: LibraryId
     ticket: int
@@ -301,15 +288,15 @@ class ArgumentsBrought(_Event, frozen=True):
     lacks: Mapping[CallId, FetchFailure]
 
 
-class HandedIn(_Event, frozen=True):
-    """Large results were handed to the session; their ends are final."""
+class ResultsUploaded(_Event, frozen=True):
+    """Large results were written to the session's folder; `ends` now refer to them."""
 
     library: LibraryId
     ends: list[CallEnd]
 
 
 class SnapshotTaken(_Event, frozen=True):
-    """A context's snapshot is in the cache, and other pilots can have it."""
+    """A context's snapshot is in the cache, and other pilots can fetch it."""
 
     here: SnapshotHere
 
@@ -318,7 +305,7 @@ class SnapshotTaken(_Event, frozen=True):
 
 
 class DevicesMeasured(_Event, frozen=True):
-    """Bytes of each device by library, bytes taken in all (-1 = unknown), and the time of the measurement."""
+    """Bytes per device and library, bytes in use (-1 = unknown), and the time of the measurement."""
 
     used: Mapping[LibraryId, Mapping[DeviceId, int]]
     taken: Mapping[DeviceId, int]
@@ -326,8 +313,6 @@ class DevicesMeasured(_Event, frozen=True):
 
 
 class Probed(_Event, frozen=True):
-    """A probe of a device has answered, in these words."""
-
     device: DeviceId
     answer: ProbeVerdict
     said: str = ""
@@ -342,7 +327,7 @@ class DriverSaid(_Event, frozen=True):
 
 
 class DeviceAway(_Event, frozen=True):
-    """A device is absent for this reason; empty: it is back."""
+    """A device is absent for this reason; empty: the device is present again."""
 
     device: DeviceId
     reason: str = ""
@@ -352,52 +337,49 @@ class DeviceAway(_Event, frozen=True):
 
 
 class WalltimeKnown(_Event, frozen=True):
-    """The batch system ends this pilot's job in `left_s` seconds."""
-
     left_s: float
 
 
 class Signalled(_Event, frozen=True):
-    """The pilot got a signal to end. `again`: a second time."""
+    """A signal told the pilot to end. `again`: for the second time."""
 
     name: str
     again: bool = False
 
 
-class Unfit(_Event, frozen=True):
-    """The pilot lacks what its job gave it: nothing can work here any more."""
+class ResourceLost(_Event, frozen=True):
+    """The pilot lost a resource of its job, so no library can work here."""
 
     reason: str
     loss: LossReason
 
 
-class EngineEnded(_Event, frozen=True):
-    """The source of the pilot's workers has ended, for this reason."""
+class TaskVineEnded(_Event, frozen=True):
+    """TaskVine's factory, which starts the pool's workers, has ended."""
 
     reason: str
 
 
 class TimerFired(_Event, frozen=True):
-    """A time has come that the core asked for."""
-
     key: str
 
 
 class Tick(_Event, frozen=True):
-    """Some time has passed. `serves_peers`: others get objects from this pilot just now."""
+    """Time has passed. `serves_peers`: other pilots fetch objects from this pilot now."""
 
     serves_peers: bool = False
 
 
 class Farewell(_Event, frozen=True):
-    """The pilot ends now. `running`: the calls that each library runs."""
+    """The pilot ends now. `running`: the calls that each library was running."""
 
     running: Mapping[LibraryId, tuple[CallId, ...]] = {}
 
 
 Event = (
-    FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
-    | LibraryHungUp | RoomWanted | Observed | WasStopped | OfferWeighed | UsageMeasured | Pinned | ObjectArrived
-    | SourceFailed | ObjectLost | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed
-    | DriverSaid | DeviceAway | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
+    FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary
+    | LibraryGarbled | LibraryHungUp | DevicesWanted | Observed | WasSuspended | OfferWeighed | UsageMeasured | Pinned
+    | ObjectArrived | SourceFailed | ObjectLost | CacheListed | ArgumentsBrought | ResultsUploaded | SnapshotTaken
+    | DevicesMeasured | Probed | DriverSaid | DeviceAway | WalltimeKnown | Signalled | ResourceLost | TaskVineEnded
+    | TimerFired | Tick | Farewell
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Tables of failures that the infrastructure causes: exceptions, errors of disks, exit codes of libraries.
+"""Tables of failures that devices, disks or networks cause: exceptions, disk errors, exit codes of libraries.
 
-A row of `ROWS` has exception types (names, so that nothing is imported), an errno or a text, its meaning, and a proof
-that must hold. An exception that matches no row is the user's. Texts that both a bug and a faulty device may cause
-count only if a probe of the device fails. Texts that only code causes (assertions in kernels, illegal addresses,
-collectives in different order, timeouts) have no row.
+A row of `ROWS` has exception types (by name, to import nothing), an errno or a text, the meaning, and the proof
+required. An exception that matches no row is the user's. A text that both a bug and a faulty device may cause counts
+only if a probe of the device fails. Texts that only code causes (assertions in kernels, illegal addresses, timeouts)
+have no row.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import msgspec
 class Proof(enum.Enum):
     """A condition under which an exception counts as the infrastructure's."""
 
-    NONE = "none"  # nothing: the text says it
-    DISK_IS_FULL = "disk is full"  # the disk that was written to is one of this node's, and others have filled it
+    NONE = "none"  # the exception's text is enough
+    DISK_IS_FULL = "disk is full"  # the file is on a disk of this node that others have filled
     FILE_IS_THERE = "file is there"
     """The file in the text exists: it can be opened now, or its server fails again."""
     WITHIN_BUDGET = "within budget"
-    """The library has less of its device than its recipe declares, and would have had with what it asked for."""
+    """The library holds less of its device than its recipe declares, even with the failed allocation."""
     DEVICE_FAILS = "device fails"  # a probe of the device fails
 
 
 class Sign(msgspec.Struct, frozen=True):
     """A kind of exception that the infrastructure causes.
 
-    `number`: its errno (0 = any); `text`: a pattern in its text (empty = any); `probed`: its device is probed, which
-    ends the library; `names_file`: it counts only if the exception names a file.
+    `number`: its errno (0 = any); `text`: a pattern in its text (empty = any); `probed`: True to probe its device and
+    end the library.
     """
 
     types: tuple[str, ...]
@@ -44,11 +44,11 @@ class Sign(msgspec.Struct, frozen=True):
     text: str = ""
     proof: Proof = Proof.NONE
     probed: bool = False
-    names_file: bool = False  # whether it counts only where the exception names a file
+    names_file: bool = False  # True if only an exception that names a file counts
 
 
 _OS = ("builtins.OSError",)
-_ANY = ("builtins.Exception",)  # for texts that libraries in Rust or C++ put into exceptions of their own
+_ANY = ("builtins.Exception",)  # for texts that libraries in Rust or C++ put into their own exceptions
 _RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # all errors of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
@@ -119,7 +119,6 @@ _TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in R
 
 
 def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Sign]:
-    """The rows that match an exception's types, errno (0: none) and text."""
     for row in ROWS:
         if (
             any(each in types for each in row.types)
@@ -136,36 +135,36 @@ _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def takes_no_writes(error: BaseException | None) -> bool:
-    """Whether this is a disk that is full, over its quota, or read-only."""
+    """True if a disk is full, over its quota, or read-only."""
     return isinstance(error, OSError) and error.errno in _NO_WRITES
 
 
 # ---- exit codes
 
-SOCKET_LOST = 117  # it found its own socket closed by the code that it runs
-FOLDER_GONE = 116  # its pilot lost its scratch folder: no fault of the call
-NO_DESCRIPTORS = 115  # its calls have left too many files open
-OTHER_MODULES = 113  # it holds no context and got a function with other versions of modules that it had
-RUINED = 114  # a call has changed its interpreter or its limits for good
-NOT_SETTLED = 118  # it never became a library: its log or its folder could not be opened
-DEVICE_FAILED = 119  # its device failed in a call, so its process can use no device any more
+SOCKET_LOST = 117  # the library's code closed the library's own socket
+FOLDER_GONE = 116  # the pilot lost its scratch folder: not the call's fault
+NO_DESCRIPTORS = 115  # the calls left too many files open
+OTHER_MODULES = 113  # a library without context got a function that needs other versions of loaded modules
+RUINED = 114  # a call damaged the interpreter or its limits permanently
+NOT_SETTLED = 118  # the library could not open its log or its folder
+DEVICE_FAILED = 119  # the device failed in a call, so the process can use no device any more
 NODE_FAILED = 120  # several calls in a row failed by a fault of the node
 
-NOT_CLEARED = 121  # it could not clear away what a call had left
+NOT_CLEARED = 121  # the library could not remove data that a call left
 
 OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})
-"""Exit codes of loading libraries that are no fault of their contexts."""
+"""Exit codes during a load that are not the context's fault."""
 OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
-"""Exit codes of serving libraries that are no fault of their calls."""
+"""Exit codes after the load that are not the calls' fault."""
 
 SAID_BY_CODE = {
-    SOCKET_LOST: "lost its connection to the pilot: something in it closes files that are not its own",
+    SOCKET_LOST: "lost its connection to the pilot: code in it closes files that it did not open",
     FOLDER_GONE: "found that its pilot's scratch folder is gone",
     NO_DESCRIPTORS: "had hardly any file descriptors left: calls in it leave files open",
     OTHER_MODULES: "got a function with other versions of modules that it had imported",
-    RUINED: "can run no more calls: one of them emptied sys.modules, or lowered a limit for good",
+    RUINED: "can run no more calls: one of them emptied sys.modules, or lowered a limit permanently",
     NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
-    NOT_CLEARED: "could not clear away what a call left; its log says why",
+    NOT_CLEARED: "could not remove the files of a call; its log says why",
     NODE_FAILED: "ended because its calls keep failing from faults of their node",
 }

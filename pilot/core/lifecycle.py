@@ -1,11 +1,10 @@
-"""How libraries end, how running calls are stopped, and how the pilot leaves.
+"""Ends libraries, stops running calls, and ends the pilot.
 
-Only this file changes a library's stage and whether the pilot leaves. It stops a call at the least cost that the call's
-code allows:
+Only this module changes a library's stage or makes the pilot leave. To stop a call,
 
-1. It tells the call to stop. The function ends at its next wait for a model or its next progress report.
-2. If the call still runs after its grace, the pilot reports its end and drains the library.
-3. It kills the library when only calls that do not react run in it.
+1. it asks the call to stop: the function ends at its next wait for a model or its next progress report,
+2. after a grace period, it reports the call's end and drains the library, and
+3. it kills the library when only calls that do not react still run.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stoker.pilot.core.commands import Forget, KillProcess, SetTimer, Severity, 
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.infrastructure import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
 from stoker.pilot.core.running import blame, drop_all, drop_ended, failure_of
-from stoker.pilot.core.state import NEXT, CoreState, PilotLibrary, Stage, StoppingCall
+from stoker.pilot.core.state import NEXT, SLEEPS, CoreState, PilotLibrary, Stage, StoppingCall
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import CallId
@@ -34,7 +33,7 @@ _REMEMBERED = 10_000
 
 
 def move_to(library: PilotLibrary, stage: Stage) -> None:
-    """Change a library's stage. Raises ValueError if the table does not allow it."""
+    """Change a library's stage. Raises ValueError if the transition is not in `NEXT`."""
     if stage not in NEXT[library.stage]:
         raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
     library.stage = stage
@@ -53,13 +52,13 @@ def kill_library(
 
 
 def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
-    """Settle what an ended library held, and tell the manager."""
+    """Release an ended library's calls and memory, and tell the manager."""
     if library.stage is Stage.GONE:
         return
     number = library.number
-    is_ready = library.serves
+    is_ready = library.is_loaded
     running = [call for call in ending.running if call in library.held]
-    if library.garbled and not running:  # ends of running calls may be in the unread bytes
+    if library.garbled and not running:  # the unread bytes may contain ends of running calls
         running = list(library.held)
     failure = _why(state, library, ending, running)
     if failure is not None and state.is_unfit:
@@ -94,8 +93,6 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         failure = library.cause.failure
         return msgspec.structs.replace(failure, tail=tail, printed=printed) if library.cause.printed else failure
     how, code = ending.signal, ending.exit_code
-    if library.told_to_end and library.serves:
-        return None
     if library.told_to_end or (library.retires and not how and not code and not running):
         return None
     name, log = library.recipe.name, state.log_of(library.number)
@@ -105,15 +102,17 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     elif how:
         what = f"was killed by {signal.Signals(how).name}" + (_OUT_OF_MEMORY if how == signal.SIGKILL else "")
     else:
-        what = SAID_BY_CODE.get(code, "exited with code {code}: something in it called exit")
+        what = SAID_BY_CODE.get(code, "exited with code {code}: code in it called exit")
         what = what.format(code=code, log=log)
-    if not library.serves:
+    if not library.is_loaded:
         doing = f"while it loaded {name}"
+    elif library.stage in SLEEPS:
+        doing = f"while it held {name} {library.stage.value}"
     else:
         doing = f"in a call on {name}" if running else f"while it held {name} idle"
     if crowded:
         kind = FailureKind.PILOT
-    elif library.serves:
+    elif library.is_loaded:
         kind = FailureKind.PILOT if code in OF_THE_INFRASTRUCTURE and not how else FailureKind.DIED
     else:
         kind = FailureKind.PILOT if code in OF_ITS_PILOT else FailureKind.CONTEXT
@@ -131,7 +130,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
 
 
 def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
-    """That others hold the memory which a library declares, in words; empty if that is not proved."""
+    """Return a message if processes outside the pilot used the ended library's declared memory; empty if not proved."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
         return ""
@@ -149,14 +148,13 @@ _OUT_OF_MEMORY = " (no Stoker process sent it: most often the system had no memo
 
 # ---- stopping calls
 
-LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # seconds that a call has to react, at least and at most
-ANSWER_S = 1.0  # seconds in which a draining library returns the calls that it has not begun
+LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # minimum and maximum seconds for a call to react
+ANSWER_S = 1.0  # seconds for a draining library to return its unstarted calls
 
 
 def stop_calls(
     state: CoreState, library: PilotLibrary, calls: Iterable[CallId], *, least_s: float = 0.0, failure: Failure | None
 ) -> None:
-    """Tell running calls to stop, with a grace of at least `least_s`."""
     until = state.now + max(least_s, grace_s(library))
     for call in calls:
         state.out.append(TellLibrary(library.number, Evict(call=call)))
@@ -165,18 +163,17 @@ def stop_calls(
 
 
 def grace_s(library: PilotLibrary) -> float:
-    """Seconds that a call has to react: its library's load time, within bounds."""
+    """Return a call's seconds to react to a stop: its library's load time, within bounds."""
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
 def extend_graces(library: PilotLibrary, seconds: float) -> None:
-    """Extend the graces by the time of a suspension."""
     for call, stop in library.stopping.items():
         library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
 
 
 def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
-    """Check the calls that were told to stop against the calls that run."""
+    """Report calls that did not stop in time as ended; kill the library if only such calls run."""
     stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
     if stuck:
         _give_up(state, library, stuck)
@@ -214,8 +211,8 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
 
 # ---- leaving
 
-HAND_ON_S = 5.0  # seconds that a finished pilot still serves current transfers
-FORCED_S = 1.0  # seconds after which a leaving pilot ends in any case
+HAND_ON_S = 5.0  # seconds that a leaving pilot without libraries still serves current transfers
+FORCED_S = 1.0  # seconds past `leave_by` after which a leaving pilot exits in any case
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
@@ -228,7 +225,7 @@ def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to leave: running calls may finish within this time, others are given back."""
+    """Begin to leave: running calls may finish within `within_s`; unstarted calls are returned."""
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop_library(state, number, drain=within_s > 0, reason=reason)
@@ -239,7 +236,7 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
     if library is None:
         state.tell(LibraryGone(library=number))  # type: ignore[arg-type]
         return
-    state.log(f"lib-{number} is told to end: {reason}")
+    state.log(f"lib-{number} is ordered to end: {reason}")
     if not drain or not library.serves:
         kill_library(state, library)
     elif not library.told_to_end:
@@ -249,12 +246,12 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
 
 
 def has_left(state: CoreState, *, serves_peers: bool) -> bool:
-    """True if a leaving pilot has nothing left to do, or no time."""
+    """True if a leaving pilot has no work or no time left."""
     if not state.leaving:
         return False
     if state.now > state.leave_by + FORCED_S:
         return True
-    return not state.libraries and not state.handing_in and not _hands_on(state, serves_peers=serves_peers)
+    return not state.libraries and not state.uploads_pending and not _hands_on(state, serves_peers=serves_peers)
 
 
 def _hands_on(state: CoreState, *, serves_peers: bool) -> bool:

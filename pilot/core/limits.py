@@ -1,8 +1,8 @@
 """Enforces limits of libraries (memory, loading time, call time, silence), and reserves device memory as measured.
 
-Time in which the whole pilot was stopped counts for no limit. What a library uses beyond its reservation is reserved
-while the device has room. A library ends for its device memory only if it takes far more than it declares *and* others
-can no longer get what is reserved for them.
+Suspensions of the whole pilot count for no limit. A reservation grows with the library's use while the device has free
+memory. The pilot kills a library for its device memory only if it takes far more than it declares, and other libraries
+can no longer get their reserved memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from stoker.pilot.core import lifecycle, running
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import DevicesMeasured, Observation
 from stoker.pilot.core.running import failure_of
+from stoker.pilot.core.sleeping import MOVE_LIMIT_S
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId
@@ -22,14 +23,18 @@ from stoker.units import show_bytes, show_seconds
 
 # ---- limits
 
-EVERY_S = 0.25  # how often each library is observed
-UNBEGUN_S = 30.0
-"""A library that has begun none of its calls for so long, and runs none, lets no thread of it run: it is stopped, or a
-thread that an earlier call left behind keeps the interpreter to itself."""
-DEAF_S = 10.0
-"""A library that has not answered an order to give calls back for so long does not let another thread of it run."""
-HUNG_UP_S = 1.0  # seconds until a library that closed its socket has ended, or closed it by mistake
-STOPPED_S = 3.0  # a pilot whose loop is this much later than it wanted to be was stopped, and its libraries too
+EVERY_S = 0.25  # seconds between two observations of a library
+NO_CALL_STARTED_LIMIT_S = 30.0
+"""Seconds after which a library that holds calls and runs none is killed.
+
+Its process was stopped by a signal, or a thread of an earlier call holds the interpreter lock.
+"""
+NO_ANSWER_LIMIT_S = 10.0
+"""Seconds until a library counts as blocked if it does not answer an order to return calls."""
+CLOSED_SOCKET_LIMIT_S = (
+    1.0  # seconds in which a library that closed its socket should end; otherwise it closed the socket by mistake
+)
+STOPPED_S = 3.0  # a pilot whose loop is this late was suspended, together with its libraries
 
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -43,18 +48,23 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
         return
     if library.stage in (Stage.STARTING, Stage.LOADING):
         _loading(state, library)
+    if library.moving_since:
+        _moving(state, library)
     if seen.over_limit_bytes and not library.told_to_end:
         declared = memory_limit(state, library)
         too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
-    if library.asked_back_at and state.now - library.asked_back_at > DEAF_S:
+    if library.asked_back_at and state.now - library.asked_back_at > NO_ANSWER_LIMIT_S:
         _give_back_for(state, library, seen)
-    if library.hung_up_at and state.now - library.hung_up_at > HUNG_UP_S and library.number in state.libraries:
-        what = f"lib-{library.number} closed its socket to the pilot: its code closes what is not its own"
+    if (
+        library.hung_up_at
+        and state.now - library.hung_up_at > CLOSED_SOCKET_LIMIT_S
+        and library.number in state.libraries
+    ):
+        what = f"lib-{library.number} closed its socket to the pilot: its code closes files that it did not open"
         lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
 def extend_limits(state: CoreState, seconds: float) -> None:
-    """The pilot and its libraries have not run for `seconds`, and run again."""
     state.log(f"the pilot was stopped for {show_seconds(seconds)}: that counts for no limit of a call or a load")
     state.stops.append((state.now - seconds, state.now))
     for library in state.libraries.values():
@@ -64,11 +74,13 @@ def extend_limits(state: CoreState, seconds: float) -> None:
             library.asked_back_at += seconds
         if library.hung_up_at:
             library.hung_up_at += seconds
+        if library.moving_since:
+            library.moving_since += seconds
         lifecycle.extend_graces(library, seconds)
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
-    """For how long a call has run that began `ran_s` ago: without the time in which the pilot was stopped."""
+    """Return the run seconds of a call that began `ran_s` ago, without suspensions of the pilot."""
     began = state.now - ran_s
     for start, end in reversed(state.stops):
         if end <= began:
@@ -78,13 +90,16 @@ def _without_stops(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Bytes of host memory that a library may take; 0 = any. On CPU devices it may take what it holds of them."""
+    """Return the bytes of host memory that a library may take; 0 = no limit.
+
+    The limit on CPU devices is at least the library's reservation. A context that sleeps adds its host memory.
+    """
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
     if state.devices_of(library)[0].on_host and (limit or needs.device_memory_bytes):
         a_device = max(needs.device_memory_bytes, state.ledger.held(library.number))
         limit = max(limit, a_device * len(library.devices))
-    return limit
+    return limit + state.host.held(library.number) if limit else 0
 
 
 def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int, declared: int) -> None:
@@ -111,6 +126,14 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
     lifecycle.kill_library(state, library, cause=cause, printed=True)
 
 
+def _moving(state: CoreState, library: PilotLibrary) -> None:
+    if state.now - library.moving_since < MOVE_LIMIT_S:
+        return
+    moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
+    what = f"{moved}: its sleep() or wake() does not end"
+    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.CONTEXT, what), printed=True)
+
+
 def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     for call, since_s in seen.running:
         if call not in library.held or call in library.stopping or call in library.stuck:
@@ -128,26 +151,26 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
         return
-    library.times_idle += 1  # counted, since this process may have been stopped as well
-    if library.times_idle * EVERY_S >= UNBEGUN_S:
+    library.times_idle += 1  # counted, not timed: this process may have been suspended too
+    if library.times_idle * EVERY_S >= NO_CALL_STARTED_LIMIT_S:
         what = (
-            f"lib-{library.number} has begun none of its calls for {show_seconds(UNBEGUN_S)}: its process is"
-            " stopped, or an earlier call has left a thread there that lets no other run"
+            f"lib-{library.number} has not begun any of its calls for {show_seconds(NO_CALL_STARTED_LIMIT_S)}: its"
+            " process is stopped, or a thread of an earlier call blocks it"
         )
         lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
 def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Return the calls that a library which does not answer holds and does not run.
+    """Return an unresponsive library's unstarted calls to the manager.
 
-    Calls that have ended there without a sent end run once more elsewhere; later messages about them are ignored.
+    Calls whose end the library did not report run again elsewhere; later messages about them are ignored.
     """
     at_work = {call for call, _ in seen.running}
     rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0
     if rest:
         number = library.number
-        text = f"lib-{number} has not answered for {DEAF_S:g} s: {len(rest)} calls run elsewhere"
+        text = f"lib-{number} has not answered for {NO_ANSWER_LIMIT_S:g} s: {len(rest)} calls run elsewhere"
         state.log(text, Severity.WARNING)
         library.orders_back += 1
         state.out.append(TellLibrary(number, GiveBack(calls=rest, order=library.orders_back)))
@@ -157,8 +180,8 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 # ---- device memory
 
-_MARGIN = 1.1  # a library that declares nothing gets its measured memory and a tenth more
-_STEP = 0.02  # a reservation grows in steps of at least this part of it: the manager need not hear of each megabyte
+_MARGIN = 1.1  # a library without a declaration gets 1.1 times its measured memory
+_STEP = 0.02  # a reservation grows by at least this fraction, to save messages to the manager
 _WORKSPACES_BYTES = 2_000_000_000
 """Bytes that NCCL, cuBLAS and cuDNN may take in addition to the declared memory."""
 
@@ -180,6 +203,8 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
 
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
+    if library.stage in (Stage.SLEEPING, Stage.WAKING) or (library.stage is Stage.ASLEEP and at <= library.asleep_at):
+        return  # measured before its memory moved
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
     wanted = held
@@ -193,7 +218,7 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
         wanted = min(int(uses * (1 + _STEP)), held + room)
         if wanted <= held and not library.is_over:
             library.is_over = True
-            text = f"lib-{number} uses more of its device than is left to be reserved for it"
+            text = f"lib-{number} uses more of its device than can be reserved for it"
             state.log(text, Severity.WARNING)
     if wanted != held:
         ledger.resize(number, memory_bytes=wanted)

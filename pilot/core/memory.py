@@ -1,19 +1,22 @@
 """Device memory: claims, reservations, and declarations of recipes.
 
-The manager's ledger is a budget, the pilot's says what each library really holds. Orders that free memory are carried
-out at once. A library that starts or grows has a *claim* until its memory and a place for its process are free. Claims
-are met in order of arrival, and a claim that fits does not wait for an earlier one that does not: the budget has room
-for all. A claim that nothing on its devices can meet is refused after `PROSPECT_S`, and the manager loads elsewhere.
-See docs/decisions/050 and SLINFER §VII-C.
+The manager's ledger is a budget; the pilot's ledger has the memory that each library really holds. Orders that free
+memory take effect at once. A library that starts or grows has a *claim* until its memory, and a process place on the
+device, are free. The pilot meets claims in order of arrival, but a claim that fits does not wait for an earlier one
+that does not. After `PROSPECT_S` it refuses a claim that waiting cannot meet, and the manager loads the context
+elsewhere. See docs/decisions/050 and SLINFER §VII-C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+import msgspec
+
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import Needs
 from stoker.pilot.core.commands import SetTimer, Severity, TellLibrary
-from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.pilot.core.state import SLEEPS, CoreState, PilotLibrary, Stage
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_agent import Resized
 from stoker.protocol.to_library import Resize
@@ -21,11 +24,11 @@ from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
 # ---- claims
 
-PROSPECT_S = 1.0  # seconds by which an order that makes room may follow its claim
+PROSPECT_S = 1.0  # seconds that a claim waits for an order that frees memory
 
 
 def is_declared(state: CoreState, library: PilotLibrary) -> bool:
-    """True if a library's recipe says what it takes of its devices."""
+    """True if a library's recipe declares its device memory."""
     needs = library.recipe.needs
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
 
@@ -33,7 +36,7 @@ def is_declared(state: CoreState, library: PilotLibrary) -> bool:
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     """Reserve memory on a library's devices now (True), or claim it for later."""
     withdraw_claim(state, library)
-    if _take(state, library, memory_bytes):
+    if _reserve_if_free(state, library, memory_bytes):
         return True
     state.claims[library.number] = memory_bytes
     ask_claim_again(state, library)
@@ -41,7 +44,7 @@ def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> 
 
 
 def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
-    """Ask again in a while whether a library's claim can be met."""
+    """Set a timer to check a library's claim."""
     state.out.append(SetTimer(state.now + PROSPECT_S, f"memory/{library.number}"))
 
 
@@ -49,7 +52,7 @@ def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
     found = []
     for number, memory_bytes in list(state.claims.items()):
         library = state.libraries[number]
-        if _take(state, library, memory_bytes):
+        if _reserve_if_free(state, library, memory_bytes):
             del state.claims[number]
             found.append((library, memory_bytes))
     state.ledger.has_freed = False
@@ -61,40 +64,51 @@ def withdraw_claim(state: CoreState, library: PilotLibrary) -> None:
 
 
 def release_memory(state: CoreState, library: PilotLibrary) -> None:
-    """A library is over: it holds nothing, and claims nothing."""
     withdraw_claim(state, library)
     state.ledger.release(library.number)
+    state.host_claims.pop(library.number, None)
+    state.host.release(library.number)
 
 
 def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
-    """Bytes that a library holds, or will hold, on each of its devices."""
+    """Return the bytes that a library holds, or will hold, on each of its devices."""
     if not library.has_process:
         return library.ordered.device_memory_bytes
     return state.claims.get(library.number, state.ledger.held(library.number))
 
 
-def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
-    """True if a library could hold this much of each of its devices now."""
+def has_room(
+    state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId] = ()
+) -> bool:
+    """True if a library can grow to `memory_bytes` after the libraries `leaving` have ended, without other waits."""
     more = memory_bytes - state.ledger.held(library.number)
-    return more <= 0 or not state.ledger.why_not(library.devices, more)
+    if more <= 0:
+        return True
+    if not leaving:
+        return not state.ledger.why_not(library.devices, more)
+    here = [{other.number for other in _on(state, device)} for device in library.devices]
+    if any(state.claims.keys() & numbers for numbers in here):
+        return False
+    coming = (sum(map(state.ledger.held, numbers.intersection(leaving))) for numbers in here)
+    return all(more <= state.ledger.free(device) + size for device, size in zip(library.devices, coming, strict=True))
 
 
 def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
-    """Why waiting cannot meet a library's claim; empty if it may."""
+    """Return why waiting cannot meet a library's claim; empty if it may."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
     more = wanted - state.ledger.held(library.number)
     for device in library.devices:
-        if _coming_bytes(state, device) + state.ledger.free(device) < more:
+        if coming_bytes(state, device) + state.ledger.free(device) < more:
             return state.ledger.why_not((device,), more)
         staying = [other for other in _on(state, device) if not other.told_to_end]
         if not library.has_process and _lacks_place(state, device, staying):
-            return f"{device} takes {state.devices[device].processes} process at a time, and has one that stays"
+            return f"{device} takes {state.devices[device].processes} process at a time, and its process stays"
     return ""
 
 
-def _take(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
+def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     ledger, number = state.ledger, library.number
     if library.has_process:
         if ledger.why_not(library.devices, max(0, memory_bytes - ledger.held(number))):
@@ -106,7 +120,7 @@ def _take(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     if ledger.why_not(library.devices, memory_bytes):
         return False
     ledger.reserve(number, devices=library.devices, memory_bytes=memory_bytes)
-    library.has_process = True  # its place is taken
+    library.has_process = True  # it occupies its process place
     return True
 
 
@@ -119,7 +133,7 @@ def _on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
     return [library for library in state.libraries.values() if device in library.devices]
 
 
-def _coming_bytes(state: CoreState, device: DeviceId) -> int:
+def coming_bytes(state: CoreState, device: DeviceId) -> int:
     coming = 0
     for library in _on(state, device):
         held = state.ledger.held(library.number)
@@ -127,6 +141,8 @@ def _coming_bytes(state: CoreState, device: DeviceId) -> int:
             coming += held
         elif library.resizes:
             coming += max(0, held - library.resizes[-1])
+        elif library.stage is Stage.SLEEPING:
+            coming += max(0, held - library.asleep_bytes)
     return coming
 
 
@@ -134,13 +150,15 @@ def _coming_bytes(state: CoreState, device: DeviceId) -> int:
 
 
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """Resize a library to `size` bytes on each device; replaces a waiting growth."""
+    """Resize a library to `size` bytes on each device; replaces its claim to grow."""
     library = state.libraries.get(number)
     if library is None:
         return
     why_not = state.ledger.why_never(library.devices, size)
     if not library.has_process:
         why_not = "it has not begun to load"
+    elif library.stage in SLEEPS:
+        why_not = f"it is {library.stage.value}"
     if why_not:
         refuse_resize(state, library, why_not, ordered_bytes=size)
     elif size <= state.ledger.held(number):
@@ -151,29 +169,28 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
 
 
 def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
-    """A library may use `size` bytes of each of its devices, and no more."""
+    """Tell a library that it may use `size` bytes of each of its devices."""
     library.resizes.append(size)
+    library.is_settled = True
     state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
 
 
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
-    """Keep a library's size, and say why."""
     withdraw_claim(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
     report_unchanged(state, library, ordered_bytes=ordered_bytes)
 
 
 def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
-    """Tell the manager that a library keeps its reservation."""
     held = budget_bytes(state, library)
     state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
 
 
 def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """Record a library's new size; below zero: its context refused.
+    """Record a library's new size; below zero, its context refused the change.
 
-    Sizes of later orders stay reserved, because the library may use them already: a shrink may be followed by a growth
-    to a part of what it had, which made no claim.
+    Sizes of later orders stay reserved: the library may already have shrunk and grown again within its old reservation,
+    which made no claim.
     """
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
@@ -189,7 +206,7 @@ def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """Bytes of such a device that a recipe declares; 0 if none."""
+    """Return the bytes that a recipe declares for a device; 0 if none."""
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
     if facts.on_host:
         return max(memory, device_memory)
@@ -200,13 +217,32 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
     return min(device_memory + facts.process_bytes, facts.memory_bytes)
 
 
+def token_cache(
+    needs: Needs, facts: DeviceFacts, reported: TokenCache | None, *, measured_bytes: int
+) -> TokenCache | None:
+    """Return the weights and the cache of a context on a device: as a library reported, else as the recipe declares.
+
+    A declared memory includes the cache. `measured_bytes`: memory of a loaded library without a cache; 0 = unknown.
+    """
+    declared = declared_bytes(needs, facts)
+    if reported is None:
+        if not needs.token_bytes or not declared:
+            return None
+        return TokenCache(declared - needs.token_bytes * needs.cache_tokens, needs.token_bytes, needs.cache_tokens)
+    if reported.is_fixed:
+        return reported
+    if not declared:
+        return msgspec.structs.replace(reported, weights_bytes=max(reported.weights_bytes, measured_bytes))
+    return msgspec.structs.replace(reported, tokens=max(0, declared - reported.weights_bytes) // reported.token_bytes)
+
+
 def takes_one_process(facts: DeviceFacts) -> bool:
     """True if a second process would fail (compute mode EXCLUSIVE_PROCESS)."""
     return facts.processes == 1
 
 
 def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
-    """Replace a guessed reservation by the measured bytes, within the free room."""
+    """Replace a guessed reservation by the measured bytes, as far as they fit."""
     if is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)

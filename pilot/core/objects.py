@@ -1,8 +1,8 @@
-"""Objects that the pilot lacks, and which cached objects to evict for room.
+"""Objects that the pilot lacks, and the choice of cached objects to evict.
 
-Only this file changes which objects are wanted and which ones were reported. The pilot asks for a missing
-object (`WantObjects`), the manager names its sources (`FetchObject`), and the pilot reports each object that arrives,
-each source that fails, and each object that leaves the cache. Eviction takes the least recently used object first.
+Only this module changes which objects are wanted or reported. The pilot asks for a missing object (`WantObjects`), and
+the manager names its sources (`FetchObject`). The pilot reports each object that arrives or leaves the cache, and each
+source that fails. Eviction takes the least recently used object first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
-    """Record objects that a library lacks, and ask the manager for sources."""
     unasked = []
     for ref in refs:
         found = state.wants.get(ref.name)
@@ -34,7 +33,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
             unasked.append(ref)
         elif not found.is_begun:
             sourceless = found.order is not None and not (found.order.origin or found.order.peers)
-            if sourceless or ref.name in state.told:  # the manager knew no source, or believes that it is here
+            if sourceless or ref.name in state.told:  # no known source, or believed to be cached here
                 unasked.append(ref)
             _begin(state, found)
         found.libraries[library.number] = None
@@ -43,7 +42,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
 
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
-    """Wait for objects whose sources the manager will name. Nothing is fetched before the cache was searched."""
+    """Record objects whose sources the manager will name. No fetch starts until the cache has been searched."""
     planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
         if ref.name not in planned:
@@ -56,7 +55,7 @@ def plan_objects(state: CoreState, library: PilotLibrary) -> None:
 
 
 def report_found(state: CoreState, names: Iterable[str]) -> None:
-    """Report objects that the cache has although the manager planned to have them fetched."""
+    """Report objects that are cached although the manager planned to have them fetched."""
     for name in names:
         found = state.wants.get(name)
         if found is not None and not found.is_begun:
@@ -71,12 +70,12 @@ def ask_for_objects_again(state: CoreState) -> None:
 
 
 def set_sources(state: CoreState, order: FetchObject) -> Want | None:
-    """Fetch an object from these sources. Returns its want without any."""
+    """Fetch an object from the order's sources; return its `Want` if the order names no source."""
     name = order.object.name
     found = state.wants.get(name)
     if found is None and order.keep and name not in state.told:
         found = _expect(state, order.object)
-    if found is None:  # it has arrived, or no library waits for it any more
+    if found is None:  # the object has arrived, or no library waits for it
         if name in state.told:
             state.tell(ObjectsHere((ObjectArrival(name, order.object.size_bytes),)))
         else:
@@ -92,7 +91,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Report an object that arrived; returns its want, if a library waited."""
+    """Report an object that arrived; return its `Want`, if a library waited."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     state.tell(
@@ -119,7 +118,7 @@ def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> No
 
 
 def give_up_object(state: CoreState, name: str) -> Want | None:
-    """Stop fetching an object without source; returns its want, if a library waited."""
+    """Stop fetching an object without source; return its `Want`, if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -128,7 +127,7 @@ def give_up_object(state: CoreState, name: str) -> Want | None:
 
 
 def forget_wants(state: CoreState, library: PilotLibrary) -> None:
-    """A library waits for no objects any more. Fetches that have begun continue for other libraries."""
+    """Remove a library from all wants. Fetches that have begun continue."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -172,7 +171,7 @@ _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
 class CachedObject(msgspec.Struct, frozen=True):
-    """A cached object: its name, length, time of last use (any clock), and whether it is pinned."""
+    """A cached object; `used_at`: time of last use on any clock."""
 
     name: str
     size_bytes: int
@@ -181,14 +180,14 @@ class CachedObject(msgspec.Struct, frozen=True):
 
 
 class Shortage(enum.Enum):
-    """Why no plan makes room."""
+    """Why eviction cannot free enough bytes."""
 
-    TOO_LARGE = "too large"  # it is larger than the whole cache
-    PINNED = "pinned"  # pinned objects leave too little room
+    TOO_LARGE = "too large"  # the object is larger than the cache may be
+    PINNED = "pinned"  # pinned objects leave too few bytes
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Names to evict, in order, so that `size_bytes` more fit; or why that is impossible."""
+    """Return the names to evict, in order, so that `size_bytes` more fit; or why that is impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))
@@ -204,7 +203,7 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 
 
 def file_name(name: str) -> str:
-    """A cache name as a unique path component that every file system takes.
+    """Return a cache name as a unique path component that every file system accepts.
 
     Lower-case letters, digits, `-`, `_` and inner dots stay; every other byte becomes `~` and two hex digits, because
     some file systems fold case.

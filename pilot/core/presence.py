@@ -1,6 +1,6 @@
-"""Hellos, heartbeats, the lease of the manager, and the pilot's walltime.
+"""The pilot's hellos, heartbeats, walltime, and lease (its wait for an absent manager).
 
-A hello describes the state *before* the unacknowledged frames that follow it.
+A hello describes the state *before* the unacknowledged frames that follow the hello.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
-WELCOME_S = 5.0  # a hello that has had no answer for this long is sent again
-FIRST_CONTACT_S = 60.0  # seconds that a pilot waits at least for its first welcome
-MARGIN_S = 12.0  # when a pilot begins to leave before its walltime is over; of a short walltime a fifth
-_EXIT = 0.25  # part of the margin that ending takes
-_SAME_S = 2.0  # two answers about the walltime that differ by less are the same
-FIRST_LINE_S = 4.0  # a load that takes less says nothing
-TOLD_RECIPE_BYTES = 65_536  # the loader of a recipe that goes along with a hello has no more bytes than this
+WELCOME_S = 5.0  # seconds without an answer after which a hello is sent again
+FIRST_CONTACT_S = 60.0  # minimum seconds that a pilot waits for its first welcome
+MARGIN_S = 12.0  # the pilot begins to leave this long before its walltime ends; at most a fifth of the walltime left
+_EXIT = 0.25  # fraction of the margin for ending libraries
+_SAME_S = 2.0  # seconds; two walltimes that differ by less are equal
+FIRST_LINE_S = 4.0  # a faster load reports no log line
+TOLD_RECIPE_BYTES = 65_536  # a hello includes recipes whose loader has at most this many bytes
 
 
 # ---- the manager
 
 
 def greet(state: CoreState, event: events.HelloDue) -> None:
-    """Say what this pilot is and holds, as far as the manager's records go."""
+    """Send a hello that describes this pilot before its unacknowledged frames."""
     state.hellos += 1
     state.hello_is_due = False
     state.greeted_at = state.now
@@ -58,12 +58,14 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
         faults=dict(state.faults),
         folder=facts.folder,
         number=state.hellos,
+        node=facts.node,
+        sleeper_bytes=facts.sleeper_bytes,
     )
     state.out.append(Greet(hello))
 
 
 def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
-    """The present libraries, and ended ones that the manager does not know of."""
+    """Return the facts of libraries, including ended ones whose end is in unacknowledged frames."""
     here = [
         to_manager.LibraryFacts(
             library=number,
@@ -75,6 +77,11 @@ def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple
             memory_bytes=library.resident_bytes,
             device_bytes=library.device_bytes,
             slots=library.slots,
+            cache=library.cache,
+            sleeps=library.sleeps,
+            asleep=library.stage in (Stage.SLEEPING, Stage.ASLEEP) and number not in before.ready,
+            awake_bytes=library.awake_bytes,
+            host_bytes=state.host.held(number),
         )
         for number, library in state.libraries.items()
     ]
@@ -91,24 +98,24 @@ def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple
 
 
 def wants_hello(state: CoreState) -> bool:
-    """True if the manager asked for a hello, or did not answer the last one."""
+    """True if the manager asked for a hello, or did not answer the last hello."""
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
 def manager_away(state: CoreState, event: events.ManagerAway) -> None:
-    """There is no connection: leave if that has lasted for a lease, or is for good."""
+    """Leave if the manager was away for the lease's seconds, or cannot return."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
         lifecycle.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
     elif event.away_s > lease_s:
         moved = ", or has moved, which a pilot without shared files cannot see" if state.facts.is_carried else ""
-        lifecycle.leave(state, f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
-    elif event.session_over:  # its manager ended before this pilot had joined, or while it was cut off
+        lifecycle.leave(state, f"the manager did not answer for {lease_s:g} s{moved}", within_s=0.0, code=2)
+    elif event.session_over:  # the manager ended before this pilot joined, or while it was disconnected
         lifecycle.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
 
 
 def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
-    """Send a heartbeat, and the last lines of libraries that load for long."""
+    """Send a heartbeat, and the last log lines of slow loads."""
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
     for number, resident in event.resident_bytes.items():
@@ -129,7 +136,6 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
 
 
 def walltime_known(state: CoreState, left_s: float) -> None:
-    """The batch system says when the job ends."""
     before = state.ends_at
     if abs(before - (state.now + left_s)) <= _SAME_S:
         return
@@ -141,7 +147,7 @@ def walltime_known(state: CoreState, left_s: float) -> None:
 
 
 def signalled(state: CoreState, event: events.Signalled) -> None:
-    """Told to go, once or again."""
+    """Drain at the first signal; leave at once at the second."""
     if event.again:
         state.leave_by = 0.0
     else:
@@ -163,7 +169,7 @@ def on_tick(state: CoreState, event: events.Tick) -> None:
 
 
 def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
-    """The pilot ends now: report its libraries and calls."""
+    """Report the libraries and calls of a pilot that ends now."""
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
@@ -175,11 +181,11 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
 
 
 def tick_at(state: CoreState) -> float:
-    """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over."""
+    """Return the latest time of the next tick: when the pilot begins to leave, or must have left."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 
 
 def next_at(state: CoreState) -> float:
-    """When a tick or a heartbeat is due at the latest."""
+    """Return the latest time of the next tick or heartbeat."""
     return min(state.heartbeat_at, tick_at(state))

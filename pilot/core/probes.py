@@ -1,7 +1,7 @@
-"""Decides when devices are probed: at the start, every few minutes while nothing is loaded, and after a failed call.
+"""Decides when devices are probed: at the start, every few minutes while no library uses them, and after a failed call.
 
 A fault that the driver reports needs no second probe. A GPU in exclusive mode is probed only at the start, because a
-later probe could keep a library out.
+later probe could block a library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from stoker.pilot.core.commands import Probe, Severity
 from stoker.pilot.core.events import DriverSaid, Probed
-from stoker.pilot.core.state import NEVER, CoreState, DeviceTurn
+from stoker.pilot.core.state import NEVER, CoreState, DeviceProbing
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault
 
@@ -29,7 +29,7 @@ def start_due_probes(state: CoreState) -> None:
 
 
 def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
-    """Devices have failed in a call: probe them at once, even in use."""
+    """Probe devices that failed in a call at once, even in use."""
     for device in devices:
         turn = state.turns.get(device)
         if turn is not None and device in state.facts.probed:
@@ -37,7 +37,7 @@ def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
 
 
 def are_known(state: CoreState) -> bool:
-    """Whether there is a first answer for each device, so that nothing is loaded on one that is bad."""
+    """True if each device has been examined once, so that no context is loaded on a faulty device."""
     return all(turn.health.known for turn in state.turns.values())
 
 
@@ -58,13 +58,13 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
-    """A device is absent for this reason, or present again (no reason)."""
+    """Record why a device is absent; empty: it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 
 
 def driver_said(state: CoreState, event: DriverSaid) -> None:
-    """A driver reports something of a device, or does not answer (again)."""
+    """Record a driver's report of a device, or that the driver does not answer."""
     device = event.device
     if device not in state.turns and not (event.fault or event.hangs):
         return
@@ -76,10 +76,10 @@ def driver_said(state: CoreState, event: DriverSaid) -> None:
         _tell(state, device, turn.health.fault)
 
 
-def _watched(state: CoreState, device: DeviceId) -> DeviceTurn:
+def _watched(state: CoreState, device: DeviceId) -> DeviceProbing:
     turn = state.turns.get(device)
     if turn is None:
-        turn = state.turns[device] = DeviceTurn()
+        turn = state.turns[device] = DeviceProbing()
         turn.due_at = NEVER
     return turn
 

@@ -1,7 +1,6 @@
-"""The pilot's reactor: one function per event, the table of contents of the pilot.
+"""The pilot's reactor: one function per event, manager's order or library's message.
 
-`react` takes one event. Each function handles one event, order or message, and lists its steps in the order in which
-they happen. A step lives in the file of its subject and never calls back up.
+Each lists its steps in order: functions in the module of their subject, which never calls this module.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import assert_never
 import msgspec
 
 from stoker.connections import join_address
-from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, starting
+from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, sleeping, starting
 from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
 from stoker.pilot.core.running import failure_of, load_failure
-from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
-from stoker.pilot.core.turns import why_late
+from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotLibrary, Stage
+from stoker.pilot.core.turns import over_s, why_late
 from stoker.protocol import to_agent, to_manager, to_pilot
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
@@ -24,8 +23,10 @@ from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
 
 _ORDERED_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them. One
-that it sent before it read the last hello may arrive after that was written: carried out, it would run twice here."""
+"""Orders to ignore while the last hello is unanswered.
+
+The manager repeats orders whose effect the hello does not show, so the pilot would execute these twice.
+"""
 
 
 def react(state: CoreState, event: events.Event) -> None:
@@ -50,10 +51,10 @@ def react(state: CoreState, event: events.Event) -> None:
             presence.signalled(state, event)
         case events.Farewell(running=ran):
             presence.farewell(state, ran)
-        case events.Unfit(reason=reason, loss=loss):
+        case events.ResourceLost(reason=reason, loss=loss):
             state.is_unfit = True
             lifecycle.leave(state, reason, within_s=0.0, loss=loss)
-        case events.EngineEnded(reason=reason):
+        case events.TaskVineEnded(reason=reason):
             lifecycle.drain(state, reason, within_s=state.facts.grace_s, code=1)
         case events.ObjectArrived():
             starting.object_arrived(state, event)
@@ -63,7 +64,7 @@ def react(state: CoreState, event: events.Event) -> None:
             objects.source_failed(state, name, reason, peer)
         case events.CacheListed(sizes=sizes):
             objects.compare_with_cache(state, sizes)
-        case events.HandedIn():
+        case events.ResultsUploaded():
             running.results_handed_in(state, event)
         case events.SnapshotTaken(here=here):
             state.told.add(here.object.name)
@@ -84,12 +85,14 @@ def react(state: CoreState, event: events.Event) -> None:
                 library = state.libraries.get(one.library)
                 if library is not None:
                     limits.enforce_limits(state, library, one)
-        case events.WasStopped(seconds=seconds):
+        case events.WasSuspended(seconds=seconds):
             limits.extend_limits(state, seconds)
         case _:
             on_library_event(state, event)
     if state.ledger.has_freed and state.claims:
         starting.meet_memory_claims(state)
+    if state.host.has_freed and state.host_claims:
+        sleeping.meet_host_claims(state)
 
 
 _OfLibrary = (
@@ -98,14 +101,14 @@ _OfLibrary = (
     | events.ProcessEnded
     | events.LibraryGarbled
     | events.LibraryHungUp
-    | events.RoomWanted
+    | events.DevicesWanted
     | events.Pinned
     | events.ArgumentsBrought
 )
 
 
 def on_library_event(state: CoreState, event: _OfLibrary) -> None:
-    """Something has happened to a library, unless it has ended meanwhile."""
+    """Handle a library's event, unless the library has ended meanwhile."""
     library = state.libraries.get(event.library)
     if library is None:
         return
@@ -124,7 +127,7 @@ def on_library_event(state: CoreState, event: _OfLibrary) -> None:
             on_garbled(state, library, reason)
         case events.LibraryHungUp():
             library.hung_up_at = library.hung_up_at or state.now
-        case events.RoomWanted(reason=reason):
+        case events.DevicesWanted(reason=reason):
             lifecycle.stop_library(state, library.number, drain=True, reason=reason)
         case events.Pinned():
             starting.objects_pinned(state, library, event)
@@ -178,6 +181,10 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
             running.pieces_acknowledged(state, message)
         case to_pilot.ResizeLibrary(library=number, device_memory_bytes=size):
             memory.resize_library(state, number, size)
+        case to_pilot.SleepLibrary():
+            sleeping.sleep_library(state, message)
+        case to_pilot.WakeLibrary():
+            sleeping.wake_library(state, message)
         case to_pilot.PilotWelcome():
             on_welcome(state, message)
         case to_pilot.HelloAgain(acknowledged=acknowledged):
@@ -199,13 +206,14 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
 
 
 def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool = False) -> None:
-    """Send a library the calls that it does not hold yet; return them if it has ended."""
+    """Send a library the calls that it does not hold yet; return them to the manager if it has ended."""
     library = state.libraries.get(order.library)
     refused = ""
     if library is None:
         refused = f"lib-{order.library} is not on this pilot"
-    elif library.told_to_end or library.stage is Stage.DRAINING:
-        refused = f"lib-{order.library} is about to end"
+    elif library.told_to_end or library.stage in REFUSES:
+        state_of = "about to end" if library.stage not in SLEEPS else library.stage.value
+        refused = f"lib-{order.library} is {state_of}"
     elif state.leaving:
         refused = f"the pilot is leaving: {state.leaving}"
     if library is None or refused:
@@ -228,37 +236,48 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
 
 
 def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
-    """Accept an offered call, or refuse it: it or another call would be late (SLINFER §VI-C), or memory lacks."""
+    """Accept an offered call. Refuse it if memory is missing, or if any call would be late (SLINFER §VI-C).
+
+    Both are judged without the libraries that the call preempts. The manager ends them after `OfferAccepted`.
+    """
     order = event.order
     library = state.libraries.get(order.library)
-    if library is None or library.told_to_end or library.stage is Stage.DRAINING or state.leaving:
-        on_run_calls(state, order, is_weighed=True)  # it is refused there
+    if library is None or library.told_to_end or library.stage in REFUSES or state.leaving:
+        on_run_calls(state, order, is_weighed=True)  # `on_run_calls` returns the calls
         return
-    grows = order.reserve_bytes > memory.budget_bytes(state, library)
-    held = max(order.reserve_bytes, *library.resizes, state.ledger.held(library.number))
-    refused, required = "", 0
+    coming = library.resizes[-1] if library.resizes else memory.budget_bytes(state, library)
+    grows = order.reserve_bytes > coming
+    refused, required, over = "", 0, 0.0
+    leaving = frozenset(number for number in order.preempts if number in state.libraries)
+    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # a library's other engines (`offers`)
+    engines = [engine for engine in event.engines if engine.library not in gone]
     if library.number in state.claims:
         refused = f"lib-{library.number} waits for memory on its devices"
-    elif event.required_bytes > held:
+    elif event.why_full:
+        refused = event.why_full
+    elif event.required_bytes > max(order.reserve_bytes, coming):
         required = event.required_bytes
         refused = f"lib-{library.number} needs {show_bytes(required)} of device memory for it"
-    elif grows and not memory.has_room(state, library, order.reserve_bytes):
+    elif grows and not memory.has_room(state, library, order.reserve_bytes, leaving=leaving):
         refused = f"lib-{library.number} would wait for memory on its devices"
     elif event.new is not None:
-        refused = why_late(event.engines, library.number, event.new, now=state.now, free_at=event.free_at)
+        refused = why_late(engines, library.number, event.new, now=state.now, free_at=event.free_at)
+        over = over_s(engines, library.number, event.new) if refused else 0.0
     if not refused:
+        if order.preempts:
+            [spec] = order.calls
+            state.tell(to_manager.OfferAccepted(library.number, spec.call, order.preempts, order.reserve_bytes))
         if grows:
             memory.resize_library(state, library.number, order.reserve_bytes)
         on_run_calls(state, order, is_weighed=True)
         return
-    if order.reserve_bytes:
+    if order.reserve_bytes and not order.preempts:
         memory.report_unchanged(state, library, ordered_bytes=order.reserve_bytes)
     calls = tuple(spec.call for spec in order.calls)
-    state.tell(to_manager.CallsReturned(library.number, calls, refused=refused, required_bytes=required))
+    state.tell(to_manager.CallsReturned(library.number, calls, refused=refused, required_bytes=required, over_s=over))
 
 
 def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
-    """Give back up to `count` calls that a library has not begun."""
     library = state.libraries.get(number)
     if library is None:
         return
@@ -270,7 +289,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
-    """Drop waiting calls, and stop running ones if the order says so."""
+    """Drop waiting calls; stop running calls if `order.running`."""
     library = state.libraries.get(order.library)
     if library is None:
         return
@@ -287,17 +306,17 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     if order.running:
         lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
-    for call in rest:  # calls that yield may stop, as their pieces are not wanted; others may finish
+    for call in rest:  # a call that yields may stop, as its pieces are not wanted; others may finish
         if call in library.streams:
             state.out.append(TellLibrary(library.number, Evict(call=call)))
 
 
 def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:
-    """The manager has read the hello: repeat what it may have missed."""
+    """Resend messages that the manager may have missed."""
     state.answered = message.hello or state.hellos
     state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
     state.welcomed_at = state.now
-    state.heartbeat_at = 0.0  # the first one tells the manager what is here
+    state.heartbeat_at = 0.0  # send a heartbeat now: it reports the libraries' use
     objects.ask_for_objects_again(state)
     running.resend_pieces(state)
     for here in state.told_snapshots if message.again else ():
@@ -326,7 +345,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.RunsEnded(ends=ends):
             running.calls_ended(state, library, ends)
         case to_agent.GivenBack(order=order) if 0 < order <= library.void_order:
-            pass  # the calls may have been sent to it again since
+            pass  # the calls may have been sent to the library again since
         case to_agent.GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
             state.tell(
@@ -348,7 +367,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
                 state.tell(to_manager.LibraryUpdate(number, to_manager.LibraryPhase.LOADING))
         case to_agent.Loaded():
             on_loaded(state, library, message)
-        case to_agent.LoadFailed(failure=failure):
+        case to_agent.LoadFailed(failure=failure) | to_agent.SleepFailed(failure=failure):
             running.blame(library, failure)
         case to_agent.SnapshotMade(form=form):
             if form not in state.snapshots:
@@ -357,6 +376,10 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.BatchReport(load=load, times=times):
             starting.learn_step_times(state, library, times)
             state.tell(to_manager.LibraryBatch(number, load, times))
+        case to_agent.Slept():
+            sleeping.slept(state, library, message)
+        case to_agent.Woke():
+            sleeping.woke(state, library, message)
         case to_agent.Resized():
             memory.library_resized(state, library, message)
         case _:
@@ -364,12 +387,12 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
 
 
 def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded) -> None:
-    """A library has loaded its context: report it, and pass on the calls that waited."""
+    """Report a loaded library, and send it its waiting calls."""
     if library.stage is not Stage.LOADING:
         return
     lifecycle.move_to(library, Stage.READY)
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
-    library.slots = message.slots
+    library.slots, library.cache, library.sleeps = message.slots, message.cache, message.sleeps
     own = state.devices_of(library)[0].process_bytes
     if message.device_bytes:  # held by torch; CUDA has taken more for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
@@ -382,6 +405,8 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
         device_bytes=library.device_bytes,
         fetch_s=library.fetched_at - library.ordered_at if library.has_pins else 0.0,
         slots=library.slots,
+        cache=library.cache,
+        sleeps=library.sleeps,
     )
     state.log(
         f"lib-{library.number} ({library.recipe.name}) ready: {ready.start_s:.3f} s to start,"
@@ -394,7 +419,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
 
 
 def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
-    """End a library whose bytes cannot be read."""
+    """End a library whose messages cannot be decoded or handled."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
     if not library.told_to_end:

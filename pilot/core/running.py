@@ -1,10 +1,10 @@
-"""Which calls a library holds, how they get to its process, and their pieces and ends.
+"""The calls of a library: how they reach its process, their pieces and their ends.
 
-Only this file changes which calls a library holds (`held`). A call enters with `hold_calls` and leaves exactly once.
-Later messages about it change nothing.
+Only this module changes which calls a library holds (`held`). A call enters with `hold_calls` and leaves exactly once;
+later messages about it change nothing.
 
-Pieces of results are neither in the journal nor in numbered frames. The pilot keeps the ones that the client has not
-acknowledged, and sends them again after each welcome or when the client asks.
+Pieces of results are neither in the journal nor in numbered frames. The pilot keeps unacknowledged pieces, and resends
+them after each welcome or when the client asks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.pilot.core.commands import BringArguments, HandIn, PassOn, ReleaseArguments, TellLibrary
-from stoker.pilot.core.events import ArgumentsBrought, HandedIn
+from stoker.pilot.core.commands import BringArguments, PassOn, ReleaseArguments, TellLibrary, UploadResults
+from stoker.pilot.core.events import ArgumentsBrought, ResultsUploaded
 from stoker.pilot.core.state import TAKES_CALLS, Cause, CoreState, PieceWindow, PilotLibrary, Stage
 from stoker.protocol import to_agent, to_library, to_manager, to_pilot
 from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
@@ -34,13 +34,12 @@ def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, messa
 
 
 def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
-    """Why a library will hold nothing."""
     kind = FailureKind.PILOT if is_pilots_fault else FailureKind.CONTEXT
     return failure_of(state, library, kind, f"{library.recipe.name} on {state.facts.pilot}: {what}")
 
 
 def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
-    """Why a library ends, unless there is a reason already."""
+    """Record why a library ends; later reasons are ignored."""
     library.cause = library.cause or Cause(failure, printed)
 
 
@@ -48,15 +47,15 @@ def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> 
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """The calls that a library held when it ended: those it was running, and those it had not begun, in order."""
+    """The calls that a library held when it ended, in order."""
 
     running: tuple[CallId, ...]
     unstarted: tuple[CallId, ...]
 
 
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
-    """Calls have come for a library; with `streams` they give their results in pieces."""
-    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # to hash a stage takes long
+    """Record that a library holds these calls; `streams`: they return their results in pieces."""
+    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hashing a stage is slow
         raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
@@ -65,19 +64,19 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Calls have ended in a library; returns the ones that it held."""
+    """Remove ended calls; return those that the library held."""
     here = _leave(library, calls)
     library.served += len(here)
     return here
 
 
 def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """A library has returned calls; returns the ones that it held."""
+    """Remove returned calls; return those that the library held."""
     return _leave(library, calls)
 
 
 def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
-    """A library's process has ended while `running` ran (calls that it does not hold are ignored)."""
+    """Remove all calls of an ended library."""
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
     left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
     library.held.clear()
@@ -90,17 +89,16 @@ def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
 
 
 def postpone_order(library: PilotLibrary, order: RunCalls) -> None:
-    library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # some of them may be taken back
+    library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # the copy may lose calls
 
 
 def take_postponed(library: PilotLibrary) -> list[RunCalls]:
-    """The orders that have waited, all at once; none waits from now on."""
     orders, library.waiting = library.waiting, []
     return orders
 
 
 def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
-    """Take out up to `count` calls that were not even sent to the library, newest first."""
+    """Remove up to `count` calls that were not sent to the library, newest first."""
     out: list[CallId] = []
     while library.waiting and len(out) < count:
         last = library.waiting[-1]
@@ -111,7 +109,7 @@ def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
 
 
 def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
-    """Take out the given calls that were not sent to the library yet."""
+    """Remove calls that were not sent to the library."""
     out: list[CallId] = []
     for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
         out += [spec.call for spec in order.calls if spec.call in calls]
@@ -126,7 +124,7 @@ def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
     if library.streams:
         for call in left:
             library.streams.pop(call, None)
-    if library.stopping:  # it may come again, and is not told to stop then
+    if library.stopping:  # the call may come again, and must not be stopped then
         for call in left:
             library.stopping.pop(call, None)
     if library.stuck:
@@ -135,13 +133,11 @@ def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
 
 
 def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...] = ()) -> GiveBack:
-    """An order to give back `count` calls, or these."""
     library.orders_back += 1
     return GiveBack(count=count, calls=calls, order=library.orders_back)
 
 
 def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress) -> None:
-    """Handle the end of a call that stopped as it was told."""
     stop = library.stopping.get(progress.call)
     if not drop_ended(library, [progress.call]):
         return
@@ -165,7 +161,7 @@ def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
 
 
 def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
-    """Hand an order's calls to the library's process, once their arguments are here."""
+    """Send an order's calls to the library's process, after fetching large arguments."""
     if state.facts.is_carried and _bring(state, library, order):
         return
     paths: dict[str, str] = {}
@@ -191,7 +187,7 @@ def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> N
 
 
 def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
-    """Large arguments of an order are here, or not."""
+    """Send an order whose large arguments were fetched; end or return calls whose arguments are missing."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
         if call in library.held:
@@ -216,11 +212,11 @@ def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsB
 
 
 def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
-    """Calls have ended in a library: tell the manager, of large results once the client will find them."""
+    """Report ended calls to the manager; write large results to the session first."""
     if library.stopping:
         ends = as_stopped(library, ends)
     here = drop_ended(library, [end.call for end in ends])
-    if len(here) != len(ends):  # of calls that have left already, or one that is told twice
+    if len(here) != len(ends):  # some calls left earlier, or are reported twice
         first = {end.call: end for end in reversed(ends)}
         ends = [first[call] for call in here]
     if state.facts.is_carried:
@@ -229,9 +225,9 @@ def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) ->
         state.tell(CallsEnded(library.number, ends))
 
 
-def results_handed_in(state: CoreState, event: HandedIn) -> None:
-    """Large results are where the client finds them."""
-    state.handing_in -= 1
+def results_handed_in(state: CoreState, event: ResultsUploaded) -> None:
+    """Report ends whose large results the client can now find."""
+    state.uploads_pending -= 1
     state.tell(CallsEnded(event.library, event.ends))
 
 
@@ -257,8 +253,8 @@ def _hand_in(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> li
         state.out.append(ReleaseArguments(library.number, done))
     large = [end for end in ends if isinstance(end.payload, ObjectRef)]
     if large:
-        state.handing_in += 1
-        state.out.append(HandIn(library.number, large))
+        state.uploads_pending += 1
+        state.out.append(UploadResults(library.number, large))
     return [end for end in ends if not isinstance(end.payload, ObjectRef)]
 
 
@@ -270,9 +266,9 @@ def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
 
 
 def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
-    """A call has yielded. Raises ValueError for pieces that do not follow those before, or are too many."""
+    """Keep and send a call's pieces. Raises ValueError if pieces are missing or too many are kept."""
     window = library.streams.get(message.call)
-    if window is None:  # it was taken away from the library meanwhile
+    if window is None:  # the call was taken from the library meanwhile
         return
     if message.run != window.run:
         window.begin(message.run)
@@ -281,7 +277,7 @@ def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yi
     window.items.extend(message.items)
     if len(window.items) > WINDOW_PIECES:
         raise ValueError(f"call {message.call} has sent {len(window.items)} pieces that are not acknowledged")
-    if not state.awaits_welcome:  # else they are said with the rest, after the welcome
+    if not state.awaits_welcome:  # else they are sent after the welcome
         passed = to_manager.CallYielded(
             library.number, message.call, message.run, message.first, message.items, message.waits
         )
@@ -289,7 +285,7 @@ def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yi
 
 
 def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
-    """The client has pieces, and perhaps asks for those after them."""
+    """Drop acknowledged pieces; resend the others if the client asks."""
     library = state.libraries.get(message.library)
     window = library.streams.get(message.call) if library is not None else None
     if library is None or window is None:
@@ -302,7 +298,7 @@ def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
 
 
 def resend_pieces(state: CoreState) -> None:
-    """The manager may have lost what it was told: say all that is not acknowledged."""
+    """Resend all unacknowledged pieces."""
     for library in state.libraries.values():
         for call, window in library.streams.items():
             _say_again(state, library, call, window)

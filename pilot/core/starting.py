@@ -1,10 +1,10 @@
-"""Starts libraries: folder, objects, snapshots, memory, process. It also keeps the measured step times of engines."""
+"""Starts a library in steps: folder, objects and snapshots, memory, process. Keeps measured step times."""
 
 from __future__ import annotations
 
 from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepTimes
-from stoker.pilot.core import lifecycle, memory, objects, running
+from stoker.pilot.core import lifecycle, memory, objects, running, sleeping
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
 from stoker.pilot.core.running import load_failure
@@ -18,7 +18,7 @@ from stoker.units import show_bytes
 
 
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
-    """Record measured step times of a library's engine, if they are sound."""
+    """Record measured step times, if they are valid."""
     if times is None or not times.samples or not times.is_sound():
         return
     key = _key(state, library)
@@ -27,7 +27,7 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
 
 
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
-    """Step times of a library's engine; None until both phases are measured."""
+    """Return measured step times; None until both prefill and decode were measured."""
     times = state.step_times.get(_key(state, library))
     return times if times is not None and times.prefill and times.decode else None
 
@@ -40,11 +40,11 @@ def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
 
 
 def start_library(state: CoreState, message: StartLibrary) -> None:
-    """Start a library, or say why that can never be."""
+    """Start a library, or report why it can never start on this pilot."""
     number = message.library
     state.last_library = max(state.last_library, number)
     if number in state.libraries or number in state.gone:
-        return  # said twice
+        return  # a repeated order
     reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
     reason = reason or state.ledger.why_never(message.devices, message.device_memory_bytes)
     if reason:
@@ -60,9 +60,9 @@ def start_library(state: CoreState, message: StartLibrary) -> None:
 
 
 def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
-    """It is known what this node has for a library: have its objects brought."""
+    """Check a library's needs against this node, then fetch its objects."""
     if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
-        return  # that was known before
+        return  # a repeated event
     recipe, facts = library.recipe, state.facts
     if event.error:
         what = (
@@ -78,7 +78,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
         state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.FETCHING))
     if lacks_disk:
         what = (
-            f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} wants "
+            f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} needs "
             f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
         )
         refuse_start(state, library, what)
@@ -102,7 +102,6 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
 
 
 def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
-    """Record a library's pinned objects; it waits for the others, or starts."""
     if library.stage is not Stage.FETCHING:
         return
     if event.failed is not None:
@@ -114,12 +113,12 @@ def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> No
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
     objects.want_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
-    if not library.missing:  # all that it waits for is here
+    if not library.missing:  # all objects are pinned
         (_start if library.awaits_forms else _have_forms)(state, library)
 
 
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
-    """An object is in the cache: keep it for the libraries that wait for it."""
+    """Pin an object for the libraries that wait for it."""
     found = objects.report_arrival(state, event)
     state.log(
         f"{event.name} is here: {event.origin_bytes} bytes from where it comes from, {event.peer_bytes} from peers, "
@@ -131,7 +130,7 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
 
 
 def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
-    """Fail libraries that wait for a lost object, or start them without it."""
+    """Fail the libraries that wait for an object, or start them without it."""
     found = objects.give_up_object(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
@@ -140,7 +139,7 @@ def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 
 
 def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    """Objects that a library waits for will not come."""
+    """Start a library without its missing snapshots; fail it if other objects are missing."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
         _without_forms(state, library)
@@ -149,7 +148,6 @@ def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure)
 
 
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
-    """A library has waited for snapshots for as long as they are worth it."""
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
         state.log(f"lib-{library.number} loads without a snapshot: none came within {wait_s:.1f} s")
@@ -157,7 +155,6 @@ def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    """A library's objects will not come."""
     if library.stage is not Stage.FETCHING:
         return
     failure = load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
@@ -167,7 +164,7 @@ def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> N
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
-    """End a library that cannot start on this pilot: it is loaded elsewhere."""
+    """End a library that cannot start here; the manager loads it elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     running.blame(library, failure)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
@@ -201,7 +198,6 @@ def _start(state: CoreState, library: PilotLibrary) -> None:
 
 
 def start_process(state: CoreState, library: PilotLibrary) -> None:
-    """A library has room on its devices: have its process made."""
     lifecycle.move_to(library, Stage.STARTING)
     library.started_at = state.now
     state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
@@ -213,7 +209,7 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
 def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
-    if size <= bound or len(sizes) == 1:  # of a single one the cache says which it is
+    if size <= bound or len(sizes) == 1:  # for a single object, the cache's message names it
         return ""
     return (
         f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
@@ -225,25 +221,28 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
 
 
 def meet_memory_claims(state: CoreState) -> None:
-    """Start or grow the libraries whose claims fit now."""
     for library, memory_bytes in memory.met_claims(state):
         if library.stage is Stage.WAITING:
             start_process(state, library)
+        elif library.stage is Stage.WAKING:
+            sleeping.tell_wake(state, library)
         else:
             memory.tell_size(state, library, memory_bytes)
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """Refuse a claim if no library on its devices will end or shrink."""
+    """End sleepers for a claim, or refuse it, if no other library on its devices will end or shrink."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return
     why = memory.why_hopeless(state, library)
-    if not why:
+    if not why or sleeping.end_sleepers_for(state, library):
         memory.ask_claim_again(state, library)
         return
-    why += ", and nothing there is about to end or to shrink"
+    why += ", and no library there is about to end or to shrink"
     if library.stage is Stage.WAITING:
         refuse_start(state, library, why)
+    elif library.stage is Stage.WAKING:
+        sleeping.fail_wake(state, library, why)
     else:
         memory.refuse_resize(state, library, why, ordered_bytes=wanted)

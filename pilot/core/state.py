@@ -1,14 +1,16 @@
-"""The pilot's state, and the file that writes each part.
+"""The pilot's state, and the module that changes each part.
 
-calls of a library, pieces of results, waiting arguments                  running
-its stage, how it ends, calls told to stop, whether the pilot leaves     lifecycle
-objects that are wanted, and what the manager was told of them           objects
-claims on device memory, and memory that is reserved                     memory (and limits, as measured)
-faults of devices                                                        probes
-step times of engines                                                    starting
+calls of a library, pieces of results, waiting arguments              running
+a library's stage and end, calls being stopped, the pilot's exit      lifecycle
+missing objects, and objects reported to the manager                  objects
+claims on device memory, reservations                                 memory (measured ones: limits)
+sleep, and claims on host memory                                      sleeping
+faults of devices                                                     probes
+step times of engines                                                 starting
 
-Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE. Any stage may go to
-GONE. A reservation is the same number of bytes on each device of a library (docs/decisions/050).
+Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE. A ready library may
+sleep: READY -> SLEEPING -> ASLEEP -> WAKING -> READY. Any stage may go to GONE. A reservation is the same number of
+bytes on each device of a library (docs/decisions/050).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.step_times import StepTimes
 from stoker.pilot.core.commands import Command, Severity, Tell, WriteLog
@@ -35,15 +38,16 @@ from stoker.units import show_bytes
 
 
 class Stage(enum.Enum):
-    """Where a library is between its order and its end."""
-
-    FETCHING = "fetching"  # its folder is made, and its objects are on their way to the cache
+    FETCHING = "fetching"  # its folder is made, and its objects are being fetched
     WAITING = "waiting"
-    """Its files are here, and memory or a place on its devices is not free yet (`stoker.pilot.core.memory`)."""
+    """Its files are present; it waits for memory or a process place on its devices (`stoker.pilot.core.memory`)."""
     STARTING = "starting"  # its process is being made
     LOADING = "loading"  # its loader runs
     READY = "ready"  # it holds its context and serves calls
-    DRAINING = "draining"  # it finishes what it runs and takes nothing new
+    SLEEPING = "falling asleep"  # it waits for host memory, then its context leaves the device
+    ASLEEP = "asleep"  # its context is in host memory
+    WAKING = "waking"  # it waits for memory on its devices, then its context returns
+    DRAINING = "draining"  # it finishes its running calls and accepts no others
     GONE = "gone"  # its process has ended
 
 
@@ -52,30 +56,39 @@ NEXT = {
     Stage.WAITING: {Stage.STARTING, Stage.GONE},
     Stage.STARTING: {Stage.LOADING, Stage.GONE},
     Stage.LOADING: {Stage.READY, Stage.GONE},
-    Stage.READY: {Stage.DRAINING, Stage.GONE},
+    Stage.READY: {Stage.SLEEPING, Stage.DRAINING, Stage.GONE},
+    Stage.SLEEPING: {Stage.ASLEEP, Stage.GONE},
+    Stage.ASLEEP: {Stage.WAKING, Stage.GONE},
+    Stage.WAKING: {Stage.READY, Stage.GONE},
     Stage.DRAINING: {Stage.GONE},
     Stage.GONE: set(),
 }
-"""The one table of transitions."""
+"""The stages that may follow each stage."""
 TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
-"""Stages in which a library may be given calls; before READY it holds them."""
+"""Stages in which a library may receive calls; before READY, it queues them."""
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which its process runs calls
+SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
+REFUSES = SLEEPS | {Stage.DRAINING}
+"""Stages after the load in which it takes no calls."""
 
 
 # ---- ledger
 
+HOST = DeviceId("host memory")
+"""Names the host memory for sleepers in its ledger."""
+
 
 class Ledger:
-    """Reservations of libraries on devices, in bytes. Nothing is ever held twice or below zero."""
+    """Reservations on devices, in bytes."""
 
     def __init__(self, devices: dict[DeviceId, int]) -> None:
         self.capacity = dict(devices)
         self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
         self._free = dict(devices)
-        self.has_freed = False  # whether something was given back since the station looked last
+        self.has_freed = False  # True if memory was released after `met_claims` last ran
 
     def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Why this reservation could not be made if nothing else were held, in words; empty when it could."""
+        """Return why this reservation would not fit even on empty devices; empty if it would."""
         unknown = [device for device in devices if device not in self.capacity]
         if unknown:
             return f"this pilot has no device {unknown[0]}; it has {', '.join(self.capacity)}"
@@ -90,7 +103,7 @@ class Ledger:
         return ""
 
     def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Why this reservation cannot be made now, in words; empty when it can."""
+        """Return why this reservation cannot be made now; empty if it can."""
         never = self.why_never(devices, memory_bytes)
         if never:
             return never
@@ -102,7 +115,7 @@ class Ledger:
         return ""
 
     def reserve(self, library: LibraryId, *, devices: tuple[DeviceId, ...], memory_bytes: int) -> None:
-        """Hold `memory_bytes` on each of `devices`. Raises ValueError, and holds nothing, where it does not fit."""
+        """Reserve `memory_bytes` on each device. Raises ValueError if it does not fit."""
         again = f"library {library} already holds memory" if library in self._held else ""
         reason = again or self.why_not(devices, memory_bytes)
         if reason:
@@ -112,7 +125,7 @@ class Ledger:
         self._held[library] = (devices, memory_bytes)
 
     def resize(self, library: LibraryId, *, memory_bytes: int) -> None:
-        """Change what a library holds on each of its devices. Raises ValueError, and changes nothing."""
+        """Change a library's reservation on each device. Raises ValueError, and changes nothing, if it does not fit."""
         if library not in self._held:
             raise ValueError(f"library {library} holds nothing here")
         devices, before = self._held[library]
@@ -125,7 +138,6 @@ class Ledger:
         self._held[library] = (devices, memory_bytes)
 
     def release(self, library: LibraryId) -> None:
-        """Hold nothing for this library any more; one that holds nothing is fine."""
         devices, memory_bytes = self._held.pop(library, ((), 0))
         self.has_freed = True
         for device in devices:
@@ -135,11 +147,11 @@ class Ledger:
         return self._free[device]
 
     def held(self, library: LibraryId) -> int:
-        """Bytes that a library holds on each of its devices."""
+        """Return the bytes that a library holds on each device."""
         return self._held.get(library, ((), 0))[1]
 
     def validate(self) -> None:
-        """Raise ValueError if the sums do not add up: for tests and the simulator."""
+        """Raise ValueError if the sums are inconsistent (for tests and the simulator)."""
         for device, capacity in self.capacity.items():
             held = sum(size for devices, size in self._held.values() if device in devices)
             if held + self._free[device] != capacity or self._free[device] < 0:
@@ -150,19 +162,18 @@ class Ledger:
 
 
 class Timers:
-    """Timers by their keys: a later one of the same key replaces the earlier."""
+    """Timers by key. Setting a key again replaces its timer."""
 
     def __init__(self) -> None:
         self._timers: list[tuple[float, str]] = []
 
     def set(self, at: float, key: str) -> None:
-        """Have a timer fire at this time."""
         self._timers = [(due, other) for due, other in self._timers if other != key]
         heapq.heapify(self._timers)
         heapq.heappush(self._timers, (at, key))
 
     def due(self, now: float) -> list[str]:
-        """The keys of timers whose time has come; each once."""
+        """Remove and return the keys of due timers."""
         keys = []
         while self._timers and self._timers[0][0] <= now:
             keys.append(heapq.heappop(self._timers)[1])
@@ -170,21 +181,22 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """When the next timer is due; infinite without timers."""
+        """Time of the next timer; infinite without timers."""
         return self._timers[0][0] if self._timers else float("inf")
 
 
 # ---- state
 
 NEVER = float("inf")
-_MOST_STOPS = 10_000  # Slurm stops a job this often in a week when it takes turns of half a minute with another job
+_MOST_STOPS = 10_000  # Slurm suspends a job this often in a week if it alternates every 30 s with another job
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a pilot that never change.
+    """Facts of a pilot.
 
-    `address`: where other pilots reach its machine; `peer`: where it serves objects; `cache`: identity of its object
-    cache; `folder`: its logs, for people; `is_carried`: it does not see the session's folder, so payloads travel.
+    `address`: where other pilots reach its machine; `peer`: where it serves objects; `cache`: its cache's id; `folder`:
+    its logs, for users; `is_carried`: it does not see the session's folder, so the seed passes large payloads on;
+    `sleeper_bytes`: host memory for sleeping contexts of GPUs.
     """
 
     pilot: str
@@ -203,28 +215,30 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     objects: str = ""
     is_carried: bool = False
+    sleeper_bytes: int = 0
     lease_s: float = 60.0
     grace_s: float = 2.0
     probed: frozenset[DeviceId] = frozenset()
-    probe_every_s: float = 300.0  # how often a device on which nothing is loaded is probed again; 0 = never
+    probe_every_s: float = 300.0  # seconds between two probes of a device without libraries; 0 = never
+    node: str = ""  # its node's name in the batch system; empty if unknown
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why the pilot ends a library; `printed`: the last lines of its log go along when it has ended."""
+    """Why the pilot ends a library. `printed`: True to report the last lines of its log too."""
 
     failure: Failure
     printed: bool = False
 
 
 class StoppingCall(msgspec.Struct, frozen=True):
-    """A running call that was told to stop, and its end if it returns no result (None if it has ended already)."""
+    """A running call that was told to stop. `failure`: its end; None if its end is already reported."""
 
     until: float
     failure: Failure | None = None
 
 
 class PilotLibrary:
-    """One library, from its order until its end has been told."""
+    """One library, until the pilot has reported its end."""
 
     def __init__(self, ordered: StartLibrary, now: float) -> None:
         self.ordered = ordered
@@ -233,64 +247,76 @@ class PilotLibrary:
         self.devices = ordered.devices
         self.stage = Stage.FETCHING
         self.held: dict[CallId, float] = {}
-        """Calls in it, in the order in which they came, each with its time limit in seconds (0 = none)."""
-        self.waiting: list[RunCalls] = []  # orders that wait until it is ready, or until their arguments are here
-        self.streams: dict[CallId, PieceWindow] = {}  # calls that give their results in pieces
+        """Its calls in order of arrival, each with its time limit in seconds (0 = none)."""
+        self.waiting: list[RunCalls] = []  # orders that wait until the library is ready
+        self.streams: dict[CallId, PieceWindow] = {}  # calls that return their results in pieces
         self.served = 0
         self.has_limits = False
 
         self.ordered_at = now
-        self.fetched_at = 0.0  # when all its files were here; from then on it waits for room on its devices
+        self.fetched_at = 0.0  # when all its files had been fetched; from then on it waits for memory on its devices
         self.started_at = 0.0
         self.hello_at = 0.0
         self.ready_at = 0.0
         self.pid = 0
-        self.has_process = False  # whether there is a process, or one is being made
+        self.has_process = False  # True if its process exists or is being made
 
-        self.missing: set[str] = set()  # objects that it waits for
-        self.has_pins = False  # whether any of its objects is kept in the cache for it
-        self.paths: dict[str, str] = {}  # where its objects lie here, by cache name
+        self.missing: set[str] = set()  # objects that the library waits for
+        self.has_pins = False  # True if the cache pins any of its objects for it
+        self.paths: dict[str, str] = {}  # paths of its objects, by cache name
         self.forms: dict[str, str] = {}
-        """Snapshots of its context that it waits for or has, by cache name: which form each is."""
+        """Forms of its context's snapshots, by cache name."""
         self.awaits_forms = False
-        self.arguments: dict[CallId, str] = {}  # where large arguments of its calls lie, that had to be brought here
+        self.arguments: dict[CallId, str] = {}  # paths of large arguments that were brought for its calls
         self.orders_waiting_for_arguments: dict[int, RunCalls] = {}
         """Orders whose arguments are being brought, by ticket."""
 
         self.cause: Cause | None = None
         self.told_to_end = False
-        self.garbled = ""  # why nothing more is read from its socket, once something came there that is no message
-        self.hung_up_at = 0.0  # when its socket closed, while its process lives on
+        self.garbled = ""  # why its socket is no longer read; set once it sent an invalid message
+        self.hung_up_at = 0.0  # when its socket closed while its process was alive
         self.cache_lacks_bytes = 0
-        """Bytes that other libraries use in the cache and that must go, so that its objects fit."""
+        """Cached bytes that other libraries must release before this library's objects fit."""
 
         self.is_killed = False  # true once the pilot has ordered the kill of its process
         self.stopping: dict[CallId, StoppingCall] = {}  # calls that were told to stop
-        self.stuck: set[CallId] = set()  # calls that were told to stop and did not react in time
-        self.stuck_at = 0.0  # when the grace of the first of them ended; 0 without any
-        self.asked_back_at = 0.0  # since when it owes an answer to an order to give calls back; 0 = it owes none
-        self.orders_back = 0  # how many orders to give calls back it was sent
-        self.void_order = 0  # answers to orders up to this one are ignored
+        self.stuck: set[CallId] = set()  # calls that did not stop within their grace
+        self.stuck_at = 0.0  # when the first call got stuck; 0 = none
+        self.asked_back_at = 0.0  # when the oldest unanswered order to return calls was sent; 0 = all are answered
+        self.orders_back = 0  # number of orders to return calls that were sent
+        self.void_order = 0  # ignore answers to orders to return calls up to this number
         self.times_idle = 0
-        """How often in a row it was observed with calls of which it had begun none, and heard of with nothing."""
+        """Observations in a row in which it ran none of its calls and sent no message."""
         self.resizes: list[int] = []
-        """Resizes that it has not answered: bytes of each device that each leaves it."""
+        """Unanswered resizes: bytes per device of each."""
 
-        self.slots = 0  # how many calls it runs at once, as it has said; 0: as its recipe says, or it is not ready
+        self.sleeps = False  # True if its context can sleep
+        self.awake_bytes = 0  # its reservation on each device before it slept
+        self.asleep_bytes = 0  # what it should keep of each device while it sleeps
+        self.asleep_at = 0.0  # when it last fell asleep
+        self.wake_to = -1  # the reservation with which it wakes as soon as it sleeps; -1 = it stays asleep
+        self.moving_since = 0.0  # when it was told to sleep or to wake; 0 = not, or done
+
+        self.slots = 0  # concurrent calls, as the library reported; 0 = as its recipe says, or not ready
+        self.cache: TokenCache | None = None  # its memory by cached tokens, as the library reported
         self.resident_bytes = 0
-        self.device_bytes = 0  # measured bytes on the fullest of its GPUs; 0 = not known
-        self.is_settled = False  # whether its reservation of device memory rests on a measurement
-        self.is_over = False  # whether it uses more of a device than could be reserved for it
-        self.last_line = ""  # the last line of its log that was reported while it loaded
+        self.device_bytes = 0  # measured bytes on the fullest of its GPUs; 0 = unknown
+        self.is_settled = False  # True if its reservation of device memory was measured, or ordered
+        self.is_over = False  # True if it uses more of a device than the pilot could reserve for it
+        self.last_line = ""  # the last log line reported while it loaded
 
     @property
     def serves(self) -> bool:
-        """Whether its process runs calls."""
         return self.stage in SERVES
 
     @property
+    def is_loaded(self) -> bool:
+        """True if it holds its context, awake or asleep."""
+        return self.stage in SERVES or self.stage in SLEEPS
+
+    @property
     def retires(self) -> bool:
-        """Whether it has served as many calls as its recipe allows a library."""
+        """True if it has served as many calls as its recipe allows."""
         return 0 < self.recipe.calls_per_library <= self.served
 
 
@@ -298,17 +324,16 @@ class PieceWindow:
     """The pieces of one call that its client has not acknowledged."""
 
     def __init__(self) -> None:
-        self.run = -1  # the number of its run; -1 = it has yielded nothing
-        self.first = 0  # the number of the first piece that is kept
+        self.run = -1  # number of the call's run; -1 = no piece yet
+        self.first = 0  # number of the first kept piece
         self.items: deque[bytes] = deque()
 
     def begin(self, run: int) -> None:
-        """The call has begun to run, perhaps not for the first time."""
         self.run, self.first = run, 0
         self.items.clear()
 
     def take(self, upto: int) -> bool:
-        """The client has the first `upto` pieces of this run: they are not kept. False if that is known."""
+        """Drop the first `upto` pieces of this run: the client has them. False if they were dropped before."""
         upto = min(upto, self.first + len(self.items))
         if upto <= self.first:
             return False
@@ -319,29 +344,27 @@ class PieceWindow:
 
 
 class Want:
-    """An object that some libraries wait for, on its way or without a known source."""
+    """An object that libraries wait for."""
 
     def __init__(self, ref: ObjectRef) -> None:
         self.ref = ref
         self.libraries: dict[LibraryId, None] = {}
         self.is_begun = True
-        """False for an object whose sources the manager names unasked, until the cache turns out to lack it."""
+        """False until the cache has been searched, if the manager names the sources without being asked."""
         self.order: FetchObject | None = None  # the manager's last message about its sources
-        self.trouble = ""  # why its origin could not be read here; empty if it could
+        self.trouble = ""  # why this pilot could not read the object's origin; empty if it could
 
 
-class DeviceTurn:
-    """When a device is probed next, and its health."""
-
+class DeviceProbing:
     def __init__(self) -> None:
         self.health = DeviceHealth()
         self.due_at = 0.0
         self.is_under_way = False
-        self.is_urgent = False  # whether it has failed in a call, and is probed even in use
+        self.is_urgent = False  # True if the device failed in a call; then it is probed even in use
 
 
 class CoreState:
-    """The state of one pilot, and the out-tray of the event that is being handled."""
+    """The state of one pilot, and the commands of the current event."""
 
     def __init__(self, facts: PilotFacts) -> None:
         self.facts = facts
@@ -351,30 +374,33 @@ class CoreState:
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
         self.claims: dict[LibraryId, int] = {}
-        """Bytes of each device that libraries wait for, to start or to grow."""
+        """Bytes per device that libraries wait for, to start or to grow."""
+        self.host = Ledger({HOST: facts.sleeper_bytes})
+        self.host_claims: dict[LibraryId, int] = {}
+        """Bytes of host memory that libraries wait for, to sleep."""
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        """Facts of ended libraries, until the manager surely knows."""
-        self.last_library = 0  # the highest number of a library that it was told to start
-        self.last_ticket = 0  # the number of the last order whose arguments it had brought
+        """Facts of ended libraries whose end the manager may not know."""
+        self.last_library = 0  # the highest library number ordered so far
+        self.last_ticket = 0  # the number of the last order whose arguments were brought
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
-        """When the pilot's processes were stopped, and when they ran again, by the clock of `now`."""
-        self.handing_in = 0  # large results that are on their way to the session
+        """Start and end of the pilot's suspensions, by the clock of `now`."""
+        self.uploads_pending = 0  # large results being written to the session's folder
 
         self.wants: dict[str, Want] = {}
-        self.told: set[str] = set()  # objects that the manager believes to be here
-        self.snapshots: set[str] = set()  # forms of contexts that were offered
+        self.told: set[str] = set()  # objects that the manager believes to be in this cache
+        self.snapshots: set[str] = set()  # forms of contexts whose snapshot was offered
         self.told_snapshots: list[SnapshotHere] = []
 
         self.step_times: dict[tuple[str, str], StepTimes] = {}
         """Step times of engines, by the recipe's key and the kind of device."""
 
-        self.turns = {device: DeviceTurn() for device in facts.probed}
+        self.turns = {device: DeviceProbing() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
-        """Devices that have failed, and why."""
+        """Faults of devices, with reasons."""
 
         self.hellos = 0
-        self.answered = 0  # the number of the last hello that the manager has answered
-        self.hello_is_due = False  # whether the manager has asked for a hello since the last one
+        self.answered = 0  # the number of the last answered hello
+        self.hello_is_due = False  # True if the manager asked for another hello
         self.greeted_at = 0.0
         self.welcomed_at = 0.0
         self.heartbeat_s = 5.0
@@ -383,36 +409,36 @@ class CoreState:
 
         self.ends_at = NEVER
         self.drain_at = NEVER  # when the pilot begins to leave before the job ends
-        self.leaving = ""  # why the pilot ends; empty while it does not
+        self.leaving = ""  # why the pilot ends; empty while it stays
         self.loss: LossReason | None = None
-        """Why it ends although neither the manager nor its walltime wants it; None while they do, or it stays."""
+        """Why the pilot ends against the manager's will and before its walltime; None otherwise."""
         self.leave_by = NEVER
         self.says_farewell = True  # False if the manager refused the pilot
-        self.has_ended = False  # whether the end was told: orders count for nothing from then on
+        self.has_ended = False  # True once the end was reported; later orders are ignored
         self.exit_code = 0
         self.is_unfit = False
-        """True if it lacks something that its job gave it: failures here are no fault of contexts and calls."""
+        """True if the pilot lost a resource of its job: failures are then not blamed on contexts and calls."""
         self.hands_on_until = 0.0
-        """Others get what only this pilot has: until then it stays, unless the manager says that they have it."""
+        """Time until which the leaving pilot stays to serve objects that only it has; it leaves earlier if other pilots
+        have them.
+        """
         self.serves_until = 0.0
-        """Until then it stays for current transfers; 0 = there were none since it leaves."""
+        """Time until which a leaving pilot stays for current transfers; 0 = no transfer since it began to leave."""
 
     @property
     def awaits_welcome(self) -> bool:
-        """Whether the manager has not answered the last hello."""
+        """True if the manager has not answered the last hello."""
         return self.answered != self.hellos
 
     def tell(self, message: FromPilot) -> None:
-        """Say something to the manager that must arrive."""
+        """Send the manager a message that must arrive."""
         self.out.append(Tell(message))
 
     def log(self, text: str, severity: Severity = Severity.INFO) -> None:
-        """Write a line to the pilot's log."""
         self.out.append(WriteLog(text, severity))
 
     def devices_of(self, library: PilotLibrary) -> tuple[DeviceFacts, ...]:
         return tuple(self.devices[device] for device in library.devices)
 
     def log_of(self, number: int) -> str:
-        """The path of a library's log."""
         return f"{self.facts.logs}/lib-{number}.log"

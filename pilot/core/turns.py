@@ -1,21 +1,22 @@
-"""Turns: which call a library runs next, which library computes next, and whether one more request fits.
+"""Decides which call a library runs next, which library computes next, and whether one more request fits.
 
-Calls of a library run first come, first served. Calls that have not begun are given back newest first. Every operation
-is O(1) per call and atomic under CPython's GIL.
+A library runs its calls first come, first served, and returns unstarted calls newest first. Every operation is O(1) per
+call and atomic under CPython's GIL.
 
-Libraries that share devices compute one iteration at a time: an engine's step, or a call of a library without engine.
-The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). To prevent starvation, a due time counts as at
-least the time of the request and at most `PATIENCE_S` after it. A library that needs several devices blocks those
-behind it on each of them.
+Libraries that share devices compute one iteration at a time: an engine's step, or a whole call of a library without
+engine. The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). Against starvation, a due time counts
+as at least the time of the turn's request and at most `PATIENCE_S` later. A library that waits for several devices
+blocks later libraries on each of them.
 
-Shadow validation (SLINFER §VI-C) plays the turns that would follow if a request joined an engine, with measured step
-times lengthened by 10 %. The request is refused if
+Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times
+lengthened by 10 %. It refuses the request if
 
 1. its own first token would be late,
 2. a token of another request on the device would be late, or
 3. one decode step of every engine takes longer than the time per output token.
 
-Requests that are late already do not count. The play ends when all prompts are read and each engine had a turn since.
+Requests that are already late do not count. The simulation ends when all prompts are read and each engine has then had
+a turn.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 class FirstCome(Generic[T]):
-    """Whose turn it is in a library: first come, first served (see the module's text)."""
+    """The waiting calls of a library, first come, first served."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, T]] = deque()
@@ -44,21 +45,21 @@ class FirstCome(Generic[T]):
         self._waiting.append((call, work))
 
     def take(self) -> tuple[int, T] | None:
-        """Take out the oldest call, which begins; None when nothing waits."""
+        """Remove and return the oldest call; None if the queue is empty."""
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
     def next(self) -> tuple[int, T] | None:
-        """The oldest call, which may still be given back; None when nothing waits."""
+        """Return the oldest call without removing it; None if the queue is empty."""
         try:
             return self._waiting[0]
         except IndexError:
             return None
 
     def begin(self, entry: tuple[int, T]) -> bool:
-        """Take out this entry of `next`; False if it was given back, or another consumer took it."""
+        """Remove an entry that `next` returned; False if it was given back meanwhile, or another consumer took it."""
         try:
             self._waiting.remove(entry)  # compares ids first, all in C, so it is atomic
         except ValueError:
@@ -66,7 +67,7 @@ class FirstCome(Generic[T]):
         return True
 
     def give_back(self, count: int) -> list[int]:
-        """Take out up to `count` calls, newest first."""
+        """Remove up to `count` calls, newest first."""
         out: list[int] = []
         while len(out) < count:
             try:
@@ -76,7 +77,7 @@ class FirstCome(Generic[T]):
         return out
 
     def drop(self, calls: Iterable[int]) -> list[int]:
-        """Take out the given calls that have not begun; returns them."""
+        """Remove the given unstarted calls; return them."""
         wanted = set(calls)
         return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
 
@@ -86,11 +87,11 @@ class FirstCome(Generic[T]):
 
 # ---- turns on a device
 
-PATIENCE_S = 8.0  # the longest time to first token that SLINFER promises (§IV-A): no headroom counts as longer
+PATIENCE_S = 8.0  # seconds; SLINFER's longest time to first token (§IV-A) bounds the headroom
 
 
 class TurnRequest(NamedTuple):
-    """A library that asks for a turn on all of these devices; its most urgent token is due at `due_at`."""
+    """A request for a turn on all these devices; its most urgent token is due at `due_at`."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -99,7 +100,7 @@ class TurnRequest(NamedTuple):
 
 
 def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> list[LibraryId]:
-    """The libraries that begin an iteration now, while others compute on the devices that are `busy`."""
+    """Return the libraries that begin an iteration now."""
     taken, chosen = set(busy), list[LibraryId]()
     for request in sorted(requests, key=_rank):
         if taken.isdisjoint(request.devices):
@@ -109,7 +110,7 @@ def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> l
 
 
 def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
-    """Smaller goes first: when its turn should come at the latest, then since when it has asked."""
+    """Return the sort key: bounded due time, time of request."""
     library, _, due_at, since = request
     if due_at < since:
         due_at = since
@@ -122,21 +123,23 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 OVERESTIMATE = 1.1  # factor on measured step times (§VI-C)
 
-_MOST_TURNS = 64  # a play that is longer is not followed to its end: prompts that wait in such numbers are late anyway
+_MOST_TURNS = 64  # longest simulation, in turns: if more prompts wait, some are late anyway
 
 
 class StepCost(Protocol):
     """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Seconds to read `tokens` of a prompt, each attending to `length` others on average."""
+        """Return the seconds to read `tokens` of a prompt, each attending to `length` others on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
-        """Seconds of one token for each of `rows` requests of this mean length, in a list of one."""
+        """Return the seconds of a step, a token for each of `rows` requests of this mean length, in a list of one."""
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt to be read. `due_at`: its first token (infinity: no objective); later ones follow by `tpot_s`."""
+    """A prompt that an engine has not read. Its first token is due at `due_at` (infinity: no objective), the next every
+    `tpot_s`.
+    """
 
     tokens: int
     due_at: float = math.inf
@@ -146,9 +149,9 @@ class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
     """The work of one library's engine.
 
-    `rows` requests write, of mean length `length`; their most urgent punctual token is due at `due_at`. `prompts` are
-    to be read, the most urgent first. `late_at`: when the most urgent late token was due. `ready_at`: its cache is
-    resized until then.
+    `rows` requests generate tokens, with mean length `length`; their most urgent punctual token is due at `due_at`,
+    their most urgent late token was due at `late_at`. `prompts`: not read yet, most urgent first. `ready_at`: end of a
+    cache resize.
     """
 
     library: LibraryId
@@ -173,11 +176,11 @@ class _Player:
         self.due_at = outlook.due_at
         self.tpot_s = outlook.tpot_s
         self.prompts = prompts
-        self.read_last = False  # its last step read a prompt: writing requests have the next one
+        self.read_last = False  # its last step read a prompt, so its next step decodes
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
-        self.since = since  # when it has asked for its turn
-        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next step that writes
+        self.since = since  # when the engine asked for its turn
+        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next decode step
 
     def urgency(self) -> float:
         due_at = self.due_at
@@ -209,7 +212,26 @@ class _Player:
 
 
 def why_late(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float) -> str:
-    """Why a request had better not join the engine of the library `to`; empty if nothing speaks against it."""
+    """Return why a request should not join the engine of the library `to`; empty if it may."""
+    players, tpot_s = _players(engines, to, new, now=now)
+    cycle_s = sum(player.final_decode_s() for player in players)
+    if 0 < tpot_s < cycle_s:  # case 3 is the cheapest to check
+        return f"a token of each request on the device would take {cycle_s:.2f} s, and {tpot_s:.2f} s are allowed"
+    return _play(players, new, at=max(now, free_at))
+
+
+def over_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
+    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); 0 if it
+    does not.
+    """
+    players, tpot_s = _players(engines, to, new, now=0.0)
+    return max(0.0, sum(player.final_decode_s() for player in players) - tpot_s) if tpot_s else 0.0
+
+
+def _players(
+    engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float
+) -> tuple[list[_Player], float]:
+    """Return the engines with work after a request has joined, and their shortest time per output token (0: none)."""
     players, tpot_s = list[_Player](), new.tpot_s
     for outlook in engines:
         prompts = list(outlook.prompts)
@@ -220,16 +242,13 @@ def why_late(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt,
             for each_s in (outlook.tpot_s, *(prompt.tpot_s for prompt in outlook.prompts)):
                 if 0 < each_s < tpot_s or not tpot_s:
                     tpot_s = each_s
-    cycle_s = sum(player.final_decode_s() for player in players)
-    if 0 < tpot_s < cycle_s:  # case 3 is the cheapest to see
-        return f"a token of each request on the device would take {cycle_s:.2f} s, and {tpot_s:.2f} s are allowed"
-    return _play(players, new, at=max(now, free_at))
+    return players, tpot_s
 
 
 def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> str:
-    """Cases 1 and 2: the turns from a time on, until each engine has had one behind the last prompt."""
+    """Check cases 1 and 2: simulate turns until each engine had a turn after the last prompt."""
     unread, started = sum(len(player.prompts) for player in players), at
-    left = players  # engines that have had no turn behind the last prompt
+    left = players  # engines without a turn after the last prompt
     for _ in range(_MOST_TURNS):
         ready = [each for each in left if each.ready_at <= at]
         if not ready:

@@ -13,26 +13,25 @@ __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """Devices to offer, and faults of granted ones. `lacks`: why none can be used."""
+    """Devices to offer to the manager, and faults of other granted devices. `lacks`: why none can be used."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
     lacks: str = ""
 
     def useless(self, why: str) -> GrantedDevices:
-        """The same devices, on none of which anything may be loaded, for this reason."""
+        """Return these devices with the fault `why`, so that nothing is loaded on them."""
         return GrantedDevices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
 
 
 def find_devices(
     wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    """Return the devices to offer. Raises ConfigError if the wanted devices are not here.
+    """Return the devices to offer. Raises ConfigError if a wanted kind is not here.
 
     `auto`: the granted GPUs, else one CPU device per core; `cpu`, `cpu:N`: CPU devices (one per core, or N); `gpu`:
-    GPUs alone; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices of the other cores.
-    `gpus_asked`: GPUs that the job asked for; an `auto` pilot that finds none of them offers CPU devices with that as
-    their fault.
+    only GPUs; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices of the other cores.
+    `gpus_asked`: GPUs that the job requested; if an `auto` pilot finds none, it offers CPU devices with a fault.
     """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
@@ -66,5 +65,5 @@ def find_devices(
 
 
 def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
-    """The environment that shows these devices, and no others, to a library process."""
+    """Return the environment variables that show only these devices to a library."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.cuda for device in devices if device.cuda)}

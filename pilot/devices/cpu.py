@@ -1,7 +1,7 @@
-"""CPU devices: a share of the cores and the memory that this pilot may use; and the facts of any device.
+"""CPU devices, a share of the pilot's cores and memory; and the facts of any device.
 
-The smallest limit counts: affinity mask, cgroup quota, and what Slurm or HTCondor granted. A pilot with GPUs may offer
-spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part, and the agent runs on these too.
+The smallest limit counts: affinity mask, cgroup quota, and the grant of Slurm or HTCondor. A pilot with GPUs may offer
+spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part. The agent runs on these too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
-    """A device: its facts for the manager, and facts for the pilot alone. `cores` are its processor cores."""
+    """A device: its facts for the manager, and facts for the pilot alone."""
 
     facts: DeviceFacts
     cores: tuple[int, ...] = ()
@@ -29,27 +29,28 @@ class PilotDevice(msgspec.Struct, frozen=True):
     uuid: str = ""
 
     def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
-        """The same device with these cores."""
         facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
         return msgspec.structs.replace(self, facts=facts, cores=cores)
 
+    def with_island(self, island: int) -> PilotDevice:
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, island=island))
+
     def with_fault(self, fault: str) -> PilotDevice:
-        """The same device, on which nothing may be loaded for this reason."""
         return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))
 
 
 # ---- CPU devices
 
-USED_SHARE = 0.9  # Of the memory; the rest is for the agent, the system and its caches
+USED_SHARE = 0.9  # of the memory; the rest is for the agent, the system and its caches
 
 
 def find(count: int = 0) -> tuple[PilotDevice, ...]:
-    """`count` CPU devices that share cores and memory evenly; one a core when `count` is 0."""
+    """Return `count` CPU devices that share cores and memory evenly; 0 = one per core."""
     return share(cores(), count, memory_bytes=int(USED_SHARE * memory_bytes()))
 
 
 def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
-    """`count` CPU devices that share these cores and these bytes evenly; one a core when `count` is 0."""
+    """Return `count` CPU devices that share these cores and bytes evenly; 0 = one per core."""
     count = count or len(mine)
     return tuple(
         PilotDevice(
@@ -67,7 +68,7 @@ def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bo
 
 
 def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Cores in `parts` even, contiguous groups; when there are more parts than cores they take turns."""
+    """Divide cores into even, contiguous groups; if there are more parts than cores, several parts share a core."""
     if parts >= len(cores):
         return [(cores[index % len(cores)],) for index in range(parts)]
     size, more = divmod(len(cores), parts)
@@ -82,7 +83,7 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
     """Return the cores that this process may use, at least one.
 
-    A batch system may count cores without binding jobs to them. Then jobs on a node choose different ones by their
+    A batch system may count cores without binding jobs to them. Then jobs on a node choose different cores by their
     slot (HTCondor) or job id (Slurm).
     """
     allowed = sorted(os.sched_getaffinity(0))
@@ -95,7 +96,7 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
 
 
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
-    """Bytes of memory that this process and its children may use."""
+    """Return the bytes of memory that this process and its children may use."""
     limits = [_total(root)]
     for folder in cgroups(root, "memory"):
         limits += [number_in(folder / "memory.max"), number_in(folder / "memory.limit_in_bytes")]
@@ -114,7 +115,7 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
 
 
 def _slurm_memory(environ: Mapping[str, str]) -> float:
-    """MiB of this node that Slurm has granted to the job, by node, core or GPU; 0 = it does not say, or all of it."""
+    """Return the MiB of this node's memory that Slurm granted to the job; 0 = unknown, or all."""
     per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
     per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
     said = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu)
@@ -154,7 +155,7 @@ def _quota(root: Path) -> float:
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's cgroup for a controller, and those above it (version 2, and 1)."""
+    """Yield the folders of this process's cgroup for a controller, and their parents (versions 1 and 2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -174,7 +175,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def number_in(path: Path) -> int:
-    """The number in a file; 0 if there is no number (`max`) or no file."""
+    """Return the number in a file; 0 without a number (`max`) or file."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -184,13 +185,13 @@ def number_in(path: Path) -> int:
 
 # ---- spare cores next to GPUs
 
-_MOST_KEPT = 0.5  # part of host memory that is kept for GPUs
+_MOST_KEPT = 0.5  # maximum part of host memory that is kept for contexts on GPUs
 
 
 def share_with_spare(
     gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
 ) -> tuple[tuple[PilotDevice, ...], str]:
-    """GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one a core)."""
+    """Return GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one per core)."""
     mine = cores()
     parts = divide(mine, len(gpus))
     if len(mine) <= gpu_cores * len(gpus):
@@ -206,8 +207,19 @@ def share_with_spare(
     return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
 
 
+_SLEEPER_SHARE = 0.5  # of the host memory that no CPU device has, for sleeping contexts of GPUs
+
+
+def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
+    """Return the host memory for contexts of GPUs that sleep; 0 without a GPU."""
+    offered = sum(device.facts.memory_bytes for device in devices if device.facts.on_host)
+    if all(device.facts.on_host for device in devices):
+        return 0
+    return int(_SLEEPER_SHARE * max(0, int(USED_SHARE * memory_bytes()) - offered))
+
+
 def kept_cores(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
-    """Cores outside of CPU devices, for a pilot with spare cores; empty without them."""
+    """Return the cores that belong to no CPU device; empty if the pilot offers no spare cores."""
     if not any(device.facts.spare for device in devices):
         return frozenset()
     return frozenset(core for device in devices if not device.facts.spare for core in device.cores)

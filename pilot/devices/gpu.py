@@ -1,10 +1,10 @@
-"""GPUs that the batch system granted to this job, and what NVML reports about them.
+"""Finds the GPUs that the batch system granted to this job.
 
-`CUDA_VISIBLE_DEVICES` names them by index or by (the beginning of) a UUID. As in CUDA, the list ends at the first entry
-that names nothing. Without it, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count GPUs of the node, and HTCondor's
-`_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job with none of these has no GPU. Outside of a job all
-GPUs may be used. GPUs whose handle NVML refuses (NO_PERMISSION) belong to other jobs. A broken GPU is left out with its
-reason.
+`CUDA_VISIBLE_DEVICES` names them by index or by (the start of) a UUID. As in CUDA, the list ends at the first entry
+that names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count GPUs of the node, and
+HTCondor's `_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job with none of these variables has no GPU.
+Outside of a job, all GPUs may be used. GPUs whose handle NVML refuses (NO_PERMISSION) belong to other jobs. A broken
+GPU is left out, with its reason.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.pilot.devices.cpu import PilotDevice
+from stoker.pilot.devices.islands import islands_of
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
 # ---- NVML
 
 LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
-"""Errors by which a GPU no longer works until it is reset or the node restarts."""
+"""Errors after which a GPU works only when it is reset or the node restarts."""
 
 
 def load_nvml() -> Any:
-    """The `pynvml` module; None where it is not installed."""
+    """Return the `pynvml` module; None if it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -38,23 +39,22 @@ def load_nvml() -> Any:
 
 
 def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
-    """True if NVML's error has one of these codes, such as `NVML_ERROR_NOT_SUPPORTED`."""
+    """True if NVML's error has one of these codes, e.g. `NVML_ERROR_NOT_SUPPORTED`."""
     code = getattr(error, "value", None)
     return code is not None and any(code == getattr(nvml, name, None) for name in names)
 
 
 def uuid_of(nvml: Any, handle: Any) -> str:
-    """The UUID of a GPU or of a MIG part. Raises NVMLError."""
     return text(nvml.nvmlDeviceGetUUID(handle))
 
 
 def text(value: Any) -> str:
-    """A string of NVML; older versions of pynvml return bytes."""
+    """Decode a string of NVML, which is bytes in older versions of pynvml."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def address_of(handle: Any) -> int:
-    """Where a handle points to: two handles of one GPU are different objects with the same address. 0 = unknown."""
+    """Return the address in a handle, equal for all handles of one GPU; 0 = unknown."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
     except (TypeError, ctypes.ArgumentError):
@@ -75,7 +75,7 @@ JOB_VARIABLES = {
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The GPUs that were granted. `of_node`: `names` count GPUs of the node. `refusal`: why no GPU was granted."""
+    """The granted GPUs. `of_node`: indices in `names` count the node's GPUs; `refusal`: why none was granted."""
 
     variable: str = ""
     names: tuple[str, ...] = ()
@@ -84,7 +84,6 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 def read_grant(environ: Mapping[str, str]) -> Grant:
-    """Read this job's GPUs from the environment."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is set to nothing"
@@ -115,13 +114,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 PROCESS_BYTES = 600_000_000  # GPU memory that CUDA takes for each process: context, kernels, cuBLAS
 
-DRIVER_LIMIT_S = 60.0  # seconds after which a silent driver hangs
+DRIVER_LIMIT_S = 60.0  # seconds after which a silent driver counts as hanging
 
 _T = TypeVar("_T")
 
 
 class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason for an empty list; `left_out`: the faults of granted GPUs."""
+    """GPUs to offer. `why`: the reason for an empty list; `left_out`: the faults of other granted GPUs."""
 
     devices: tuple[PilotDevice, ...] = ()
     why: str = ""
@@ -139,7 +138,6 @@ class _Unit(msgspec.Struct, frozen=True):
 
 
 def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> GrantedGpus:
-    """GPUs that were granted; or none, and why."""
     grant = read_grant(environ)
     if grant.refusal:
         return GrantedGpus(why=grant.refusal)
@@ -153,7 +151,7 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
 
 
 def within(limit_s: float, ask: Callable[[], _T]) -> _T:
-    """What `ask` returns or raises. Raises TimeoutError when that takes longer; the thread that waits is abandoned."""
+    """Return the result of `ask`, or raise its error. Raises TimeoutError after `limit_s`, and abandons the thread."""
     answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -181,7 +179,7 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
     here = [_unit(nvml, index) for index in range(count)]
     chosen = list(_chosen(nvml, here, grant))
     devices: list[PilotDevice] = []
-    left_out = []
+    left_out, wholes = [], []
     for unit in chosen:
         try:
             device = _device(nvml, len(devices), unit)
@@ -189,6 +187,9 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
             left_out.append(str(error))
         else:
             devices.append(device)
+            wholes.append(unit.whole)
+    islands = islands_of(nvml, wholes)
+    devices = [device.with_island(island) for device, island in zip(devices, islands, strict=True)]
     why = ""
     if not devices:
         named = f"{grant.variable}={','.join(grant.names)!r} names none of the {len(here)} GPUs here"
@@ -198,7 +199,7 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
 
 
 class _Unusable(Exception):
-    """Why a GPU is left out."""
+    """The reason for leaving a GPU out."""
 
 
 def _unit(nvml: Any, index: int) -> _Unit:
@@ -258,7 +259,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
             silent = next((unit for unit in here if unit.trouble and not unit.refused), None)
             if found is None and name.startswith(("GPU-", "MIG-")) and silent is not None:
                 yield _Unit(name, trouble=f"{name} was left out: no GPU that answers has this name ({silent.trouble})")
-                continue  # the others of the list may well be sound
+                continue  # other GPUs of the list may work
         if found is None or (found.uuid or found.label) in seen:
             return
         seen.add(found.uuid or found.label)
@@ -266,9 +267,9 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """GPUs by their indices on the node.
+    """Yield GPUs by their indices on the node.
 
-    If as many are visible as were granted, these are they. Otherwise an index is a device file's number, or NVML's
+    If as many GPUs are visible as were granted, yield these. Otherwise an index is a device file's number, or NVML's
     index.
     """
     for visible in (mine, parts):
@@ -293,7 +294,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
     try:
         memory = _memory_bytes(nvml, unit.handle)
     except nvml.NVMLError as error:
-        raise _Unusable(f"{unit.label} was left out: its memory cannot be asked for ({error})") from None
+        raise _Unusable(f"{unit.label} was left out: its memory cannot be read ({error})") from None
     try:
         kind = text(nvml.nvmlDeviceGetName(unit.handle))
     except nvml.NVMLError:

@@ -1,9 +1,9 @@
 """Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
 One thread watches one GPU, so a driver that hangs blocks only its thread. Most Xids (13, 31, 43, 45, ...) are faults of
-programs; those below are faults of the GPU or its link (NVIDIA's "XID Errors"). A lost GPU answers every question with
-GPU_IS_LOST, so events are matched by handle. In a container NVML's process numbers are not ours, so they count only if
-every process that the driver shows is ours; otherwise a library that is alone on a GPU has what was taken since the GPU
+programs; the listed Xids are faults of the GPU or its link (NVIDIA's "XID Errors"). A lost GPU answers every question
+with GPU_IS_LOST, so events are matched by handle. In a container, NVML's process numbers are not ours, and count only
+if all of them exist among our processes. Otherwise, a library alone on a GPU counts with all memory taken since the GPU
 was empty.
 """
 
@@ -28,14 +28,14 @@ from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 # ---- memory of GPUs
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
-"""The name of the PID namespace that Linux starts with (PROC_PID_INIT_INO), the same on every machine."""
+"""The name of Linux's first PID namespace (PROC_PID_INIT_INO), the same on every machine."""
 
 
 _K = TypeVar("_K")
 
 
 def sees_all_processes() -> bool:
-    """True if process numbers here are the node's, as the driver counts them."""
+    """True if process numbers here are the node's."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
@@ -50,7 +50,7 @@ def divide_memory(
     bare_bytes: int,
     trusted: bool,
 ) -> dict[_K, int]:
-    """Bytes that each library uses of a GPU, without libraries for which it is unknown."""
+    """Return the bytes of a GPU that each library uses, if known."""
     ours = {pid for pids in processes.values() for pid in pids}
     if by_process and (trusted or ours >= by_process.keys()):
         return {
@@ -68,11 +68,11 @@ def divide_memory(
 # ---- memory of the host
 
 FRESH_S = 5.0
-"""Seconds that a counted kill may be older than the death that it explains: one shortage may end several libraries."""
+"""A kill explains deaths of libraries within this many seconds after it: one shortage may end several."""
 
 
 class OomKills:
-    """Detects a recent kill for lack of memory. `own_bytes`: this pilot's memory, None = unknown."""
+    """Detects a recent kill by the kernel for lack of memory. `own_bytes`: this pilot's memory, None = unknown."""
 
     def __init__(
         self,
@@ -88,14 +88,13 @@ class OomKills:
         self._noticed_at = -FRESH_S
 
     def note_kills(self) -> None:
-        """Notice kills that were counted since the last look."""
         count = self._counted()
         if count > self._count:
             self._noticed_at = self._clock()
         self._count = count
 
     def shortage(self) -> MemoryShortage | None:
-        """The limit that leaves the least room; None without a recent kill, or if this pilot's memory is unknown."""
+        """Return the shortage at the tightest limit; None without a recent kill, or if own memory is unknown."""
         self.note_kills()
         if self._clock() - self._noticed_at >= FRESH_S:
             return None
@@ -122,7 +121,7 @@ class OomKills:
 
 
 def anonymous_bytes(pids: Iterator[int]) -> int | None:
-    """Memory that these processes alone, or with others, would have to give up; shared pages are divided."""
+    """Return the anonymous memory of these processes, with shared pages divided; None if unknown."""
     total = 0
     for pid in pids:
         held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
@@ -163,11 +162,11 @@ XIDS = {
     120: "its system processor failed",
     140: "a memory error that could not be recovered",
 }
-_UNKNOWN_TIMES = 3  # "Unknown Error" answers in a row that are a fault: some drivers give them for a lost GPU
+_UNKNOWN_TIMES = 3  # this many "Unknown Error" answers in a row are a fault: some drivers give them for a lost GPU
 
 
 class Health:
-    """Watches one GPU, or the whole GPU of a MIG part. A driver that cannot answer counts as healthy."""
+    """Watches one GPU, or the whole GPU of a MIG part. If the driver cannot report faults, it counts as healthy."""
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
@@ -184,11 +183,11 @@ class Health:
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             self._events = events
-        except nvml.NVMLError:  # old drivers, containers without the right, a GPU that is lost
+        except nvml.NVMLError:  # old drivers, containers without the right, a lost GPU
             pass
 
     def fault(self) -> str:
-        """The fault since the last call; empty without a fault."""
+        """Return the fault since the last call, if any."""
         return self._xid() or self._lost() or self._new_errors()
 
     def _xid(self) -> str:
@@ -199,7 +198,7 @@ class Health:
             except nvml.NVMLError as error:
                 if gpu.is_error(nvml, error, *gpu.LOST_CODES):
                     return f"the driver says: {error}"
-                return ""  # nothing has happened
+                return ""  # no event
             if event.eventData in XIDS and self._is_mine(event.device):
                 return f"the driver reported Xid {event.eventData} ({XIDS[event.eventData]})"
         return ""
@@ -235,7 +234,7 @@ class Health:
         except nvml.NVMLError as error:
             return f"the driver says: {error}" if gpu.is_error(nvml, error, *gpu.LOST_CODES) else ""
         before, self._errors = self._errors, errors
-        new = errors - before if before is not None else 0  # those from before this pilot are not its own
+        new = errors - before if before is not None else 0  # errors from before this pilot do not count
         return f"it had {new} uncorrectable memory errors (ECC)" if new > 0 else ""
 
 
@@ -247,7 +246,7 @@ EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A GPU's memory in bytes, by the driver's process id (None = unknown), and in all (-1)."""
+    """A GPU's used bytes, by the driver's process id (None = unknown), and in total (-1 = unknown)."""
 
     by_process: dict[int, int | None] | None
     taken_bytes: int = -1
@@ -255,8 +254,6 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Monitor:
-    """Watches one GPU until `close`."""
-
     def __init__(
         self, device: PilotDevice, *, nvml: Any, limit_s: float = DRIVER_LIMIT_S, every_s: float = EVERY_S
     ) -> None:
@@ -268,30 +265,30 @@ class Monitor:
         self._health: Health | None = None
         self._reading: Reading | None = None
         self._fault = ""
-        self._asked_at: float | None = None  # since when the thread waits for the driver; None while it does not
+        self._asked_at: float | None = None  # since when the thread waits for the driver; None if it does not
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
         self._thread.start()
 
     @property
     def reading(self) -> Reading | None:
-        """The last reading; None before the first, and where NVML cannot tell."""
+        """The last reading; None before the first, or if NVML fails."""
         return self._reading
 
     def take_fault(self) -> str:
-        """The driver's report since the last call; empty without a report."""
+        """Return the driver's fault since the last call, if any."""
         fault, self._fault = self._fault, ""
         return fault
 
     def hangs(self, now: float) -> str:
-        """The message about a driver that has not answered for too long; empty while it answers."""
+        """Return a message if the driver has not answered for too long; else empty."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""
         return f"the NVIDIA driver has not answered for {self._limit_s:g} s"
 
     def close(self) -> None:
-        """Have the thread end; it is not waited for, since it may hang."""
+        """Stop the thread, without waiting: it may hang."""
         self._over.set()
 
     def _run(self) -> None:

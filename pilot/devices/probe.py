@@ -1,13 +1,13 @@
 """`python -P -m stoker.pilot.devices.probe DEVICE`: tests whether a GPU computes correctly, in a short process.
 
 It multiplies two matrices in single precision and checks every element of the product. The matrices are
-A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form,
+A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form:
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-and a healthy device returns it exactly: every partial sum is a whole number below 2^24. The probe prints what is wrong
-in one line, and its exit code is a `ProbeVerdict`. It uses the driver alone, because a node may lack PyTorch. The
-kernel is written in PTX, which every driver compiles, with one thread per element.
+A healthy device returns the product exactly: every partial sum is a whole number below 2^24. The probe prints the error
+in one line, and its exit code is a `ProbeVerdict`. The probe uses only the driver, because a node may lack PyTorch. The
+kernel is in PTX, which every driver compiles, with one thread per element.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stoker.pilot.core.events import ProbeVerdict
 # ---- the device
 
 _ROOM_BYTES = 64 * 1024 * 1024
-"""Bytes allocated and filled in addition to the matrices: a device without this room is useless."""
+"""Bytes that the probe allocates and fills in addition to the matrices: a device without them is useless."""
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _CANNOT_COMPILE = frozenset({209, 218, 220, 221, 222, 223})
-"""Error codes of drivers whose compiler is missing (in some containers) or too old: no fault of the device."""
+"""Error codes of drivers whose compiler is missing (in some containers) or too old; the device is not at fault."""
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -82,11 +82,11 @@ DONE:
 
 
 class DeviceError(Exception):
-    """The device refused something, or failed in it."""
+    """The device refused an operation or failed in it."""
 
 
 class NoDriverError(Exception):
-    """Nothing can be found out: there is no NVIDIA driver, it shows no GPU here, or it cannot compile the kernel."""
+    """The device cannot be tested: no driver, no visible GPU, or no compiler for the kernel."""
 
 
 class Gpu:
@@ -100,7 +100,7 @@ class Gpu:
         self._call("cuCtxSetCurrent", context)
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """See `probe.Computer`. Raises DeviceError."""
+        """See `Computer`. Raises DeviceError."""
         room = self._allocate(_ROOM_BYTES)
         self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
         length = size * size * a.itemsize
@@ -129,7 +129,7 @@ class Gpu:
 
 
 def check(driver: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the driver. Raises DeviceError with the driver's own words, or NoDriverError."""
+    """Call a function of the driver. Raises DeviceError with the driver's message, or NoDriverError."""
     function = getattr(driver, name, None)
     if function is None:
         raise NoDriverError(f"the driver has no {name}")
@@ -144,7 +144,7 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
 
 
 def open_first() -> Gpu:
-    """The first GPU that this process sees. Raises NoDriverError, and DeviceError for one that cannot be opened."""
+    """Open the first GPU that this process sees. Raises NoDriverError, DeviceError."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -161,14 +161,12 @@ def open_first() -> Gpu:
 
 SIZE = 512  # rows and columns of the matrices
 ALLOWED = 1e-3  # the largest relative error of an element
-_LIMIT_S = 120  # seconds until the probe ends itself, should its starter have died
+_LIMIT_S = 120  # seconds until the probe ends itself, if its parent has died
 
 
 class Computer(Protocol):
-    """A device that multiplies matrices."""
-
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """The product of two square matrices, row by row, computed on the device. Raises DeviceError."""
+        """Return the product of two square matrices, row by row, computed on the device. Raises DeviceError."""
 
 
 def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
@@ -208,7 +206,7 @@ def _short(number: float) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Probe the one GPU that this process sees."""
+    """Probe the only GPU that this process sees."""
     signal.alarm(_LIMIT_S)
     name = arguments[0]
     try:
@@ -217,7 +215,7 @@ def main(arguments: list[str]) -> int:
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:
         answer, said = ProbeVerdict.FAILED, f"{name} failed: {error}"
-    except Exception as error:  # a fault of ours says nothing of the device
+    except Exception as error:  # a bug of ours is no fault of the device
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {type(error).__name__}: {error}"
     if said:
         print(said)  # noqa: T201  # this is the answer

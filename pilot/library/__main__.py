@@ -8,7 +8,7 @@ import sys
 from stoker.pilot.library.main import serve
 
 if __name__ == "__main__":
-    number = int(sys.argv.pop())  # a user's function that looks for its program's arguments must not find it
+    number = int(sys.argv.pop())  # removed: a user's function that reads the program's arguments must not find it
     serve(number)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,11 +1,11 @@
-"""Records of calls that survive the library's process: which call runs, and where its output is.
+"""Records that the agent reads if a library's process dies: which calls run, and where their output is.
 
 The marker is a small mapped file with a record per slot: the call's id, its start on CLOCK_MONOTONIC in ns (0 = idle),
-and where in the log its output begins. To write it costs no system call. The agent reads it. The first record holds the
-log's length when a call last ended.
+and the byte of the log where its output begins. Writing needs no system call. The first record has the log's length
+when the last call ended.
 
-With one slot, standard output is the log, and a call's output is what the log grew by. With several slots, each
-thread's prints go to a file of its slot, and into the log when the call ends or after the process died (`recover`).
+With one slot, standard output is the log, and a call's output is the log's growth. With several slots, each thread
+prints to a file of its slot. When the call ends, or after the process died (`recover`), the output moves into the log.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stoker.protocol.calls import Printed
 
 _RECORD = struct.Struct("<Qqq")
 _SIZE = _RECORD.size
-NOWHERE = -1  # stands for the place in the log of a call whose output is not known
+NOWHERE = -1  # the place in the log of unknown output
 
 
 class Running(NamedTuple):
-    """A running call. `slot`: beyond the library's slots it has ended."""
+    """A running call. If its `slot` is beyond the library's slots, it has ended (see `suspect`)."""
 
     call: int
     start_ns: int
@@ -42,8 +42,6 @@ class Running(NamedTuple):
 
 
 class Marker:
-    """The library's side."""
-
     def __init__(self, path: str | os.PathLike[str], *, slots: int) -> None:
         self._path = os.path.abspath(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -56,25 +54,23 @@ class Marker:
         self._pack = _RECORD.pack_into
 
     def begin(self, slot: int, call: int, start_ns: int, log_from: int = NOWHERE) -> None:
-        """A slot begins a call, whose output begins at this byte of the log."""
         self._pack(self._map, (1 + slot) * _SIZE, call, start_ns, log_from)
 
     def idle(self, slot: int) -> None:
-        """A slot has nothing to run."""
         self._pack(self._map, (1 + slot) * _SIZE, 0, 0, NOWHERE)
 
     def ended(self, log_bytes: int) -> None:
-        """A call has ended, and the log has this length now."""
+        """Record the log's length when a call has ended."""
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def suspect(self, calls: Iterable[int]) -> None:
-        """These calls have ended, and one of them may be why this process ends before it could tell that."""
+        """Record ended calls that may have killed this process before their ends were sent."""
         with suppress(OSError), open(self._path, "ab") as file:
             file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
 
 
 def running(path: Path) -> list[Running]:
-    """Calls that run. None where the library never came to write the file."""
+    """Return the running calls; empty if the library has not written the file."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -90,17 +86,17 @@ def running(path: Path) -> list[Running]:
 
 # ---- output
 
-_GAP_S = 0.001  # output in the gap between two calls belongs to neither, if the gap is longer
+_GAP_S = 0.001  # seconds; output in a longer gap between two calls belongs to neither call
 _clock = time.perf_counter
 
 
 class LogTail:
-    """The output of the one slot: the growth of the log file."""
+    """The output of a library's only slot: the growth of the log file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         facts = os.fstat(1)
-        self.start = facts.st_size  # where in the log the output of the call that runs, or of the next one, begins
+        self.start = facts.st_size  # where in the log the output of the current or next call begins
         self._taken_at = 0.0
         self._is = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -109,7 +105,7 @@ class LogTail:
             sys.stderr = stream_to(2)
 
     def begin(self) -> int:
-        """A call begins. Returns where in the log its output begins."""
+        """Return where in the log the next call's output begins."""
         if _clock() - self._taken_at > _GAP_S and not _has_length(1, self.start):
             self.start = max(self.start, self._size())
         return self.start
@@ -137,7 +133,7 @@ class LogTail:
 
 
 class ThreadTail:
-    """Output of one of several slots: Python's streams of its thread, kept in the slot's file."""
+    """The output of one of several slots: its thread's Python streams, in the slot's file."""
 
     _lock = threading.Lock()
 
@@ -149,33 +145,32 @@ class ThreadTail:
         route()
 
     def begin(self) -> int:
-        """A call begins in this thread. Returns where in the log output of its C code can begin."""
+        """Route this thread's output to its file. Return where in the log the output of C code may begin."""
         _local.stream = self._stream
         try:
             return os.fstat(1).st_size
-        except OSError:  # a call has closed it
+        except OSError:  # a call has closed the descriptor
             return 0
 
     def take(self) -> Printed | None:
-        """Write what this thread has printed into the log, and say where."""
+        """Move this thread's output into the log, and return its place."""
         _local.stream = None
         _flush(self._stream)
         with self._lock:
             try:
                 printed = _move(self._file, 1, self._path)
                 self._ended(os.fstat(1).st_size)
-            except OSError:  # a call has closed it, or the disk fails: a log costs no result
+            except OSError:  # a call has closed it, or the disk fails: the call still gets its result
                 return None
         return printed
 
 
 def kept_of(folder: str | os.PathLike[str], slot: int) -> str:
-    """Where the output of the call that runs in a slot lies, in the library's folder."""
     return os.path.join(folder, f"printed-{slot}")
 
 
 def recover(log: str, kept: str) -> None:
-    """Write into the log what a call of a dead process has printed."""
+    """Move the output of a dead process's call into the log."""
     try:
         with open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
             _move(file.fileno(), target.fileno(), log)
@@ -199,18 +194,17 @@ def _move(file: int, log: int, path: str) -> Printed | None:
 
 
 def route() -> None:
-    """Route Python's streams by thread, for the calls of several slots."""
     if not isinstance(sys.stdout, _Router):
         sys.stdout = _Router(sys.stdout)
         sys.stderr = _Router(sys.stderr)
-        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # its lines may come after the call
+        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # may print later
 
 
 _local = threading.local()
 
 
 class _LogFile(io.FileIO):
-    """The log file under Python's streams: drops what the disk does not take."""
+    """The log as a stream that drops output which the disk refuses."""
 
     def write(self, data: Any) -> int:
         try:
@@ -254,7 +248,7 @@ class _Router(io.TextIOBase):
 def _has_length(file: int, length: int) -> bool:
     try:
         return os.lseek(file, 0, os.SEEK_END) == length
-    except OSError:  # a call has closed it, or has put a pipe in its place
+    except OSError:  # a call has closed the descriptor, or replaced it by a pipe
         return False
 
 

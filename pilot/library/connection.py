@@ -1,10 +1,8 @@
 """The connection between a library and its agent, on a Unix socket pair.
 
-The first frame holds the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of 3.
-User code may write to this socket by mistake, so a frame without the mark or with an impossible length is refused.
-
-`LibraryOutbox` sends ends of calls, progress and answers, from every thread. `BatchReports` reports every few seconds
-how full the batch of the context's engine is.
+The first frame has the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of 3
+bytes. User code may write to this socket by mistake, so a frame without the mark or with an impossible length is
+refused.
 """
 
 from __future__ import annotations
@@ -30,11 +28,10 @@ from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """One library's place on its pilot, with absolute paths.
+    """Settings of one library; paths are absolute.
 
-    `objects` is the session's folder for large results; `search_path` is appended to `sys.path`; `host` is this
-    machine's address for other pilots; `turns` is the board of turns (empty: none); `probe` the command that probes a
-    device.
+    `objects`: the session's folder for large results; `search_path`: appended to `sys.path`; `host`: this machine's
+    address for other pilots; `turns`: the board of turns (empty: none); `probe`: the command that probes a device.
     """
 
     pilot: str
@@ -58,14 +55,13 @@ encode_settings = msgspec.msgpack.Encoder().encode
 _HEAD = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size
 _LENGTH_BITS = 40
-_MARK = 0xD7A5C1 << _LENGTH_BITS  # no text in UTF-8 or ASCII holds these three bytes
-MOST_BYTES = 1 << 32  # no frame is longer: MessagePack ends there too
+_MARK = 0xD7A5C1 << _LENGTH_BITS  # no text in UTF-8 or ASCII contains these three bytes
+MOST_BYTES = 1 << 32  # longest frame, as in MessagePack
 _ROOM = 1 << 18
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
 
 def pack(messages: list[Any]) -> bytearray:
-    """Messages as the bytes of one frame, its length before it."""
     out = bytearray(HEAD_BYTES)
     _encode_into((0, messages), out, HEAD_BYTES)
     _HEAD.pack_into(out, 0, _MARK | len(out) - HEAD_BYTES)
@@ -73,12 +69,11 @@ def pack(messages: list[Any]) -> bytearray:
 
 
 def pack_raw(body: bytes) -> bytes:
-    """Bytes as a frame."""
     return _HEAD.pack(_MARK | len(body)) + body
 
 
 def length_of(head: bytes | bytearray, start: int = 0) -> int:
-    """The length of the frame whose head begins there. Raises ProtocolError for bytes that are no head."""
+    """Return the length of the frame that begins at `start`. Raises ProtocolError if no frame begins there."""
     (said,) = _HEAD.unpack_from(head, start)
     length: int = said ^ _MARK
     if length > MOST_BYTES:
@@ -87,8 +82,6 @@ def length_of(head: bytes | bytearray, start: int = 0) -> int:
 
 
 class FrameReader:
-    """Cuts what arrives on a socket into frames."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray(_ROOM)
@@ -97,7 +90,7 @@ class FrameReader:
         self._end = 0
 
     def fill(self, *, block: bool) -> bool:
-        """Take what has arrived; False at the end of the stream. Raises BlockingIOError if nothing has."""
+        """Read the bytes that have arrived; False at the end of the stream. Raises BlockingIOError if none have."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._buffer) > 16 * _ROOM:
@@ -109,7 +102,7 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next whole frame, valid until the next `fill`; None if it is not complete."""
+        """Return the next whole frame, valid until the next `fill`; None if it is incomplete."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
@@ -139,30 +132,30 @@ class FrameReader:
 
 # ---- outbox
 
-_REPORT_S = 0.05  # progress is reported at most this often
+_REPORT_S = 0.05  # minimum seconds between two reports of progress
 _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """The sending side of a library's socket. `lost` receives the calls whose ends could not be sent."""
+    """Sends a library's messages, from any thread. `lost` receives the calls whose ends could not be sent."""
 
     def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock
         self._lost = lost
         self._sending = threading.Lock()
-        self.ends: deque[CallEnd] = deque()  # ends that wait
-        self.oldest_end = 0.0  # when the first of them came, on `time.perf_counter`
+        self.ends: deque[CallEnd] = deque()  # ends to send
+        self.oldest_end = 0.0  # when the oldest waiting end was added, on `time.perf_counter`
         self._reports: dict[int, CallProgress] = {}
         self._reported_at = 0.0
 
     def report(self, progress: CallProgress) -> None:
-        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago."""
+        """Record a call's progress; send it with the next frame, or now if the last report is over 50 ms old."""
         self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
 
     def add(self, outcome: CallEnd | CallProgress, *, ended_at: float) -> None:
-        """A call has ended, or was evicted with this checkpoint: that is sent now, an end with the next frame."""
+        """Queue a call's end, or send an evicted call's checkpoint now."""
         report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
             self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
@@ -187,7 +180,6 @@ class LibraryOutbox:
                 self._send(messages)
 
     def send(self, messages: list[Any]) -> None:
-        """Send these messages now, as one frame."""
         with self._sending:
             self._send(messages)
 
@@ -237,17 +229,18 @@ class BatchReports:
         self._said_at = -every_s
 
     def start(self) -> None:
-        """Begin to look, if the context has an engine."""
+        """Start the reporting thread, if the context has an engine."""
         if callable(getattr(self._context, "batch_load", None)):
             threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
 
     def send_if_due(self, now: float) -> None:
-        """Send a report if the batch has changed and the last one is long enough ago, or if a profiler has measured."""
-        times = self._times(urgent=True)
-        if not times.samples and now - self._said_at < self._every_s:
-            return
-        load = self._context.batch_load()
+        """Send a report if the batch has changed and the last report is `EVERY_S` old, if the cache will be too small,
+        or if new step times exist.
+        """
+        times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
+            return
+        if not times.samples and not load.is_short and now - self._said_at < self._every_s:
             return
         self._said_at, self._load = now, load
         self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))

@@ -1,14 +1,14 @@
-"""Classifies the exception that a call raised: the user's, or the infrastructure's (`pilot.core.infrastructure`).
+"""Decides whether a call's exception is the user's or the infrastructure's (`pilot.core.infrastructure`).
 
 *Origin.* The traceback of an exception from the kernel or a compiled library has no `raise` statement at its end. So
 `raise OSError(EIO)` is the user's.
 
-*Chains.* An explicit cause (`raise ... from error`) counts, the implicit context does not. A group counts if each
+*Chains.* An explicit cause (`raise ... from error`) is judged too, the implicit context is not. A group counts if each
 member does.
 
-*Full disks.* The disk is that of the file which the exception names, or of an open file in the innermost function that
-has one; without a file, one of the node's disks must be full. A call that fills a disk alone would do so on every node,
-so its exception is the user's.
+*Full disks.* The exception's file is judged, else the open files of the innermost function that has any. Other
+processes must have filled its disk: a call that fills a disk alone would do so on every node. Without a file, any full
+disk of the node is enough.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 # ---- full disks
 
 _FEW_BYTES = 64 << 10
-_FEW_PART = 0.01  # a disk with less than these bytes, or less than this part of it, free is full
-_OTHERS_PART = 0.8  # others filled a disk if they hold at least this part of it
+_FEW_PART = 0.01  # a disk with fewer free bytes, or a smaller free part, counts as full
+_OTHERS_PART = 0.8  # other processes filled a disk if they hold at least this part of it
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (str, PosixPath, PurePosixPath)
@@ -49,7 +49,7 @@ _SERVER_FAILS = frozenset(
 
 
 def others_filled_it(error: BaseException, folder: str) -> bool:
-    """True if the disk that a call could not write to is one of this node's, and others filled it."""
+    """True if other processes filled the disk that refused a call's write, and the disk is this node's."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
         with suppress(OSError):
@@ -74,7 +74,7 @@ def is_there(path: str) -> bool:
 
 
 def _temporary() -> list[str]:
-    """Where temporary files go. `tempfile.gettempdir` tries to write there, and goes elsewhere if the disk is full."""
+    """Return folders for temporary files. `tempfile.gettempdir` would avoid full disks."""
     named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
     return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
 
@@ -96,7 +96,7 @@ def _others_fill(file: str, devices: Collection[int]) -> bool:
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """Bytes of the file, and of files that this process has open there for writing."""
+    """Return the bytes of the file, and of other files on its disk that this process writes."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -116,7 +116,7 @@ def _files_of(trace: TracebackType | None) -> list[str]:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     for frame in reversed(frames):
-        values = list(frame.f_locals.values())  # of a module, another thread may change them
+        values = list(frame.f_locals.values())  # another thread may change the locals of a module
         opened = [value for value in values if type(value) in _OPENED]
         found = [path for value in opened or values if (path := _path_of(value))]
         if found or not frame.f_code.co_filename.startswith(_INSTALLED):
@@ -134,7 +134,7 @@ def _path_of(value: object) -> str:
         if "\0" in path or "\n" in path or not (is_file or os.sep in path) or os.path.isdir(path):
             return ""
         return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) else ""
-    except Exception:  # a detached buffer, a file of the user's class, a working folder that is gone
+    except Exception:  # a detached buffer, a file of a user's class, a removed working folder
         return ""
 
 
@@ -152,7 +152,7 @@ def _is_full(folder: str) -> bool:
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
-"""Where these stand at the end of a traceback, Python code raised the exception, or passed one on."""
+"""Opcodes which, at the end of a traceback, show that Python code raised the exception or passed it on."""
 _MOST_LINKS = 20
 _PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -162,7 +162,7 @@ _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """The facts of a library that exceptions are judged by."""
+    """Facts of a library for judging exceptions."""
 
     folder: str
     devices: tuple[str, ...] = ()
@@ -171,14 +171,14 @@ class Place(NamedTuple):
 
 
 class InfrastructureCause(NamedTuple):
-    """That an exception is the infrastructure's: the table's row, and in words what happened."""
+    """The table's row that an exception matches, and a message."""
 
     row: Sign
     text: str
 
 
 def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
-    """Why an exception is the infrastructure's; None if it is the user's own."""
+    """Return why an exception is the infrastructure's; None if it is the user's."""
     seen = 0
     while seen < _MOST_LINKS:
         if isinstance(error, BaseExceptionGroup):
@@ -208,12 +208,12 @@ def _row(error: BaseException, place: Place) -> Sign | None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:_TEXT_MOST]
-    except Exception:  # a __str__ of the user's
+    except Exception:  # a user's `__str__` failed
         return ""
 
 
 def _is_compiled(error: BaseException) -> bool:
-    """True if no `raise` of Python code made this exception, or only one in the package of its type."""
+    """True if compiled code made the exception, or Python code in the package of its type."""
     trace = error.__traceback__
     if trace is None:
         return False
@@ -230,23 +230,23 @@ def _is_compiled(error: BaseException) -> bool:
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})
-"""Packages whose Python code raises errors of their types that are in the table."""
+"""Packages whose own Python code raises the errors in the table."""
 _PASS_ON = frozenset({"shutil"})
-"""Modules that catch what the kernel raises, write the names of their files into it, and raise it again."""
+"""Modules that catch OSError, add file names, and raise it again."""
 
 
 # ---- proofs
 
 
 def _is_within_budget(error: BaseException, place: Place) -> bool:
-    """True if a device lacks room for this request, although the library has not used up its budget."""
+    """True if a device lacks memory for the failed allocation although the library is within its budget."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
     asked = _ASKED_FOR.search(_text(error))
     size = float(asked[1]) * _UNITS[asked[2]] if asked is not None else 0.0
     try:
-        if not torch.cuda.is_initialized():  # it had no room for its context
+        if not torch.cuda.is_initialized():  # the device lacked memory for CUDA's context
             return True
         named = _ON_DEVICE.search(_text(error))
         for index in (int(named[1]),) if named is not None else range(torch.cuda.device_count()):
@@ -256,7 +256,7 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
                 return True
             if not size and not held:
                 return True
-    except Exception:  # a device in which nothing works any more
+    except Exception:  # the device fails every operation
         return False
     return False
 
@@ -275,12 +275,12 @@ def _fails(device: str, command: tuple[str, ...]) -> bool:
         return True
     except OSError:
         return False
-    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may have taken it
+    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may have taken the memory
     return not lacks_memory and done.returncode not in _NO_FAULT
 
 
 _NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKILL, -signal.SIGTERM)
-"""Other exit codes of a probe, and other signals that ended it, say that the device fails."""
+"""Exit codes and signals of a probe that show no fault. Any other means that the device fails."""
 
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
@@ -301,13 +301,13 @@ _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000
 _RUNS_IT = "remote_side_bash_executor"
-_HEAD_ENDS = "--> end executable <--"  # Parsl writes the command into the file for standard error, up to this line
+_HEAD_ENDS = "--> end executable <--"  # in the file for standard error, Parsl writes the command up to this line
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of an exception that Parsl raised for a command, and return both in short.
+    """Set `command` and `last_lines` of Parsl's exception for a failed command; return both as a short text.
 
-    Empty for any other exception. The call's output begins at the byte `log_from` of the library's log.
+    Empty for any other exception. The call's output begins at byte `log_from` of the library's log.
     """
     trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
     while trace is not None and trace.tb_frame.f_code.co_name != _RUNS_IT:
@@ -353,7 +353,7 @@ _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 
 def in_short(error: BaseException) -> str:
-    """`KeyError: 'claim'`, and a line for each of the last frames in the user's code (or the innermost of all)."""
+    """Return the exception in one line, and a line for each of the last frames in user code."""
 
     def is_own(frame: FrameType) -> bool:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
@@ -366,5 +366,5 @@ def in_short(error: BaseException) -> str:
         own = [(frame, line) for frame, line in frames if is_own(frame)][-_FRAMES:] or frames[-1:]
         places = [f"at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in own]
         return "\n".join([" ".join(said)[:_SHORT_MOST], *places])
-    except Exception:  # a class of the user's may do anything when it is shown
+    except Exception:  # a user's class may fail when it is shown
         return type(error).__name__

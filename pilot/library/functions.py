@@ -1,8 +1,7 @@
-"""The functions of a library: cached by key, unpickled with their arguments, and which of them may run at the same
-time.
+"""The functions of a library: a cache by key, unpickling, and which calls may run at the same time.
 
-A missing package, or a disk that refuses a write, is a `TransferError`. Other exceptions from unpickling are the
-user's. Slots share one `sys.modules`, so calls that bring different versions of a module run one after the other.
+A missing package, or a disk that refuses a write, raises `TransferError`. Other exceptions from unpickling are the
+user's. Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
 """
 
 from __future__ import annotations
@@ -39,51 +38,49 @@ _ROOM_BYTES = 128_000_000
 
 
 class Function:
-    """One function. It is unpickled when its first call runs, in the thread that runs it."""
+    """One function, unpickled by the thread that runs its first call."""
 
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
         self.size_bytes = len(blob.blob)
-        self.mean_s = 0.0  # how long its calls take, recent ones counting most; 0 = not known yet
+        self.mean_s = 0.0  # mean seconds of its calls, weighted to recent calls; 0 = unknown
         self._blob = blob.blob
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
         self._versions: Mapping[str, str] | None = None
-        self._replaced = 0  # how often modules had been replaced when it was opened
+        self._replaced = 0  # number of module replacements when the function was unpickled
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of the modules that it brings, by name."""
         if self._versions is None:
             self._versions = versions_carried(self._blob)
         return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context as its first argument."""
+        """Return the function, and whether it takes the context as its first argument."""
         self._modules.enter()
         opened = self._opened
         if opened is None or self._replaced != count_replaced():
-            with self._lock:  # several slots may get its first calls
+            with self._lock:  # several slots may run its first calls
                 opened = self._opened
-                if opened is None or self._replaced != count_replaced():  # its globals may hold a replaced module
+                if opened is None or self._replaced != count_replaced():  # its globals may refer to a replaced module
                     (function, takes_context, *_), self._modules = loads_code(self._blob)
                     self._opened = opened = (function, takes_context)
                     self._replaced = count_replaced()
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """Unpickle a call's arguments. Modules of the arguments come before the function's."""
+        """Unpickle a call's arguments. Modules that they carry precede the function's."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
 
     def took(self, seconds: float) -> None:
-        """A call of it took this long."""
         self.mean_s = seconds if not self.mean_s else 0.7 * self.mean_s + 0.3 * seconds
 
 
 class RunnableCall(msgspec.Struct, frozen=True):
-    """A call, with the order that its frame holds for all its calls, and its function."""
+    """A call, its function, and the `Run` that it shares with the calls of its frame."""
 
     spec: CallSpec
     run: Run
@@ -91,7 +88,7 @@ class RunnableCall(msgspec.Struct, frozen=True):
 
 
 class Functions:
-    """A cache of at most `room` functions, and of at most `room_bytes` or one."""
+    """A cache of at most `room` functions of at most `room_bytes` in total; it keeps at least one."""
 
     def __init__(self, *, room: int = _ROOM, room_bytes: int = _ROOM_BYTES) -> None:
         self._room = room
@@ -100,7 +97,7 @@ class Functions:
         self._here: OrderedDict[str, Function] = OrderedDict()
 
     def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
-        """The function of this key, from the cache or from `blob`; None when it is in neither."""
+        """Return a function from the cache or from `blob`; None if neither has it."""
         found = self._here.get(key)
         if found is None:
             if blob is None:
@@ -121,7 +118,7 @@ _TEXT_MOST = 40_000
 
 
 class TransferError(Exception):
-    """The function or arguments of a call could not be unpickled here, or its result could not be sent."""
+    """A call's function or arguments could not be unpickled, or its result could not be sent."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -129,8 +126,6 @@ class TransferError(Exception):
 
 
 class Packer:
-    """Unpickles what calls bring, and pickles what they return."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
@@ -145,13 +140,11 @@ class Packer:
 
     @property
     def log(self) -> str:
-        """The library's log."""
         return self._settings.log
 
     # ---- what a call brings
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
-        """Return the function, and whether it takes the context."""
         try:
             return function.open()
         except BaseException as error:
@@ -161,7 +154,6 @@ class Packer:
     def open_arguments(
         self, function: Function, payload: Payload, objects: Mapping[str, str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call."""
         data: Any = payload
         if isinstance(data, ObjectRef):
             try:
@@ -186,7 +178,7 @@ class Packer:
             raise TransferError(self.failure(text)) from error
         if isinstance(error, SerializationError):
             raise TransferError(self.failure(f"{what} could not be unpickled on {pilot}: {error}")) from error
-        with contextlib.suppress(Exception):  # a class of the user's may refuse it
+        with contextlib.suppress(Exception):  # a user's class may refuse notes
             error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 
     # ---- what it gives back
@@ -204,7 +196,7 @@ class Packer:
             raise TransferError(self.failure(text)) from error
 
     def pack(self, call: int, result: Any) -> Payload:
-        """The payload of a result. Raises TransferError."""
+        """Return the payload of a result. Raises TransferError."""
         parts = self.parts(result, what="result")
         if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
             return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
@@ -213,11 +205,11 @@ class Packer:
         return self._store(call, parts)
 
     def pack_error(self, call: int, error: BaseException) -> Payload:
-        """The payload of an exception; its frames are forgotten."""
-        if error.__traceback__ is not None:  # from the user's own frame on
+        """Return the payload of an exception, and drop the exception's frames."""
+        if error.__traceback__ is not None:  # begin at the user's own frame
             error.__traceback__ = error.__traceback__.tb_next
         data = payloads.dump_exception(error)
-        error.__traceback__ = None  # frames hold the arguments alive
+        error.__traceback__ = None  # frames keep the arguments alive
         if len(data) <= INLINE_LIMIT_BYTES:
             return data
         try:
@@ -258,12 +250,12 @@ def clean(text: str) -> str:
 
 # ---- calls that may run at the same time
 
-_Versions = Mapping[str, str]  # the versions of the modules that a call wants, by name
-_FOLDER = "/"  # no module's name: stands for the folder that a call runs in
+_Versions = Mapping[str, str]  # versions of the modules that a call needs, by name
+_FOLDER = "/"  # the key for the call's folder, which no module can have as its name
 
 
 class SideBySide:
-    """The running calls by slot. The caller holds a lock around each use."""
+    """Chooses calls that may run together. The caller holds a lock around each use."""
 
     def __init__(self) -> None:
         self._of_context = versions_of_context()
@@ -274,11 +266,11 @@ class SideBySide:
         self._seen: dict[ProgramFolder, bool] = {}
 
     def share_a_folder(self) -> None:
-        """All slots have one working folder and one umask."""
+        """Record that all slots have one working folder and one umask."""
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
-        """Take the next call for this slot; None if none may begin yet."""
+        """Take the next call for a slot; None if no call may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
             if any(
@@ -296,7 +288,7 @@ class SideBySide:
         return None
 
     def end(self, slot: int) -> bool:
-        """The slot's call has ended. Returns whether another may wait for that."""
+        """Record the end of a slot's call. True if another call may have waited for it."""
         self._running.pop(slot, None)
         waits, self._keeps_one_waiting = self._keeps_one_waiting, False
         return waits

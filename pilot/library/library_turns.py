@@ -1,16 +1,15 @@
-"""A library's turns on its devices: it asks before each iteration, and hands the devices on after it.
+"""The turns of libraries on shared devices: a library asks before each iteration, and passes the devices on after it.
 
-`stoker.pilot.core.turns` decides who is next. The libraries of a pilot ask on a board in shared memory, which has one
-row per engine. The library whose iteration has ended computes the next turn from the board, writes it there under the
-board's lock, and wakes the next library with a datagram. A library that shares its devices with no other makes no
-system call. The lock protects an order of work, not memory: if its holder is stopped, others continue after 50 ms, and
-at worst two libraries compute at the same time for one step.
+`stoker.pilot.core.turns` decides the order. The libraries of a pilot ask on a board: shared memory with one row per
+engine. A library that ends an iteration writes the next turn on the board, and wakes the next library with a datagram.
+A library that does not share its devices makes no system call.
 
-A holder that died, was stopped, or takes much longer than announced loses its turn: waiting libraries check the board
-every few hundredths of a second, and lock it only to change something.
+The board's lock protects only the order of work: if its holder is stopped, others continue after 50 ms, and at worst
+two libraries compute at once for one step. A library loses its turn if its process died, was stopped, or takes much
+longer than announced. Waiting libraries check this every 25 ms without the lock.
 
-Next to each row is the engine's work (`packed`), written before each step without a lock and read by the agent. A
-checksum detects a half-written value.
+Next to each row is the engine's work (`packed`), written without a lock and read by the agent. A checksum detects a
+half-written value.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- what an engine has to do
 
-MOST_PROMPTS = 32  # unread prompts that stand there, the most urgent
+MOST_PROMPTS = 32  # number of most urgent prompts listed; the last entry merges all others
 _SUM = struct.Struct("<I")
 _HEAD = struct.Struct("<QIIddddQQ")
 _PROMPT = struct.Struct("<Idd")
@@ -50,8 +49,8 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
     if len(prompts) > MOST_PROMPTS:
         rest = prompts[MOST_PROMPTS - 1 :]
         prompts[MOST_PROMPTS - 1 :] = [(sum(tokens for tokens, _, _ in rest), rest[-1][1], rest[-1][2])]
-    rows, length, due_at, tpot_s, late_at, _, taken_up, peak = work
-    parts = [_HEAD.pack(library, rows, len(prompts), length, due_at, tpot_s, late_at, taken_up, peak)]
+    rows, length, due_at, tpot_s, late_at, _, accepted_requests, peak = work
+    parts = [_HEAD.pack(library, rows, len(prompts), length, due_at, tpot_s, late_at, accepted_requests, peak)]
     parts += [_PROMPT.pack(min(tokens, 2**32 - 1), at, each_s) for tokens, at, each_s in prompts]
     data = b"".join(parts)
     return _SUM.pack(zlib.crc32(data)) + data
@@ -59,7 +58,7 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
 
 def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
     """Decode a library and its engine's work; None if damaged."""
-    library, rows, count, length, due_at, tpot_s, late_at, taken_up, peak = _HEAD.unpack_from(data, _SUM.size)
+    library, rows, count, length, due_at, tpot_s, late_at, accepted_requests, peak = _HEAD.unpack_from(data, _SUM.size)
     end = _SUM.size + _HEAD.size + count * _PROMPT.size
     if count > MOST_PROMPTS or zlib.crc32(data[_SUM.size : end]) != _SUM.unpack_from(data)[0]:
         return None
@@ -68,33 +67,31 @@ def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
     times = (due_at, late_at, *(at for _, at, _ in prompts))
     if not all(0 <= number < math.inf for number in lengths) or any(map(math.isnan, times)):
         return None
-    return library, EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, peak)
+    return library, EngineWork(rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, peak)
 
 
 # ---- the board
 
-ROWS = 64  # More libraries than a pilot holds. One that finds no row computes without turns.
+ROWS = 64  # an engine without a row computes without turns
 _HEADER = struct.Struct("<Q")
 _ROW = struct.Struct("<QIIdddd64s")
-_WANTS, _WANTS_AT = struct.Struct("<Idddd"), 12  # the part of a row that changes from turn to turn
+_WANTS, _WANTS_AT = struct.Struct("<Idddd"), 12  # the part of a row that changes with each turn
 _ROWS_END = _HEADER.size + ROWS * _ROW.size
 _SIZE = _ROWS_END + ROWS * WORK_BYTES
 _LOCK_S, _LOCK_TRY_S = 0.05, 0.0001
 
 
 class TurnState(enum.IntEnum):
-    """The state of an engine's request for its devices."""
-
-    IDLE = 0  # nothing
-    WAITS = 1  # it wants to compute an iteration
-    HOLDS = 2  # it computes one
+    IDLE = 0  # the engine has no request
+    WAITS = 1  # the engine waits for a turn
+    HOLDS = 2  # the engine computes
 
 
 _STATES = tuple(TurnState)
 
 
 class TurnRow(msgspec.Struct):
-    """An engine on the board, and its library. Seconds on the machine's monotonic clock."""
+    """An engine on the board. Times are seconds on the monotonic clock."""
 
     number: int
     library: LibraryId
@@ -107,7 +104,6 @@ class TurnRow(msgspec.Struct):
     devices: tuple[DeviceId, ...]
 
     def is_of(self, other: TurnRow) -> bool:
-        """True if both are of one library and one process of it."""
         return self.library == other.library and self.pid == other.pid
 
 
@@ -118,7 +114,7 @@ class TurnBoard:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Even if the file is as long: a write into a hole of it kills the process when the disk is full.
+            # Always allocate: a write into a hole of the file kills the process when the disk is full.
             os.posix_fallocate(self._file, 0, _SIZE)
             self._memory = mmap.mmap(self._file, _SIZE)
         except BaseException:
@@ -126,21 +122,21 @@ class TurnBoard:
             raise
         self.lock = BoardLock(self._file)
         self._taken, self._taken_at = list[int](), -1
-        """The rows that were taken when the board was read last, and after how many changes that was."""
+        """The occupied rows at the last reading of the board, and the count of changes at that time."""
 
     @property
     def changes(self) -> int:
-        """How often a library has come or gone."""
+        """Number of times that an engine joined or left the board."""
         found: int = _HEADER.unpack_from(self._memory, 0)[0]
         return found
 
     def snapshot(self) -> bytes:
-        # The count is read first: with rows that are older than it, a library that has joined would not be seen again.
+        # Read the count first: with a newer count and older rows, a new library would stay unseen.
         changes = self._memory[: _HEADER.size]
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """Return the rows on the board, or in one of its snapshots."""
+        """Return the rows of the board, or of the snapshot `read`."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -150,7 +146,6 @@ class TurnBoard:
         return found
 
     def row(self, number: int) -> TurnRow | None:
-        """The row with this number; None if it is free, or damaged."""
         return _read_row(number, self._memory)
 
     def write(self, row: TurnRow) -> None:
@@ -163,7 +158,7 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Take a free row for an engine; None on a full board, or for too long device names."""
+        """Occupy a free row; None if the board is full or the device names are too long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -177,26 +172,25 @@ class TurnBoard:
         return None
 
     def has(self, row: TurnRow) -> bool:
-        """True if the row is still this library's and process's."""
         here = self.row(row.number)
         return here is not None and here.is_of(row)
 
     def clear(self, row: TurnRow) -> None:
-        """Free a row; under the lock."""
+        """Free a row; the caller holds the lock."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
 
     def close(self) -> None:
-        """Forget the board; the file stays."""
+        """Unmap the board; the file stays."""
         self._memory.close()
         os.close(self._file)
 
 
 def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
+    """Return the rows in a board file's bytes, each with its packed work.
 
-    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
+    The agent must not map the file: a process dies if its mapped file is truncated.
     """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
@@ -219,7 +213,7 @@ def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
 
 
 class BoardLock:
-    """The lock of a board, by its file. A class, because a generator would cost a hand-over 10 us."""
+    """The lock of a board. A class, because a generator function would add 10 us to each turn."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -230,7 +224,7 @@ class BoardLock:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except OSError:  # another holds it, or the file system has no locks
+            except OSError:  # another process has the lock, or the file system has no locks
                 if time.monotonic() > until:
                     return
                 time.sleep(_LOCK_TRY_S)
@@ -246,11 +240,11 @@ def _place(number: int) -> int:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.025  # seconds between two looks at the board while waiting
-_SWEEP_S = 1.0  # a library that shares its devices looks for libraries that are gone this often
-_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a holder has lost its turn after twice its forecast and 0.03 s
-_OVERDUE_UNKNOWN_S = 10.0  # the same without a forecast; a first step that compiles for longer then shares its device
-_LONGEST_WAIT_S = 60.0  # seconds; if the shared table of turns is wrong, calls are slower, not incorrect
+_LOOK_S = 0.025  # seconds between two checks of the board while waiting
+_SWEEP_S = 1.0  # seconds between two searches for ended libraries on shared devices
+_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a turn is lost after twice its expected seconds plus 0.03 s
+_OVERDUE_UNKNOWN_S = 10.0  # the same without announced seconds; a first step that compiles for longer shares its device
+_LONGEST_WAIT_S = 60.0  # seconds, then a library computes without a turn: a wrong board makes calls slow, not wrong
 _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 
@@ -261,23 +255,23 @@ class LibraryTurns:
         self._board = TurnBoard(board)
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
-        self._waker: socket.socket | None = None  # the socket on which others wake this engine, while it has a row
+        self._waker: socket.socket | None = None  # receives wake-ups from other engines while this engine has a row
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
 
     @property
     def shared(self) -> bool:
-        """True if another library on the board has one of its devices too."""
+        """True if another engine on the board uses one of its devices."""
         return self._present_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and hold it. A held turn passes on first if another library is more urgent.
+        """Wait for a turn and hold it. A held turn is first passed on if another library is more urgent.
 
-        `due_at`: when the most urgent token is due, on `time.monotonic`; `step_s`: expected length of the iteration, 0
-        if unknown; `work`: returns what to publish, after the next library is woken.
+        `due_at`: when the most urgent token is due, on `time.monotonic`; `step_s`: expected seconds of the iteration, 0
+        = unknown; `work`: returns the work to publish, after the next library is woken.
         """
         row = self._present_row()
         if row is None:
@@ -298,7 +292,7 @@ class LibraryTurns:
                 self._take_lost_turns(row)
 
     def end(self) -> None:
-        """The library wants no further iteration for now."""
+        """Pass the turn on: the library has no further iteration now."""
         row = self._present_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
@@ -312,19 +306,27 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work, by which the agent weighs offers."""
+        """Publish the engine's work, with which the agent judges offers."""
         row = self._present_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
 
     def close(self) -> None:
-        """Leave the board; the devices go to the next."""
-        row, self._row, self._joined = self._row, None, True
+        """Leave the board for good."""
+        try:
+            self.leave()
+        finally:
+            self._joined = True
+            self._board.close()
+
+    def leave(self) -> None:
+        """Leave the board until the next turn; pass the devices on to the next library."""
+        row, self._row, self._joined = self._row, None, False
         try:
             if row is not None:
                 with self._board.lock:
                     if self._board.has(row):
-                        # While the row is still this engine's: the next engine in it has a socket of the same name.
+                        # Unlink before the row is free: the next engine in it has a socket of the same name.
                         Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
                         self._board.clear(row)
                     next_ones = self._hand_on(time.monotonic())
@@ -332,7 +334,7 @@ class LibraryTurns:
         finally:
             if self._waker is not None:
                 self._waker.close()
-            self._board.close()
+                self._waker = None
 
     def _present_row(self) -> TurnRow | None:
         if not self._joined:
@@ -362,7 +364,7 @@ class LibraryTurns:
             waker = self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             # A blocking socket with the kernel's own time limit: a wait is one system call.
             waker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.pack(0, int(_LOOK_S * 1e6)))
-            Path(path).unlink(missing_ok=True)  # of an earlier library in this row
+            Path(path).unlink(missing_ok=True)  # left by an earlier library in this row
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
@@ -372,13 +374,13 @@ class LibraryTurns:
         return self._row
 
     def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
-        """Hold a turn if the devices are not shared, or if this library keeps one. Otherwise ask for one."""
+        """Hold a turn if the devices are not shared, or if this library keeps its turn. Otherwise ask for one."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
             if self._board.changes == self._seen or self._present_row() is not row or not self._shared:
                 return True
-            # A library has come meanwhile: it may have taken a turn before it could see this one.
+            # A library has joined meanwhile, and may have taken a turn before it saw this row.
         if self._hands_on(row, now):
             return False
         row.state, row.held_at = TurnState.HOLDS, now
@@ -402,7 +404,7 @@ class LibraryTurns:
             return False
         row.state = TurnState.WAITS
         with board.lock:
-            if board.snapshot() == read:  # the board is unchanged, so the choice holds
+            if board.snapshot() == read:  # the board is unchanged, so the choice is valid
                 rows[row.number] = row
                 board.write(row)
                 self._give(chosen, rows, now)
@@ -415,7 +417,7 @@ class LibraryTurns:
     def _holds(self) -> bool:
         assert self._row is not None
         row = self._board.row(self._row.number)
-        if row is None or not row.is_of(self._row):  # another library took it for dead
+        if row is None or not row.is_of(self._row):  # another library declared this process dead
             self._join()
             return True
         self._row.state, self._row.held_at = row.state, row.held_at
@@ -437,7 +439,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _hand_on(self, now: float) -> list[int]:
-        """Give free devices to those whose turn it is, under the lock. Returns the rows to wake, without the lock."""
+        """Give free devices to the next engines, under the lock. Return the rows to wake without the lock."""
         rows = {row.number: row for row in self._board.rows()}
         chosen = _next(rows.values())
         self._give(chosen, rows, now)
@@ -453,16 +455,15 @@ class LibraryTurns:
         own = self._row.number if self._row is not None else -1
         for number in numbers:
             if number != own and self._waker is not None:
-                with contextlib.suppress(OSError):  # it looks at the board a little later
+                with contextlib.suppress(OSError):  # the library checks the board later
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
 
 def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
-    """Return the rows that get turns: of the waiting ones, and of a row that `asks` in addition."""
     waiting, busy = list[TurnRequest](), set[DeviceId]()
     for row in rows if asks is None else (*rows, asks):
         if row is asks or row.state is TurnState.WAITS:
-            # The row's number stands for the library, which may have several engines.
+            # The row's number identifies the engine; its library may have several.
             waiting.append(TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since))
         elif row.state is TurnState.HOLDS:
             busy.update(row.devices)
@@ -474,7 +475,7 @@ def _waker_of(board: TurnBoard, number: int) -> str:
 
 
 def _is_lost(row: TurnRow, now: float) -> bool:
-    """True if the row holds a turn and its process is dead or stopped, or takes much longer than it has said."""
+    """True if the row holds a turn and its process is dead, stopped, or overdue."""
     if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
     most_s = _OVERDUE_FACTOR * row.step_s + _OVERDUE_S if row.step_s > 0 else _OVERDUE_UNKNOWN_S
@@ -484,7 +485,7 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 def _is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except PermissionError:  # another user's
+    except PermissionError:  # the process belongs to another user
         return False
     except (OSError, OverflowError):
         return True

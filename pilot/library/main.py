@@ -1,4 +1,4 @@
-"""`serve(socket)`: the life of a library process, from its settings to its end."""
+"""The life of a library's process, from its settings to its exit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.contexts import ambient, user_modules
-from stoker.contexts.inference.adapter import offer_turns
-from stoker.contexts.loading import HubWatch, load_context, slots_of
+from stoker.contexts.inference.adapter import set_device_share_factory
+from stoker.contexts.loading import HubWatch, load_context, slots_of, token_cache_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
@@ -35,11 +35,12 @@ from stoker.pilot.library.process import (
     Workplace,
     leave_child,
     links_of,
-    stand_apart,
+    unshare_working_folder,
     use_temporary,
 )
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
+from stoker.pilot.library.sleeper import Sleeper, can_sleep, device_memory, host_memory
 from stoker.protocol import wire
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -49,15 +50,18 @@ from stoker.protocol.to_library import Load
 _TAIL_LINES = 20
 _YOUNG_S = 2.0
 _LOADS = 10
-"""A library that is younger, or whose age is less than 10 times its load time, does not end itself for a function with
-other modules: so functions that take turns cost at most a tenth of the time."""
+"""A library exits for a function that needs another version of a loaded module only when it is older than 10 times its
+load time.
+
+So functions that need different versions in turn cost at most a tenth of the time in loads.
+"""
 _LEAST_ROOM_BYTES = 64 << 10  # a scratch disk that refuses 64 KiB is full
 
 
 def serve(number: int) -> None:
-    """Be the library on this socket until it is told to stop."""
-    # A batch system sends SIGTERM to every process of a job, and the agent decides what happens to calls. Child
-    # processes of user code keep the default.
+    """Run the library on the socket `number` until the agent stops it."""
+    # A batch system sends SIGTERM to every process of a job, but the agent decides what happens to calls. Child
+    # processes of user code keep the default action.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     process.forget_tracker()
@@ -96,7 +100,7 @@ def serve(number: int) -> None:
         return
     tail.take()
     gc.collect()
-    gc.freeze()  # the context lives as long as the process: the collector need not look at it again
+    gc.freeze()  # the context lives as long as the process, so the collector may skip it
     if slots > 1:
         route()
     guard = ProcessGuard(temporary=temporary if slots > 1 else None)
@@ -110,6 +114,7 @@ def serve(number: int) -> None:
         guard=guard,
         host=settings.host,
         gang_key=settings.gang_key,
+        sleeper=Sleeper(context, name=order.recipe.name, devices=order.devices, settings=settings),
     )
 
     if slots == 1:
@@ -124,7 +129,7 @@ def serve(number: int) -> None:
 
     def make_runner(slot: int) -> Runner:
         own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
-        if slots > 1 and not stand_apart():
+        if slots > 1 and not unshare_working_folder():
             side_by_side.share_a_folder()
         runner = Runner(
             settings,
@@ -143,7 +148,7 @@ def serve(number: int) -> None:
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
 
-    # A child of user code holds no end of this library's socket: it could speak for it, and keep it open.
+    # A child of user code must not keep the library's socket open or write to it.
     os.register_at_fork(after_in_child=sock.close)
     server.send(loaded[1])
     BatchReports(context, say=server.send).start()
@@ -174,18 +179,19 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
     )
     if settings.turns:
         board, library = Path(settings.turns), LibraryId(settings.library)
-        offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
+        set_device_share_factory(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
     ground = ScratchGuard(os.path.dirname(settings.folder))
     try:
         with hub:
             context = load_context(order.recipe, order.objects)
-            slots = slots_of(order.recipe, context, device_memory_bytes=order.device_memory_bytes)
+            slots = slots_of(order.recipe, context, device_memory_bytes=ambient.device_memory_bytes())
+            cache = token_cache_of(order.recipe, context)
             os.close(os.dup(2))  # OSError if the loader has left no descriptor free
         if os.getpid() != pid:
             leave_child(None)
-    except BaseException as error:  # sys.exit in a loader too
+    except BaseException as error:  # including sys.exit in a loader
         if os.getpid() != pid:
             leave_child(error)
         if ground.is_gone:
@@ -208,18 +214,20 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
         return None
     ambient.enter_library(device=order.devices, context=context)
     seconds = time.monotonic() - started
-    resident, peak = _memory()
+    resident, peak = host_memory()
     return context, Loaded(
         load_s=seconds,
         resident_bytes=resident,
         peak_bytes=peak,
-        device_bytes=_device_memory(order.devices),
+        device_bytes=device_memory(order.devices),
         slots=0 if order.recipe.slots else slots,
+        cache=cache,
+        sleeps=can_sleep(context),
     )
 
 
 def _refusal(settings: Settings) -> OSError | None:
-    """How the scratch disk refuses to be written; None if it does not."""
+    """Return the error with which the scratch disk refuses a write; None if it accepts writes."""
     place = os.path.join(settings.folder, "room")
     try:
         with open(place, "wb") as file:
@@ -238,26 +246,6 @@ def _no_room(error: OSError, settings: Settings) -> str:
     return f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
 
 
-def _memory() -> tuple[int, int]:
-    found = {"VmRSS:": 0, "VmHWM:": 0}
-    with open("/proc/self/status") as file:
-        for line in file:
-            name, _, rest = line.partition("\t")
-            if name in found:
-                found[name] = int(rest.split()[0]) * 1024
-    return found["VmRSS:"], max(found["VmHWM:"], found["VmRSS:"])
-
-
-def _device_memory(devices: tuple[str, ...]) -> int:
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return 0
-    return max(
-        (int(torch.cuda.memory_reserved(index)) for index in range(min(len(devices), torch.cuda.device_count()))),
-        default=0,
-    )
-
-
 def _read_settings(sock: socket.socket) -> Settings:
     data = _read_frame(sock)
     try:
@@ -271,7 +259,6 @@ def _read_frame(sock: socket.socket) -> bytes:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    """Read this many bytes, and not one more. Ends the process if the agent is gone."""
     data = bytearray(count)
     view = memoryview(data)
     while view:

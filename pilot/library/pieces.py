@@ -1,10 +1,10 @@
-"""What a running call exchanges with others: the pieces that it yields, and the address where its gang meets.
+"""A running call's yielded pieces, and the address where its gang meets.
 
-A call may be one window of pieces ahead of its client, then its slot waits. It waits again after its function has
-ended, until the client has all pieces. Pieces of all calls gather for a moment that grows with the number of calls, so
-that they share frames. The first pieces of a call leave at once.
+A call whose client lacks one window of pieces (`WINDOW_PIECES`) waits in its slot. After its function has ended, the
+slot waits until the client has all pieces. Pieces of several calls share frames: they are gathered for a time that
+grows with the number of calls, except a call's first pieces.
 
-Rank 0 of a gang listens, and the other ranks are told its address, perhaps before the call arrives.
+Rank 0 of a gang listens. Other ranks receive its address, perhaps before their call.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stoker.units import show_seconds
 # ---- meetings
 
 
-_KEPT = 64  # calls whose address is remembered although they have not asked: more are in no library's hands at a time
+_KEPT = 64  # number of addresses kept for calls that have not asked yet
 
 
 class GangMeetings:
-    """The gangs of one library. `say` sends a message to the agent; `key` is the secret of the calls' keys."""
+    """The gangs of one library. `say` sends a message to the agent; `key` is a secret."""
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
@@ -44,7 +44,7 @@ class GangMeetings:
         self._changed = threading.Condition()
 
     def told(self, call: int, address: str) -> None:
-        """Note where rank 0 of a call's gang listens; empty: this rank is called off."""
+        """Record where rank 0 of a call's gang listens; empty: this rank is cancelled."""
         with self._changed:
             self._addresses[call] = address
             while len(self._addresses) > _KEPT:
@@ -52,13 +52,12 @@ class GangMeetings:
             self._changed.notify_all()
 
     def over(self, call: int) -> None:
-        """Forget a rank whose part has ended."""
         if self._addresses:  # usually empty
             with self._changed:
                 self._addresses.pop(call, None)
 
     def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
-        """Return a rank's place, once its gang's address is known. Raises GangBroken."""
+        """Wait for the gang's address; return the rank's `Gang`. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
@@ -68,13 +67,13 @@ class GangMeetings:
             while call not in self._addresses and not place.rendezvous:
                 if not self._changed.wait(ends_at - time.monotonic()):
                     raise GangBroken(
-                        f"rank {place.rank} of {place.size} was not told within {show_seconds(limit_s)} where rank 0"
-                        " is: did it not begin, or does it not call stoker.gang()?",
+                        f"rank {place.rank} of {place.size} did not get the address of rank 0 within"
+                        f" {show_seconds(limit_s)}: did rank 0 begin, and does it call stoker.gang()?",
                         rank=place.rank, size=place.size,
                     )  # fmt: skip
             address = self._addresses.pop(call, "") or place.rendezvous
         if not address:
-            raise GangBroken(f"rank {place.rank} of {place.size} was called off", rank=place.rank, size=place.size)
+            raise GangBroken(f"rank {place.rank} of {place.size} was cancelled", rank=place.rank, size=place.size)
         return Gang(rank=place.rank, size=place.size, rendezvous=address, key=self._key_of(call))
 
     def _listen(self, call: CallId, place: GangPlace) -> Gang:
@@ -102,12 +101,12 @@ def yields(result: Any) -> bool:
 
 
 def can_be_drained(result: Any) -> bool:
-    """True for anything that gives pieces: a generator, or another iterator."""
+    """True for an iterator."""
     return hasattr(result, "__next__") or hasattr(result, "__anext__")
 
 
 def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
-    """Hand each piece to `put`, in order."""
+    """Pass each piece to `put`, in order. False if `put` refused a piece."""
     if not hasattr(result, "__anext__"):
         try:
             return all(put(piece) for piece in result)
@@ -129,7 +128,6 @@ async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
 
 
 def as_list(result: Any, stop: CallStop) -> list[Any]:
-    """All pieces of a generator."""
     pieces: list[Any] = []
 
     def put(piece: Any) -> bool:
@@ -141,8 +139,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    """Run a coroutine in its own event loop."""
-    import asyncio  # takes 50 ms, which libraries without coroutines save
+    import asyncio  # imported here to save 50 ms in other libraries
 
     async def run() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -172,25 +169,24 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
 
 # ---- gathering
 
-GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # frames are so far apart for each call that yields, and at most so far
-GATHER_BYTES = 250_000  # pieces leave at once when they reach 250 kB
+GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # seconds between frames: for each yielding call, and at most
+GATHER_BYTES = 250_000  # pieces are sent at once when they reach 250 kB
 _now = time.monotonic
 
 
-class PieceGathering:
-    """Passes pieces to `send`, in order, from any thread."""
+class PieceBatcher:
+    """Passes pieces from any thread to `send`, in order."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
-        self.calls = 0  # how many calls yield
+        self.calls = 0  # number of yielding calls
         self._send = send
         self._waiting: dict[int, Yielded] = {}  # by the number of their run
         self._bytes = 0
-        self._due = 0.0  # pieces that come before this wait for it
-        self._came = threading.Condition()  # held while pieces are sent: one that came later would overtake them
+        self._due = 0.0  # pieces that come earlier wait until then
+        self._came = threading.Condition()  # held during a send, so that later pieces cannot overtake
         self._sender: threading.Thread | None = None
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
-        """Take the next pieces of a run."""
         with self._came:
             before = self._waiting.get(pieces.run)
             if before is None:
@@ -225,23 +221,23 @@ class PieceGathering:
                 wait_s = self._due - _now()
             time.sleep(max(0.0, wait_s))
             with self._came:
-                if self._waiting and _now() >= self._due:  # else others have sent it meanwhile
+                if self._waiting and _now() >= self._due:  # else another thread has sent them
                     self._send_all()
 
 
 # ---- the window of pieces
 
-TURN_S = 0.1  # seconds between two checks whether a waiting call has to end
-FIRST_PIECES = 3  # the first 3 pieces of a call leave at once: its client has nothing to show yet
+TURN_S = 0.1  # seconds between two checks whether a waiting call must end
+FIRST_PIECES = 3  # the first 3 pieces of a call are sent at once: its client has nothing to show yet
 _RUN_BITS = 32
 
 
-class PieceLane:
-    """The pieces of one library. `read(seconds)` reads messages of the agent; None if another thread does."""
+class PieceSender:
+    """Sends a library's pieces. `read(seconds)` reads the agent's messages; None if another thread reads."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
-        self._gathering = PieceGathering(send)
+        self._gathering = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
@@ -254,7 +250,6 @@ class PieceLane:
         return run
 
     def over(self, run: YieldingRun) -> None:
-        """A run has ended."""
         with self.changed:
             self._runs.pop(run.call, None)
             self._gathering.calls = len(self._runs)
@@ -268,7 +263,6 @@ class PieceLane:
                 self.changed.notify_all()
 
     def wake(self) -> None:
-        """Something has happened that may end a wait."""
         with self.changed:
             self.changed.notify_all()
 
@@ -281,16 +275,13 @@ class PieceLane:
             self.changed.wait_for(is_over, TURN_S)
 
     def say(self, pieces: Yielded) -> None:
-        """Send pieces to the agent, the first ones of a call at once."""
         self._gathering.add(pieces, at_once=pieces.first < FIRST_PIECES)
 
 
 class YieldingRun:
-    """One run of a call that yields."""
-
     def __init__(
         self,
-        lane: PieceLane,
+        lane: PieceSender,
         call: CallId,
         number: int,
         *,
@@ -299,8 +290,8 @@ class YieldingRun:
     ) -> None:
         self.call = call
         self.number = number
-        self.count = 0  # pieces that were yielded
-        self.waited_s = 0.0  # how long it has waited for its reader
+        self.count = 0  # number of yielded pieces
+        self.waited_s = 0.0  # seconds waited for the client
         self._lane = lane
         self._is_to_end = is_to_end
         self._on_waited = on_waited
@@ -308,7 +299,7 @@ class YieldingRun:
         self._bytes = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece once there is room. False if it is not wanted any more."""
+        """Send a piece once the window has space. False if the client does not want it any more."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:
@@ -319,11 +310,10 @@ class YieldingRun:
         return True
 
     def wait_taken(self) -> bool:
-        """Wait until the client has every piece. False if they are no longer wanted."""
+        """Wait until the client has every piece. False if it does not want them any more."""
         return self._wait(lambda: not self._sizes)
 
     def take(self, upto: int) -> None:
-        """The client has the first `upto` pieces."""
         sizes = self._sizes
         while sizes and self.count - len(sizes) < upto:
             self._bytes -= sizes.popleft()

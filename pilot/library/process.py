@@ -1,12 +1,12 @@
-"""What calls may change in a library's process: folders, umask, environment, descriptors; and what ends the library.
+"""The state of a library's process that calls may change: folders, umask, environment, descriptors.
 
-A call runs in the folder of its program where this process sees it, with the program's umask. Elsewhere it runs in an
-empty folder of the slot, and files that it leaves there are reported before they are removed. `TMPDIR` is private in
-both cases. A `ClearedFolder` has a change time far in the past, so one `fstat` tells whether it was touched.
+A call runs in its program's folder with the program's umask, if this process sees that folder. Otherwise it runs in an
+empty folder of its slot; files left there are reported, then removed. `TMPDIR` is private in both cases. A
+`ClearedFolder` has a change time far in the past, so one `fstat` shows whether a call changed it.
 
-After each call the environment variables and descriptors 0 to 2 are restored. Other damage ends the library, and calls
-that it has not begun run elsewhere. The library looks for damage before a call that may take long, after a failed call,
-and every 20 ms between short calls. Threads, children, `sys.path` and random states are no damage.
+After each call, the environment variables and descriptors 0 to 2 are restored. Other damage ends the library, and its
+unstarted calls run elsewhere. The library checks for damage before a call that may take long, after a failed call, and
+every 20 ms between short calls. Threads, children, `sys.path` and random states are no damage.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class ScratchGuard:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._is = _identity(folder)
-        with suppress(OSError):  # while it is open, its inode's number is not given to a folder made in its place
+        with suppress(OSError):  # an open folder keeps its inode number, so a new folder has another number
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def is_gone(self) -> bool:
-        """True if the folder was removed, even if it was made again."""
+        """True if the folder was removed, even if someone made it again."""
         return self._is is None or _identity(self._folder) != self._is
 
 
@@ -68,7 +68,7 @@ def _identity(place: str | int) -> tuple[int, int] | None:
 
 
 class ClearedFolder:
-    """A folder that `clear` empties, except for what `keep` has seen. Raises OSError."""
+    """A folder that `clear` empties, except for entries present at the last `keep`. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -78,10 +78,10 @@ class ClearedFolder:
         self.clear()
 
     def is_touched(self) -> bool:
-        """True if an entry, or the folder, changed since it was cleared."""
+        """True if the folder changed since it was cleared."""
         try:
             facts = os.fstat(self._open)
-        except OSError:  # a call has closed it
+        except OSError:  # a call has closed the descriptor
             return True
         return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._is
 
@@ -93,7 +93,7 @@ class ClearedFolder:
         return f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
-        """The names of what `clear` removes; none if the folder cannot be read."""
+        """Return the names that `clear` removes; none if the folder cannot be read."""
         try:
             return sorted(set(os.listdir(self.path)) - self._kept)
         except OSError:
@@ -104,15 +104,15 @@ class ClearedFolder:
         self._remember_state()
 
     def clear(self) -> None:
-        """Empty the folder; make it again if a call has removed it."""
+        """Empty the folder; make it again if a call removed it."""
         was = os.fstat(self._open)
         if not os.path.exists(self.path):
             os.mkdir(self.path, mode=0o700)
             number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            os.dup2(number, self._open, inheritable=False)  # `short_path` has this number
+            os.dup2(number, self._open, inheritable=False)  # `short_path` contains this number
             os.close(number)
         elif not os.path.samestat(was, os.stat(self.path)):
-            raise FileExistsError(errno.EEXIST, "another one was made in its place", self.path)
+            raise FileExistsError(errno.EEXIST, "another folder was made in its place", self.path)
         with os.scandir(self.path) as listing:
             for entry in listing:
                 if entry.name in self._kept:
@@ -126,12 +126,12 @@ class ClearedFolder:
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.fstat(self._open)
-        self._is = facts[1:4]  # inode, device, links: a slice costs less than three attributes
+        self._is = facts[1:4]  # inode, device, links: a slice is faster than three attributes
         self._changed_ns = facts.st_mtime_ns
 
 
 def clear_temporary(folder: ClearedFolder) -> None:
-    """Empty a temporary folder, and reset `multiprocessing`'s own. Raises OSError."""
+    """Empty a temporary folder, and reset the one of `multiprocessing`. Raises OSError."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
     if made is not None and not os.path.isdir(made):
@@ -146,19 +146,19 @@ _LONGEST_NAME = 80
 _MOST_LINKS = 20
 
 
-def stand_apart() -> bool:
-    """Give this thread its own working folder and umask. False if not allowed."""
+def unshare_working_folder() -> bool:
+    """Give this thread its own working folder and umask. False if the kernel refuses."""
     code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
     return code == 0
 
 
 def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
-    """Local paths of files that travelled with a context, by the relative paths in `files`."""
+    """Return local paths of a context's files, by relative paths in the recipe's `files`."""
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
 
 class Workplace:
-    """The folders of one slot. `own` is the path of its own folder; `temporary` is cleared after each call."""
+    """The folders of one slot. `temporary` is cleared after each call."""
 
     def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
         self.temporary = temporary
@@ -171,7 +171,6 @@ class Workplace:
         self._is_in_own = False
 
     def enter(self, options: CallOptions) -> None:
-        """Enter a call's folder, and set its umask. Raises OSError."""
         home = options.home
         if not options.folder:
             self.enter_home(home)
@@ -182,7 +181,7 @@ class Workplace:
         os.chdir(options.folder)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
-        """Enter the program's folder if it is seen here, else the slot's. Raises OSError."""
+        """Enter the program's folder if this process sees it, else the slot's. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
         is_known = home is self._home and not self._is_in_own  # the calls of a frame share their options
         self._home, self._is_in_own = home, False
@@ -192,7 +191,7 @@ class Workplace:
             try:
                 os.chdir(home.path)
                 return
-            except OSError:  # it was removed, or closed to this user
+            except OSError:  # the folder was removed, or closed to this user
                 self._seen[home] = False
         self._is_in_own = True
         if self._own is None:
@@ -209,7 +208,7 @@ class Workplace:
         folder.keep()
 
     def left(self, function: str) -> LeftFiles | None:
-        """Files that the call left in the slot's folder; None without files."""
+        """Return the files that the call left in the slot's folder, if any."""
         if not self._is_in_own or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()
@@ -219,7 +218,7 @@ class Workplace:
         return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
     def advice(self, error: BaseException) -> str:
-        """Advice about a file that is missing because the program's folder is not seen here."""
+        """Return advice on a file that is missing because this pilot does not see the program's folder."""
         if not self._is_in_own or self._home is None:
             return ""
         link: BaseException | None = error
@@ -237,30 +236,28 @@ class Workplace:
         return ""
 
     def is_clean(self) -> bool:
-        """True if the call left no files behind in the folders that are cleared."""
+        """True if the call left no files in the slot's folders."""
         if self.temporary.is_touched():
             return False
         return not self._is_in_own or self._own is None or not self._own.is_touched()
 
     def clean(self) -> None:
-        """Remove the files that the call left. Raises OSError."""
         if self._is_in_own and self._own is not None and self._own.is_touched():
             self._own.clear()
-            if not os.listdir(self._own.path):  # it was made again
+            if not os.listdir(self._own.path):  # the folder was made again
                 self._link(self._own)
         if self.temporary.is_touched():
             clear_temporary(self.temporary)
 
 
 def use_temporary(folder: str) -> None:
-    """Have temporary files of this process and its children made in `folder`."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 # ---- damage
 
-EVERY_S = 0.02  # seconds between two looks for damage while calls are short
-_MARGIN = 64  # a process with fewer free descriptors is damaged: the next call may need some
+EVERY_S = 0.02  # seconds between two checks for damage while calls are short
+_MARGIN = 64  # a process with fewer free descriptors counts as damaged: the next call may need some
 _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
@@ -277,13 +274,13 @@ class LibraryFault(NamedTuple):
 
 
 class ProcessGuard:
-    """The process as it was when its context had been loaded. `temporary`: the shared folder of several slots."""
+    """Compares the process with its state after loading. `temporary`: the folder that several slots share."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
-        """The environment as Python keeps it: comparing it costs a tenth of comparing `os.environ`."""
+        """The environment's own storage: ten times faster to compare than `os.environ`."""
         self._had = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
@@ -295,16 +292,16 @@ class ProcessGuard:
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._had_descriptors = free > 8
-        """False if the loader has used them up: another library of this context could do no better."""
+        """False if the loader used up the descriptors: a new library of this context would be no better."""
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._had_descriptors:
             self._outputs = {number: (_kept(number), _identity(number)) for number in (0, 1, 2) if _identity(number)}
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
-        self._closed = poll.poll  # returns the standard descriptors that are closed, in one system call
-        self.unchecked = 0  # number of calls that began since the last look
-        self.checked_at = 0.0  # the time of the last look, on `time.perf_counter`
+        self._closed = poll.poll  # returns the closed standard descriptors, in one system call
+        self.unchecked = 0  # calls that began since the last check
+        self.checked_at = 0.0  # time of the last check, on `time.perf_counter`
 
     def restore(self) -> None:
         if self._variables != self._had or os.environ is not self._environ:
@@ -320,12 +317,11 @@ class ProcessGuard:
         return self.damage() or self._clear()
 
     def damage(self) -> LibraryFault | None:
-        """Return the damage that ends this library; None for a sound process."""
         what = self._ruined()
         if what:
             return LibraryFault(infrastructure.RUINED, f"a call in it {what}")
         if self._had_descriptors and not self._has_room():
-            gc.collect()  # files may be open in cycles of references
+            gc.collect()  # files may be open in reference cycles
             if not self._has_room():
                 text = (
                     f"calls in it left files open; it may have {connections.descriptor_limit():,}: close them (`with`)"
@@ -395,7 +391,7 @@ def _signals() -> tuple[bool, bool, bool]:
 
 
 def _kept(number: int) -> int:
-    """A copy of a descriptor that is no standard descriptor itself, where one of these is closed."""
+    """Duplicate a descriptor above the standard descriptors, even if one of these is closed."""
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
@@ -412,7 +408,7 @@ def _lowest_free() -> int | None:
 
 
 def register_created_segments_only() -> None:
-    """Have this process register only shared memory segments that it creates."""
+    """Make the resource tracker register only segments that this process creates."""
     within = threading.local()
     register, unregister = resource_tracker.register, resource_tracker.unregister
     make = shared_memory.SharedMemory.__init__
@@ -422,7 +418,7 @@ def register_created_segments_only() -> None:
             register(name, rtype)
 
     def unregister_any(name: Any, rtype: str) -> None:
-        if rtype == "shared_memory":  # a child may have registered it, so this process cannot know whether it is
+        if rtype == "shared_memory":  # a child may have registered the segment; registering it again is harmless
             register(name, rtype)
         unregister(name, rtype)
 
@@ -440,7 +436,7 @@ def register_created_segments_only() -> None:
 
 
 def forget_tracker() -> None:
-    """In a fork: forget the parent's resource tracker, which ends with the parent."""
+    """Drop the parent's resource tracker, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)

@@ -1,6 +1,6 @@
-"""One slot of a library: runs one call after another and returns how each ended.
+"""One slot of a library: runs calls in turn and returns how each ended.
 
-This is the hot path: a call that does nothing costs a few tens of microseconds. Rare paths have functions of their own.
+This is the hot path: an empty call takes a few tens of microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted, SeatHook, comes_of_stop
+from stoker.contexts.ambient import CallStop, Evicted, SeatHook, is_caused_by_stop
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
@@ -28,7 +28,7 @@ from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
 from stoker.pilot.library.pieces import (
     GangMeetings,
-    PieceLane,
+    PieceSender,
     YieldingRun,
     as_list,
     can_be_drained,
@@ -53,15 +53,14 @@ from stoker.units import show_bytes
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """Types of results whose work has not been done yet."""
 _PARSLS_FAILURE = "RemoteExceptionWrapper"
-"""The class that a function of Parsl returns instead of raising, inside wrappers that the program cannot remove."""
-NO_CALL = -1  # stands for a call's id while no call runs; ids count from 0
+"""The class that Parsl's wrapper of a function returns instead of raising; the program cannot remove Parsl's wrappers.
+"""
+NO_CALL = -1  # the call id while no call runs; ids count from 0
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
 
 class Runner:
-    """One slot."""
-
     def __init__(
         self,
         settings: Settings,
@@ -72,7 +71,7 @@ class Runner:
         tail: LogTail | ThreadTail,
         context: Any,
         report: Callable[[CallProgress], None],
-        lane: PieceLane | None = None,
+        lane: PieceSender | None = None,
         meetings: GangMeetings | None = None,
         guard: ProcessGuard | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None,
@@ -92,28 +91,28 @@ class Runner:
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
-        self._yielding: YieldingRun | None = None  # the call that runs, if it gives its result in pieces
+        self._yielding: YieldingRun | None = None  # the running call, if it returns its result in pieces
         self._may_checkpoint = True
         self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
-        self.call = NO_CALL  # the id of the call that runs
-        self.taken = NO_CALL  # the id of the call that this slot has taken, until the outbox has its end
-        self.begun = 0  # how many calls have begun, counted by the caller of `run`
-        self.stop = CallStop()  # another thread asks it to end the call
-        self.forked = False  # true in a forked child of this process, which must not continue as the library
-        self.is_clean = True  # false if the last call left files that `clean` has to remove
+        self.call = NO_CALL  # id of the running call
+        self.taken = NO_CALL  # id of the call that this slot has taken, until the outbox has its end
+        self.begun = 0  # number of calls begun so far, counted by the caller of `run`
+        self.stop = CallStop()  # set by another thread to stop the call
+        self.forked = False  # True in a forked child of this process, which must not continue as the library
+        self.is_clean = True  # False if the last call left files that `clean` must remove
         self.ended_at = 0.0  # when the last call ended, on `time.perf_counter`
 
     def take(self, call: int) -> None:
-        """Note the call that this slot runs next: it may be told to stop from now on."""
+        """Take the next call of this slot. From now on, the call may be told to stop."""
         self.stop = CallStop()
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
-        """Run a call. Returns how it ended, or its checkpoint if it was evicted."""
+        """Run a call. Return its end, or its checkpoint if it was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._log_from = self._tail.begin()
@@ -135,7 +134,7 @@ class Runner:
                 hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
             )
             started = _now()
-            run = contextvars.copy_context().run  # a call's context variables (decimal, numpy, the user's) are its own
+            run = contextvars.copy_context().run  # a call has its own context variables (decimal, numpy, the user's)
             if self._set_decimal is not None:
                 run(self._set_decimal)
             if takes_context:
@@ -165,12 +164,12 @@ class Runner:
             self.ended_at = _now()
             self._finish()
             return self._evicted(call, state=evicted.state)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a function ends, not its library
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt: the function ends, not its library
             if os.getpid() != self._pid:
                 leave_child(error)
             self._advise(error)
             self.ended_at = ended = _now()
-            if self.stop.asked and comes_of_stop(error):
+            if self.stop.asked and is_caused_by_stop(error):
                 self._finish()
                 return self._evicted(call)
             if isinstance(error, GangBroken) and work.run.gang is not None:
@@ -179,7 +178,7 @@ class Runner:
                 said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
                 raised, failure = said or in_short(error), self._infrastructure(error)
                 payload = packer.pack_error(call, error)
-                if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch it
+                if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch the exception
                     os.unlink(payload.source)
                     payload = b""
         if self.forked:
@@ -198,7 +197,7 @@ class Runner:
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
 
     def clean(self) -> LibraryFault | None:
-        self._marker.idle(self._slot)  # its time is over
+        self._marker.idle(self._slot)  # the call's time limit no longer counts
         try:
             self._workplace.clean()
         except Exception as error:
@@ -207,7 +206,7 @@ class Runner:
         return None
 
     def _advise(self, error: BaseException) -> None:
-        with suppress(Exception):  # a class of the user's may refuse notes, or fail when it is read
+        with suppress(Exception):  # a user's class may refuse notes, or fail when it is read
             advice = self._workplace.advice(error)
             if advice:
                 error.add_note(advice)
@@ -229,13 +228,13 @@ class Runner:
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"
             )
         if self._lane is None:
-            raise TypeError(f"{work.function.name} gives its result in pieces, which no one takes here")
+            raise TypeError(f"{work.function.name} yields its result in pieces, which this program does not support")
         began_ns, call = _clock_ns(), work.spec.call
         self._last = CallProgress(call)
         self._yielding = self._lane.begin(
             call,
             is_to_end=lambda: self.stop.asked,
-            on_waited=lambda s: self._marker.begin(  # its limit waits too
+            on_waited=lambda s: self._marker.begin(  # the time limit excludes the wait
                 self._slot, call, began_ns + int(s * 1e9), self._log_from
             ),
         )
@@ -274,11 +273,11 @@ class Runner:
                 self._leave(fault)
 
     def suspect(self, calls: list[int]) -> None:
-        """Note ended calls that may have damaged this process, before it ends."""
+        """Record ended calls that may have damaged this process, before it ends."""
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Count a running call as not begun: its library ends for another reason."""
+        """Record the running call as not begun, because its library ends for another reason."""
         self._marker.idle(self._slot)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
@@ -300,7 +299,7 @@ class Runner:
     def _infrastructure(self, error: BaseException) -> Failure | None:
         try:
             found = failures.find_infrastructure_cause(error, self._place)
-        except Exception:  # whatever it holds, the exception still goes to its user
+        except Exception:  # a failed check must not hide the user's exception
             found = None
         if found is None:
             return None
@@ -309,7 +308,7 @@ class Runner:
         return msgspec.structs.replace(failure, device=failed) if failed else failure
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
-        if os.getpid() != self._pid:  # a forked process of the call reports no progress
+        if os.getpid() != self._pid:  # a process that the call forked reports no progress
             return False
         if state and not self._may_checkpoint:
             raise StokerError(
@@ -323,9 +322,7 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """A function that gives a call a copy of the loader's decimal context, which copied context variables would
-    share.
-    """
+    """Return a function that gives each call its own copy of the loader's decimal context."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal  # the loader has imported it
@@ -336,7 +333,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """Return a function for the due times of a call's tokens; None if the call has no objective."""
+    """Return a function for the due times of tokens; None without objective."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

@@ -1,18 +1,17 @@
 """The library's loop.
 
-With one slot, the main thread reads frames, runs calls in order and sends their ends, so no thread switches delay a
-call. While a call runs, the *attendant* thread looks every 20 ms: if the same call still runs, it sends waiting ends
-and reads frames in the main thread's place. Frames are handled, and calls are taken from the queue, under one lock.
+In a library with one slot, the main thread reads frames, runs calls and sends their ends, so no thread switch delays a
+call. The *attendant* thread checks every 20 ms: if the last check's call still runs, it sends waiting ends and reads
+frames. One lock protects the handling of frames and the choice of the next call.
 
-An end is sent before the library waits for work, when it is older than 1 ms, and before a call that may be slow. With
-several slots, calls run in threads and the main thread only reads.
+A call's end is sent before the library waits for work, when it is older than 1 ms, and before a slow function's call.
+With several slots, calls run in threads and the main thread only reads.
 """
 
 from __future__ import annotations
 
 import contextvars
 import errno
-import inspect
 import os
 import select
 import socket
@@ -24,29 +23,34 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from stoker.contexts import ambient
+from stoker.contexts.loading import resizer_of
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import connection
 from stoker.pilot.library.connection import LibraryOutbox
 from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
-from stoker.pilot.library.pieces import GangMeetings, PieceLane
+from stoker.pilot.library.pieces import GangMeetings, PieceSender
 from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
+from stoker.pilot.library.sleeper import Sleeper
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.protocol.to_agent import GivenBack, Resized
-from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop, Taken, ToLibrary
+from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
+from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
-_PATIENCE_S = 0.001  # how long an end may wait for company, and how long the library is deaf between short calls
-_SLOW_S = 0.0005  # calls of a function that takes longer do not share frames
+_PATIENCE_S = 0.001  # seconds that an end may wait for others, and that the socket is not read between short calls
+_SLOW_S = 0.0005  # seconds; ends of a slower function's calls do not share frames
 _TICK_S = 0.02
-_FAULTS = 3  # a library ends after this many calls in a row failed by a fault of the node: another one may do better
-NOT_RESIZED = -1  # answers a resize that the context refused
+_FAULTS = 3  # a library ends after this many calls in a row failed by a fault of the node
+NOT_RESIZED = -1  # the answer to a resize that the context refused
 _now = time.perf_counter
 
 
 class LibraryServer:
-    """Serves calls on one socket until told to stop, or for `calls_allowed` calls (0 = any)."""
+    """Serves calls on one socket until the agent stops it, or for `calls_allowed` calls (0 = any number)."""
+
+    _exit = staticmethod(os._exit)
 
     def __init__(
         self,
@@ -58,8 +62,10 @@ class LibraryServer:
         guard: ProcessGuard,
         host: str = "127.0.0.1",
         gang_key: bytes = b"",
+        sleeper: Sleeper | None = None,
     ) -> None:
         self._sock = sock
+        self._sleeper = sleeper
         self._context = context
         self._guard = guard
         self._allowed = calls_allowed
@@ -68,26 +74,25 @@ class LibraryServer:
         self._functions = Functions()
         self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
-        self.lane = PieceLane(library, send=self.outbox.send_pieces)
+        self.lane = PieceSender(library, send=self.outbox.send_pieces)
         self._reads_for_call = False
-        """Whether the thread that runs calls reads frames just now, because its call waits for its reader."""
+        """True while the thread that runs calls reads frames, because its call waits for its client."""
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
         self._handling = threading.RLock()
-        """Held while a call is taken from the queue, and while what was read is carried out."""
+        """Held while a call leaves the queue, and while messages are handled."""
         self._slots = 1
         self._stopping = False
         self._served = 0
         self._bell = threading.Event()
         self._parked = True
-        self._resizer = _resizer(context)
+        self._resizer = resizer_of(context)
         self._resizes: deque[int] = deque()
         self._fault: LibraryFault | None = None  # why the library ends as soon as no call runs
-        self._faults = 0  # calls in a row that failed of the infrastructure
+        self._faults = 0  # calls in a row that the infrastructure failed
 
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
-        """Run calls in this thread."""
         self._runners = [runner]
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
@@ -113,7 +118,7 @@ class LibraryServer:
             mean_s = work.function.mean_s
             if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - guard.checked_at > EVERY_S:
                 self._leave_if_unfit(runner)
-            runner.begun += 1  # before looking whether the attendant sleeps: it looks in the opposite order
+            runner.begun += 1  # before checking `_parked`: the attendant checks in the opposite order
             if self._parked:
                 self._parked = False
                 self._bell.set()
@@ -140,7 +145,7 @@ class LibraryServer:
         idle: Callable[[int], None],
         side_by_side: SideBySide | None = None,
     ) -> None:
-        """Run calls in `slots` threads; this one reads, once each slot has its runner."""
+        """Run calls in `slots` threads; this thread reads, once each slot has its runner."""
         self._slots = slots
         work_came = threading.Condition(self._handling)
         all_made = threading.Barrier(slots + 1)
@@ -182,10 +187,10 @@ class LibraryServer:
         def work_or_end(slot: int) -> None:
             try:
                 worker(slot)
-            except BaseException:  # as in a library with one slot: its process ends, and the agent says so
+            except BaseException:  # as in a library with one slot: the process ends, and the agent reports the end
                 traceback.print_exc()
                 self.outbox.send_waiting()
-                os._exit(1)
+                self._exit(1)
 
         for slot in range(slots):
             run = contextvars.copy_context().run  # with the context variables that the loader has set
@@ -244,17 +249,17 @@ class LibraryServer:
                     self.leave(fault)
 
     def _is_alone(self, own: Runner) -> bool:
-        """Whether every other slot is free: it has taken no call, or the outbox has that call's end."""
+        """True if every other slot is free: it has no call, or the outbox has its call's end."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """End this process; the calls that it holds run elsewhere."""
+        """End this process; the agent has its calls run elsewhere."""
         self.outbox.send_waiting()  # also waits for sends of other threads
         for runner in self._runners:
             runner.forgive()
         with suppress(OSError):  # a call may have lowered the limit of file sizes
             os.write(2, f"the library ends: {fault.text}\n".encode())
-        os._exit(fault.code)
+        self._exit(fault.code)
 
     # ---- talking
 
@@ -263,10 +268,10 @@ class LibraryServer:
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
         if error.errno not in (errno.EBADF, errno.ENOTSOCK):
-            os._exit(1)
+            self._exit(1)
         if self._runners:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
-        os._exit(infrastructure.SOCKET_LOST)
+        self._exit(infrastructure.SOCKET_LOST)
 
     def _read_for_call(self, seconds: float) -> None:
         self._reads_for_call = True
@@ -301,7 +306,7 @@ class LibraryServer:
             if not here:
                 if over is not None and over():
                     return
-                os._exit(1)
+                self._exit(1)
             with self._handling:
                 while (frame := self._reader.next()) is not None:
                     for message in self._decode(frame).messages:
@@ -332,16 +337,18 @@ class LibraryServer:
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                side_by_side = self._slots > 1  # then there may never be a moment between calls
+                side_by_side = self._slots > 1  # then the library may never be between calls
                 if self._resizer is None or side_by_side or self._runners[0].taken == NO_CALL:
                     self._resize()
+            case Sleep() | Wake():
+                self._move_context(message)
             case Stop():
                 self._stopping = True
                 back = self._queue.give_back(len(self._queue))
                 if back:
                     self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Load():
-                pass  # it is loaded already: a second order changes nothing
+                pass  # already loaded: a second order changes nothing
 
     def _queue_calls(self, message: Run) -> None:
         calls = message.calls
@@ -361,11 +368,19 @@ class LibraryServer:
             size = self._resizes.popleft()
             if self._resizer is not None:
                 try:
-                    self._resizer(device_memory_bytes=size)
-                except Exception:  # it keeps what it has
+                    self._resizer(device_memory_bytes=ambient.memory_of(size))
+                except Exception:  # the context keeps its memory
                     traceback.print_exc()
                     size = NOT_RESIZED
             self.outbox.send([Resized(device_memory_bytes=size)])
+
+    def _move_context(self, order: Sleep | Wake) -> None:
+        if self._sleeper is None:
+            return
+        answer = self._sleeper.sleep() if isinstance(order, Sleep) else self._sleeper.wake()
+        self.outbox.send([answer])
+        if isinstance(answer, SleepFailed):
+            self._exit(1)
 
     # ---- the attendant
 
@@ -382,18 +397,9 @@ class LibraryServer:
                     self.outbox.send_waiting()
                     if not self._reads_for_call:
                         self._receive_at_once()
-                elif call == NO_CALL and begun == seen:  # nothing ran for a whole tick
+                elif call == NO_CALL and begun == seen:  # no call ran for a whole tick
                     break
                 seen = begun
             self._parked = True
-            if runner.begun != seen:  # a call began just now and did not ring
+            if runner.begun != seen:  # a call began just now and did not set the event
                 self._bell.set()
-
-
-def _resizer(context: Any) -> Callable[..., Any] | None:
-    method = getattr(context, "resize", None)
-    try:
-        known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # written in C
-        return None
-    return method if known else None

@@ -1,5 +1,5 @@
-"""What runs on a node that has nothing: it gets the environment, unpacks it, and becomes the pilot.
+"""The program of a bare node: it gets the environment, unpacks it, and becomes the pilot.
 
-Standard library alone, and those parts of Stoker that need no more: `stoker.manager.environment.carrying` puts them
-into one file, which `start.sh` runs.
+It uses only the standard library and a few parts of Stoker, which `stoker.manager.environment.carrying` puts into one
+file. `start.sh` runs that file.
 """

@@ -1,10 +1,9 @@
-"""From a bare node to a pilot: what `start.pyz` does.
+"""`start.pyz`: turns a bare node into a pilot.
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder with `environment.json`. The remaining options go to the pilot. The archive of the packages comes
-from the session's seed and from other starting pilots, or from a path. Starting pilots serve the parts that they have,
-so the session's host is read about once.
+`HERE` is the folder with `environment.json`. The other options go to the pilot. The archive of the packages comes from
+the session's seed and from other starting pilots, or from a path.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, enc
 from stoker.pilot.starter.place import KEPT_S, Environments, StartError, base_folder, environ_for, finish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, ObjectFetch, SourceAccess, read_key
+from stoker.pilot.transfer.fetch import SEED_FILE, FetchSettings, ObjectFetch, read_key
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, bits_of
 from stoker.whole_files import draft_of
@@ -36,12 +35,12 @@ from stoker.whole_files import draft_of
 # ---- getting the packages
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between looks for other pilots: pilots that start together find each other early."""
-_ALONE_S = 10.0  # seconds until the starter gives up the seed and the others
+"""Seconds between reports to the seed: pilots that start together find each other early."""
+_ALONE_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Put the archive at that path, verified. Raises StartError, OSError."""
+    """Put the packages' verified archive at the path `archive`. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _is(archive, name):
         return None
@@ -63,12 +62,12 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
         if _is(archive, name):
             return None
         archive.unlink()
-        reasons.append(f"{source} is not what it was")
-    raise StartError(f"{os.uname().nodename} can't get the environment: {'; '.join(reasons)}")
+        reasons.append(f"{source} has changed")
+    raise StartError(f"{os.uname().nodename} cannot get the environment: {'; '.join(reasons)}")
 
 
 class Serving:
-    """The archive on its way here, served to other starters. Raises OSError, ValueError."""
+    """Fetches the archive and serves it to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
@@ -79,7 +78,7 @@ class Serving:
         self._fetch = ObjectFetch(
             name,
             self._draft,
-            means=SourceAccess(key=key),
+            means=FetchSettings(key=key),
             lost=lambda source, _why: self._lost.add(source.address),
             begun=self._served.hold,
         )
@@ -88,7 +87,7 @@ class Serving:
         self._closed = threading.Event()
 
     def fetch(self) -> None:
-        """Bring it here. Raises PeerError, OSError."""
+        """Fetch the archive. Raises PeerError, OSError."""
         threading.Thread(target=self._keep_meeting, name="starter-meet", daemon=True).start()
         try:
             self._fetch.run(alone_s=_ALONE_S)
@@ -99,7 +98,6 @@ class Serving:
                 self.close()
 
     def close(self) -> None:
-        """Stop serving."""
         self._closed.set()
         self._server.close()
 
@@ -177,7 +175,7 @@ def _is(path: Path, name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Become a pilot. Returns only when that is not possible."""
+    """Become a pilot. Returns only on failure."""
     began = time.monotonic()
     given, rest = _parser().parse_known_args(arguments)
     os.umask(0o077)
@@ -225,10 +223,10 @@ def _read(file: Path) -> dict[str, Any]:
             (facts["python"], str),
         ):
             if not isinstance(value, kind):
-                raise ValueError(f"it says {value!r} where it should say a {kind.__name__}")
+                raise ValueError(f"the value {value!r} must be a {kind.__name__}")
         return facts
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StartError(f"{file} can't be read on {os.uname().nodename}: {error}; the job must bring it") from error
+        raise StartError(f"{file} cannot be read on {os.uname().nodename}: {error}; the job must bring it") from error
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""Environments on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
+"""Environments on a node: unpacked once, shared by a user's pilots, removed when unused or for space.
 
     <scratch>/stoker-<uid>/environments/
         NAME/                 a complete environment: it arrives by a rename
@@ -7,7 +7,7 @@
         NAME.making           a lock of the process that fetches and unpacks
         NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
-A virtual environment here is `pyvenv.cfg` and a link to the interpreter, because some systems lack the `venv` module.
+A virtual environment is made here from `pyvenv.cfg` and a link to the interpreter: some systems lack the `venv` module.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pathlib import Path
 # ---- environments
 
 Getter = Callable[[Path], object]  # puts an archive at a path
-KEEP_BYTES = 20_000_000_000  # bound of all environments together, the needed one included
-KEPT_S = 14 * 86400.0  # seconds that an unused environment stays, unless a site says otherwise
+KEEP_BYTES = 20_000_000_000  # maximum size of all environments together
+KEPT_S = 14 * 86400.0  # seconds that an unused environment stays, unless a site sets another time
 _NAMES = 5  # names to try: another user may have made a folder of this user's name
 
 
@@ -38,7 +38,7 @@ class StartError(Exception):
 
 
 def base_folder(given: str) -> Path:
-    """This user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
+    """Return this user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
         raise StartError(f"this node sets no {parent}, which [pilot] scratch names; name an existing folder")
@@ -48,16 +48,16 @@ def base_folder(given: str) -> Path:
     try:
         base = own_folder(first)
     except OSError as error:
-        raise StartError(f"no folder could be made at {first}: {error}; give [pilot] scratch another one") from error
+        raise StartError(f"no folder could be made at {first}: {error}; give [pilot] scratch another folder") from error
     if base is None:
         raise StartError(f"{first} belongs to another user; give [pilot] scratch another folder")
     return base
 
 
 def own_folder(first: Path) -> Path | None:
-    """A private folder of this user at `first`, or at a similar name; None if all are taken."""
+    """Return a private folder of this user at `first`, or at a similar name; None if all are taken."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
-        with suppress(FileExistsError):  # it is no folder
+        with suppress(FileExistsError):  # a file is there
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
             folder.chmod(0o700)
@@ -66,8 +66,6 @@ def own_folder(first: Path) -> Path | None:
 
 
 class Environments:
-    """The environments of one user on one node."""
-
     def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES, kept_s: float = KEPT_S) -> None:
         self._root = base / "environments"
         self._keep_bytes = keep_bytes
@@ -78,7 +76,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return an environment's folder, made first if needed. Raises StartError."""
+        """Return an environment's folder; make it if needed. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -113,7 +111,7 @@ class Environments:
         folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until it is complete
         archive = self.archive(folder.name)
         get(archive)
-        if folder.is_dir():  # it has lost files, and other pilots may run in it: complete files stay
+        if folder.is_dir():  # the environment lost files, and other pilots may run in it: complete files stay
             unpack(archive, folder, missing_only=True)
             finish(folder)
         else:
@@ -173,7 +171,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive; with `missing_only`, complete files stay as they are. Raises OSError, StartError."""
+    """Unpack an archive; with `missing_only`, keep complete files. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -181,7 +179,7 @@ def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError) as error:
         with suppress(OSError):
             archive.unlink()
-        raise StartError(f"the archive {archive} is damaged: {error}; start again to get another one") from error
+        raise StartError(f"the archive {archive} is damaged: {error}; start again to get another archive") from error
 
 
 def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Iterator[tarfile.TarInfo]:
@@ -232,11 +230,13 @@ _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` an environment for the node's interpreter `named`, or for the one in the archive `base`."""
+    """Make `folder` an environment for the node's interpreter `named`, or else for the interpreter in the archive
+    `base`.
+    """
     if named:
         interpreter = _on_this_node(named, version)
     else:
-        unpack(base, folder, missing_only=True)  # one that was killed meanwhile, or a cleaner, has left half of it
+        unpack(base, folder, missing_only=True)  # a killed process or a cleaner may have left half of it
         interpreter = folder / "base" / "bin" / f"python{version}"
         _check_base(folder, interpreter)
     (folder / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
@@ -247,7 +247,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
 
 
 def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
-    """The environment variables of a program in this environment."""
+    """Return the environment variables of a program in this environment."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])
@@ -260,7 +260,7 @@ def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
 
 def _on_this_node(named: str, version: str) -> Path:
     here = os.uname().nodename
-    do = "set [environment] python to one that is, or leave it empty, and the interpreter travels too"
+    do = "set [environment] python to a Python of that version, or leave it empty to send the interpreter too"
     found = shutil.which(os.path.expandvars(named))
     if found is None:
         raise StartError(f"{here} has no {named}, and the environment is for Python {version}; {do}")
@@ -278,7 +278,7 @@ def _check_base(folder: Path, interpreter: Path) -> None:
     said, wrong_again = _run(interpreter, libraries=folder / "base" / "lib" / "bundled")
     if not said:
         raise StartError(
-            f"the interpreter that came along does not run on {os.uname().nodename}: {wrong_again or wrong}; its"
+            f"the interpreter of the archive does not run on {os.uname().nodename}: {wrong_again or wrong}; its"
             " system is too different from this one: set [environment] python to an interpreter on the node"
         )
     (folder / "base" / _MARK).touch()

@@ -1,4 +1,4 @@
-"""A pilot that has a whole TaskVine pool behind it, for sites that run TaskVine (`engine = "taskvine"`)."""
+"""A pilot that runs a whole TaskVine pool, for sites with `engine = "taskvine"`."""
 
 POOL = "STOKER_POOL"
-"""The environment variable with the session's folder, in all processes that TaskVine starts for it."""
+"""The environment variable with the session's folder, in all processes that TaskVine starts for the session."""

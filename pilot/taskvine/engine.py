@@ -1,17 +1,17 @@
-"""TaskVine's manager: its plan (`VinePlan`), and the only module that calls `ndcctools`.
+"""TaskVine's manager, its settings (`VinePlan`), and all uses of `ndcctools`.
 
 The plan is made from the site file (`stoker.manager.taskvine.planning`) and is in the session folder.
 
 TaskVine's manager is a C library that blocks: `wait` takes whole seconds, returns early only with a task, and holds the
-interpreter's lock. That is right while every slot is taken. While some are free, new calls must not wait a second, and
-`wait` returns after one look at everything because of three tasks:
+interpreter's lock. That does no harm while all slots are occupied. While slots are free, new calls must not wait a
+second. Three tasks then make `wait` return after one check for work:
 
-- an *anchor* that may not start before the next century, so that there is always one to be considered;
-- two *bells* that are cancelled as soon as they are submitted. `wait` takes the first, looks for something to send
-  before it returns it (`prefer-dispatch`), and does not sleep because the second is still there.
+- an *anchor* that may not start before the next century, so that a task is always waiting;
+- two *bells* that are cancelled when they are submitted. `wait` takes the first bell, sends new calls before it returns
+that bell (`prefer-dispatch`), and does not sleep because of the second bell.
 
-TaskVine's logs have a line for each of these steps and cannot be switched off: they go to /dev/null. TaskVine does not
-retry a call that it gives up on (*forsaken*: its library ended): Stoker's manager decides.
+TaskVine's logs have a line for each of these steps and cannot be switched off, so they go to /dev/null. TaskVine does
+not retry a *forsaken* call (its library ended): Stoker's manager decides.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ from stoker.protocol.to_pilot import FunctionBlob
 
 
 FACTORY_PERIOD_S = 5
-"""Seconds between two looks of the factory for missing workers. (Its default is 30.)"""
+"""Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
-"""Seconds that a worker searches for its manager. A killed manager has a successor by then, or never."""
+"""Seconds that a worker searches for its manager: a killed manager is replaced by then, or never."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
-    """TaskVine's settings. `devices`: libraries of a worker, as `[pilot] devices`; `cores`, `memory_mb`, `disk_mb`: of
-    a worker (0 = all); `requirements`: for HTCondor; `worker_init`: shell code that runs before a worker."""
+    """TaskVine's settings.
+
+    `devices`: a worker's libraries, as in `[pilot] devices`; `cores`, `memory_mb`, `disk_mb`: a worker's (0 = all);
+    `requirements`: for HTCondor; `worker_init`: shell code that runs before a worker.
+    """
 
     batch: str = "local"
     ports: tuple[int, int] = (21000, 21999)
@@ -119,7 +122,7 @@ def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
 
 
 def read(folder: SessionFolder, *, site: str) -> VinePlan:
-    """Raises SessionError."""
+    """Read the plan. Raises SessionError."""
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
@@ -162,7 +165,7 @@ _MIB = 2**20
 
 
 class FinishedTicket(msgspec.Struct, frozen=True):
-    """A ticket that TaskVine has finished. `result`: TaskVine's word; `answer`: empty unless that is `success`."""
+    """An order (its ticket) that TaskVine has finished, with its `result`. `answer`: empty unless that is `success`."""
 
     ticket: int
     result: str
@@ -177,7 +180,7 @@ class VineWorker(msgspec.Struct, frozen=True):
 
 
 class VineManager:
-    """`password`: the file that workers prove themselves with."""
+    """Runs orders in TaskVine. `password`: the file with which workers authenticate."""
 
     def __init__(self, vine: Any, plan: VinePlan, *, folder: Path, password: Path) -> None:
         self._vine = vine
@@ -202,8 +205,8 @@ class VineManager:
             ("transient-error-interval", 1),
             ("keepalive-interval", plan.heartbeat_s),
             ("keepalive-timeout", plan.silence_s),
-            # Everything waits while it reads a message of a worker that was killed in the middle of it: an hour, unless
-            # it is told otherwise.
+            # TaskVine waits this long (default: an hour) for the end of a message from a worker that was killed while
+            # it sent.
             ("long-timeout", plan.silence_s),
             ("min-transfer-timeout", plan.silence_s),
             ("prefer-dispatch", 1),
@@ -280,7 +283,7 @@ class VineManager:
     # ---- time
 
     def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
-        """Let TaskVine work, and return what it has finished. With `block` this may take a second."""
+        """Let TaskVine work, and return finished orders. With `block`, this may take a second."""
         if not block:
             for _ in range(_BELLS):
                 self._manager.cancel_by_task_id(self._manager.submit(self._never()))
@@ -310,7 +313,7 @@ class VineManager:
         return found
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # whatever state it is in, it ends now
+        with contextlib.suppress(Exception):  # it ends in any state
             self._manager.workers_shutdown(0)
         self._tasks.clear()
         self._files.clear()

@@ -36,7 +36,7 @@ class Programs(msgspec.Struct, frozen=True):
 
 
 def find_programs() -> Programs:
-    """Return TaskVine's programs if its Python packages are here too. Imports nothing heavy. Raises ConfigError."""
+    """Find TaskVine's programs and Python packages without importing them. Raises ConfigError."""
     needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
     missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
     spec = importlib.util.find_spec("ndcctools")
@@ -77,8 +77,6 @@ _BATCH_GRACE_S = 20.0
 
 
 class VineFactory:
-    """A running `vine_factory`."""
-
     def __init__(
         self,
         plan: VinePlan,
@@ -137,11 +135,14 @@ class VineFactory:
         if code is None:
             return ""
         said = self.log_file.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it said nothing'} ({self.log_file})"
+        return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it printed nothing'} ({self.log_file})"
 
     def close(self) -> None:
-        """End the factory, which removes its workers. On this machine kill what is left after a moment; a factory that
-        waits for its batch system continues alone."""
+        """End the factory, which removes its workers.
+
+        On this machine, kill the remaining processes after a grace period; a factory that waits for its batch system
+        continues.
+        """
         self._process.terminate()
         grace_s = _LOCAL_GRACE_S if self._workspace is not None else _BATCH_GRACE_S
         try:

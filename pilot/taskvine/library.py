@@ -1,13 +1,13 @@
 """A library of TaskVine: the context, the calls on it, and the thread that stops a call.
 
 TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in the
-process that holds the context. Stoker's own runner (`stoker.pilot.library.runner`) runs the calls, so folder, output
-and ends are the same. No exception leaves `serve`: it would make TaskVine end the library.
+process with the context. Stoker's own runner (`stoker.pilot.library.runner`) runs the calls. No exception leaves
+`serve`, because TaskVine would end the library.
 
-TaskVine cannot stop a function that runs in a library's process. So a thread looks twice a second at the time and for a
-file of the pilot (`messages.stop_file`), and interrupts the main thread by a signal: the call ends with an exception,
-and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does memory
-beyond the recipe's limit.
+TaskVine cannot stop a function that runs in a library's process. So a thread checks the time limit and a file of the
+pilot (`messages.stop_file`) twice a second, and interrupts the main thread by a signal. The call ends with an
+exception, and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does
+memory beyond the recipe's limit.
 """
 
 from __future__ import annotations
@@ -51,16 +51,18 @@ _SIGNAL = signal.SIGUSR2
 
 
 class CallStopped(BaseException):
-    """Ends a call. No `Exception`, so that a function's own `except Exception` does not catch it."""
+    """Raised in a call to end it. No `Exception`, so that the function's `except Exception` does not catch it."""
 
 
 class CallWatch:
-    """Stops calls of the main thread. `dying` gets the reason before the process ends. `memory_bytes`: limit of the
-    process (0 = none)."""
+    """Stops calls of the main thread.
+
+    `dying` receives the reason before the process ends; `memory_bytes`: limit of the process (0 = none).
+    """
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
-        """Why the latest call was stopped, or ""."""
+        """Why the latest call was stopped; empty if it was not."""
         self._dying = dying
         self._memory_bytes = memory_bytes
         self._memory = MemoryLimit()
@@ -125,7 +127,7 @@ _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """Called once by TaskVine."""
+    """Load the context. TaskVine calls this once."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
@@ -139,10 +141,10 @@ def serve(order: bytes) -> bytes:
 
 class VineLibrary:
     def __init__(self, setup: messages.Setup) -> None:
-        # A worker that is killed takes its libraries along, also one that is in the middle of a call.
+        # A killed worker's libraries end with it, even during a call.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # TaskVine ends a library by killing its process group. It makes that group from outside, and on a busy node it
-        # comes too late: then nothing would be killed, and the worker would wait for its end for ever.
+        # TaskVine ends a library by killing its process group. On a busy node, TaskVine makes that group too late from
+        # outside: then nothing is killed, and the worker waits forever.
         os.setpgid(0, 0)
         _be_quiet()
         host = socket.gethostname().partition(".")[0]
@@ -161,7 +163,7 @@ class VineLibrary:
 
     def serve(self, order: messages.PoolOrder) -> messages.PoolAnswer:
         if self._held.failure is not None:
-            # TaskVine would keep this process, which is of no use; the next one may do better.
+            # TaskVine would keep this useless process; the next process may load the context.
             self._leave_soon()
             return messages.PoolAnswer(order.ticket, self._held)
         before = self._held
@@ -177,7 +179,7 @@ class VineLibrary:
                 except OSError as error:
                     self._retire(f"its folder {folder} is gone: {error}")
         if any(end.failure is not None and end.failure.device for end in ends):
-            self._leave_soon()  # the rest of this process can use no device any more
+            self._leave_soon()  # this process can use no device any more
         return messages.PoolAnswer(order.ticket, before, ends)
 
     def _retire(self, why: str) -> None:
@@ -210,7 +212,7 @@ class VineLibrary:
             context = load_context(recipe, objects)
         except CallStopped:
             failure = self._load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
-        except BaseException as error:  # sys.exit in a loader too
+        except BaseException as error:  # including sys.exit in a loader
             trace = error.__traceback__
             text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
             print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
@@ -224,7 +226,7 @@ class VineLibrary:
         self._runner = self._make_runner(context, workplace)
         self._guard = ProcessGuard()
         gc.collect()
-        gc.freeze()  # the context lives as long as the process: the collector need not look at it again
+        gc.freeze()  # the context lives as long as the process, so the collector may skip it
         self._held = msgspec.structs.replace(
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
@@ -262,7 +264,7 @@ class VineLibrary:
             blob = (folder / messages.FUNCTION_FILE).read_bytes()
             function = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
         if function is None:
-            raise RuntimeError(f"function {order.function} was given and is not there")
+            raise RuntimeError(f"function {order.function} was not sent to this library")
         run = Run(
             function=order.function,
             calls=order.calls,
@@ -289,7 +291,7 @@ class VineLibrary:
         self._watch.begin(limit_s=run.options.limit_s, stop_file=str(stop_file))
         try:
             end = self._runner.run(RunnableCall(spec, run, function))
-        except CallStopped:  # it came between two lines of ours: whatever the call had to say is lost
+        except CallStopped:  # raised in our own code: the call's result is lost
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
@@ -334,8 +336,11 @@ class VineLibrary:
 
 
 def _be_quiet() -> None:
-    """Empty the file of TaskVine for a library's output, and keep it empty: up to a kilobyte of it travels with the
-    report of a library that has ended, and the manager takes it for the worker's next message."""
+    """Empty TaskVine's file for a library's output, and keep it empty.
+
+    TaskVine sends up to a kilobyte of it with the report of an ended library, and its manager takes that for the
+    worker's next message.
+    """
     with contextlib.suppress(OSError):  # not a file
         os.ftruncate(1, 0)
     nothing = os.open(os.devnull, os.O_WRONLY)

@@ -1,10 +1,10 @@
-"""`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that has a TaskVine pool behind it.
+"""`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that runs a TaskVine pool.
 
-It is started like any pilot on this machine; its plan for TaskVine is in the session folder (`VinePlan`).
+Its plan for TaskVine is in the session folder (`VinePlan`).
 
-A turn of its loop: read from the manager, let TaskVine work, report what is finished. The pilot says hello when the
-first worker has joined, because then the workers' resources are known. The hello counts all slots that there may be;
-slots without a worker are reported as faulty, so that nothing is planned for them.
+Its loop reads from the manager, lets TaskVine work, and reports finished calls. The pilot sends its hello when the
+first worker has joined, because it then knows the workers' resources. The hello has all slots of the plan; slots
+without a worker are reported as faulty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.folders import folders_here
 from stoker.log_files import keep_log
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import presence
-from stoker.pilot.core.events import DeviceAway, EngineEnded, FromManager, HelloDue, Signalled, Tick, UsageMeasured
+from stoker.pilot.core.events import DeviceAway, FromManager, HelloDue, Signalled, TaskVineEnded, Tick, UsageMeasured
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import VineManager, VinePlan, VineWorker, read
@@ -44,9 +44,9 @@ log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
-"""While calls run the pool is looked at ever more seldom, from the one to the other."""
+"""Shortest and longest pause between two checks of the pool while calls run, in seconds; the pause doubles."""
 _HANGS_S = 900.0
-"""Seconds after which a turn hangs: in one turn TaskVine may send a whole model to a worker."""
+"""Seconds after which an iteration counts as hanging: TaskVine may send a whole model in one."""
 
 
 class PoolLoop:
@@ -125,14 +125,14 @@ class PoolLoop:
         pool.fire_timers(now)
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
-            # TaskVine holds the interpreter's lock: if it hangs, nothing of ours runs any more. Another pool can.
+            # TaskVine holds the interpreter lock: if it hangs, this process is useless, and another pool can run.
             faulthandler.dump_traceback_later(_HANGS_S, exit=True)
             self._count_workers()
             self._scale(now)
             pool.share_slots()
             if not self._engine_ended and (why := self._factory.ended()):
                 self._engine_ended = True
-                pool.handle(EngineEnded(why))
+                pool.handle(TaskVineEnded(why))
             pool.handle(Tick())
         elif pool.state.leaving:
             pool.handle(Tick())
@@ -148,9 +148,9 @@ class PoolLoop:
         here = {worker.name: worker for worker in self._engine.workers()}
         for name in here.keys() - self._workers.keys():
             worker = here[name]
-            log.info("worker %s has come: %d cores, %d GPUs", name, worker.cores, worker.gpus)
+            log.info("worker %s connected: %d cores, %d GPUs", name, worker.cores, worker.gpus)
         for name in self._workers.keys() - here.keys():
-            log.warning("worker %s is gone; TaskVine runs its tasks elsewhere", name)
+            log.warning("worker %s disconnected; TaskVine runs its tasks elsewhere", name)
         self._workers = here
         if not self._devices and here and not self._pool.state.leaving:
             self._devices = slots_of(next(iter(here.values())), self._plan)
@@ -164,14 +164,16 @@ class PoolLoop:
     def _say_usable(self, count: int) -> None:
         usable = min(len(self._devices), max(1, count))
         here, most = len(self._workers), self._plan.most_workers
-        reason = f"TaskVine has no worker for it: {here} of {most} are here" if usable < self._usable else ""
+        reason = f"TaskVine has no worker for it: {here} of {most} are connected" if usable < self._usable else ""
         for place in range(min(usable, self._usable), max(usable, self._usable)):
             self._pool.handle(DeviceAway(self._devices[place].device, reason))
         self._usable = usable
 
     def _scale(self, now: float) -> None:
-        """Want twice as many workers while every slot is taken. TaskVine's factory cannot count waiting calls: they
-        wait at our manager, which sends only as many as there are slots."""
+        """Double the wanted workers while every slot is occupied.
+
+        TaskVine's factory cannot count waiting calls: our manager sends only as many as there are slots.
+        """
         if self._engine.open:
             self._busy_at = now
         if self._is_full():
@@ -182,7 +184,7 @@ class PoolLoop:
 
     def _greet(self) -> None:
         if not self._devices:
-            return  # no worker yet: there is nothing to say
+            return  # the devices are unknown before the first worker
         self._link.flush()
         self._pool.handle(HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
 
@@ -210,7 +212,7 @@ class PoolLoop:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker-pilot-taskvine", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--site", default="local", help="the site whose plan it carries out")
+    parser.add_argument("--site", default="local", help="the site of this pilot")
     parser.add_argument("--block", default="", help="the block that this pilot is part of")
     parser.add_argument("--host", default="", help="where workers on other nodes reach this one (default: only here)")
     given = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""Messages between the pilot and the libraries that TaskVine runs for it.
+"""Messages between the pilot and the libraries that TaskVine runs.
 
-Orders and answers travel in TaskVine's own files. The folder `running` of the session, which every node sees, has two
-other kinds of small files: a *note* of a library's activity, for the case that it dies, and a *stop file*, with which
-the pilot stops a running call.
+Orders and answers are files that TaskVine transfers. The session's folder `running`, which every node sees, has two
+other kinds of small files: a *note* of a library's activity, in case it dies, and a *stop file*, which stops a running
+call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CANCELLED = "cancelled"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The settings of a library. `logs`: the pilot's folder; `objects`: the session's, for large results."""
+    """Settings of a library. `logs`: the pilot's folder; `objects`: the session's folder for large results."""
 
     pilot: str
     logs: str
@@ -35,8 +35,9 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PoolOrder(msgspec.Struct, frozen=True):
-    """Calls of one function for one library; without calls it only loads the context. `objects`: cache names of large
-    arguments, and their files in the call's folder.
+    """Calls of one function for one library; without calls, the order only loads the context.
+
+    `objects`: cache names of large arguments, and their files in the call's folder.
     """
 
     ticket: int
@@ -48,8 +49,10 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """A library's place and the cost of its context; `failure` if it could not be loaded. `orders`: orders answered
-    before."""
+    """Where a library runs, and what its context took to load.
+
+    `orders`: number of orders answered before; `failure`: why the context could not be loaded.
+    """
 
     host: str
     pid: int
@@ -61,7 +64,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The results of the calls in one order; empty if the worker does not have the context."""
+    """The results of an order's calls; empty if the worker does not have the context."""
 
     ticket: int
     held: LibraryReport
@@ -69,7 +72,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A library's note: the running call, its log from the byte `start`, and why it is about to end itself."""
+    """A library's running call, its log from the byte `start`, and why the library is about to end itself."""
 
     call: int
     log: str
@@ -102,5 +105,5 @@ def take_note(running: str, ticket: int) -> Note | None:
 
 
 def stop_file(running: str, ticket: int, call: CallId) -> Path:
-    """Return the file that stops a call of one order, and not the same call in a later order."""
+    """Return the file that stops a call of one order, but not the same call in a later order."""
     return Path(running) / f"stop-{ticket}-{call}"

@@ -1,10 +1,10 @@
-"""A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
+"""A TaskVine pool as a pilot: the core of every pilot (`stoker.pilot.core`), whose commands TaskVine executes.
 
-The manager sees one pilot, whose devices are the slots of all workers of the pool. The core decides which call goes
-where and what to report; its orders reach a `PoolLibrary`. TaskVine brings objects and limits memory and time.
+The manager sees one pilot, whose devices are the slots of all workers. The core decides where a call runs; its orders
+reach a `PoolLibrary`. TaskVine brings objects and limits memory and time.
 
-A slot of TaskVine holds one context at a time: TaskVine kills an idle library as soon as another one is wanted on its
-worker. So a new library for an occupied device waits until the library there is idle, or has had its turn.
+A slot of TaskVine holds one context at a time: TaskVine kills an idle library when its worker needs another library. So
+a new library for an occupied device waits until the library there is idle or has run for `TURN_S`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, RoomWanted, TimerFired
+from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, TimerFired
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker
@@ -29,7 +29,7 @@ from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that this many workers can hold at once (0 = the most workers of the plan).
+    """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum).
 
     GPUs if the plan wants them (or `auto` finds some), else cores. Memory is shared evenly; TaskVine does not report
     the kind of GPU.
@@ -56,7 +56,7 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
 log = logging.getLogger("stoker.pilot")
 
 TURN_S = 10.0
-"""Seconds that a busy library keeps its slot when another context wants it."""
+"""Seconds that a busy library keeps its slot when another context needs the slot."""
 ANY_BYTES = 1 << 62
 
 
@@ -68,8 +68,7 @@ class ManagerPort(Protocol):
 
 
 class VinePool:
-    """Carries out the core's commands through TaskVine. `facts` has no devices, which are unknown before the first
-    worker."""
+    """Executes the core's commands through TaskVine. `facts` has no devices before the first worker."""
 
     def __init__(self, engine: VineManager, manager: ManagerPort, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)
@@ -87,7 +86,7 @@ class VinePool:
         return self.core.state
 
     def have_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
-        """Replace the core, which has no devices and has sent nothing, by one with the devices of the first worker."""
+        """Replace the core, which has sent no message yet, by one with the first worker's devices."""
         self.core = PilotCore(msgspec.structs.replace(self.state.facts, devices=devices))
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
         self._orders.slot_cores = devices[0].cores
@@ -118,7 +117,7 @@ class VinePool:
             case commands.Acknowledged(sequence=sequence):
                 self._manager.acked(sequence)
             case commands.PassOn():
-                pass  # its calls are refused if they want to give pieces
+                pass  # its calls are refused if they want to yield pieces
             case commands.Beat(message=heartbeat):
                 self._manager.say(heartbeat)
             case commands.Greet(hello=hello):
@@ -136,7 +135,7 @@ class VinePool:
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].kill()
             case commands.WeighOffer(order=order):
-                self.handle(OfferWeighed(order))  # TaskVine owns its libraries, and their engines cannot be observed
+                self.handle(OfferWeighed(order))  # the engines of TaskVine's libraries cannot be observed
             case commands.Forget(library=number):
                 self._forget(number)
             case commands.SetTimer(at=at, key=key):
@@ -146,7 +145,7 @@ class VinePool:
             case (
                 commands.Expect() | commands.StartFetch() | commands.StopFetch() | commands.TidySnapshots()
                 | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
-                | commands.HandIn() | commands.Observe()
+                | commands.UploadResults() | commands.Observe()
             ):  # fmt: skip
                 pass
             case _:
@@ -165,7 +164,7 @@ class VinePool:
 
     def share_slots(self) -> None:
         for library in tuple(self._waiting):
-            if library not in self._waiting:  # it has ended meanwhile
+            if library not in self._waiting:  # the library has ended meanwhile
                 continue
             holders = {self._holders[device] for device in library.devices if device in self._holders}
             if not holders:
@@ -180,6 +179,6 @@ class VinePool:
         if known is None or known.stage is not Stage.READY:
             return
         if not known.held:
-            self.handle(RoomWanted(holder.number, "another context wants its slot"))
+            self.handle(DevicesWanted(holder.number, "another context needs its slot"))
         elif time.monotonic() - known.ready_at > TURN_S:
-            self.handle(RoomWanted(holder.number, "it has had its turn: another context wants its slot"))
+            self.handle(DevicesWanted(holder.number, "its turn is over: another context needs its slot"))

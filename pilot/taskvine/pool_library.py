@@ -1,10 +1,10 @@
 """A library of a TaskVine pool, and the orders by which TaskVine runs its calls.
 
-A `PoolLibrary` is the right to have one order of its context in TaskVine at a time; TaskVine decides which worker
-carries it out, and whether a process there still holds the context. (An order without calls, sent ahead, loads it.)
+A `PoolLibrary` may have one order of its context in TaskVine at a time. TaskVine chooses the worker, and may load the
+context there again. A first order without calls loads the context.
 
-Short calls share an order, because an order costs TaskVine milliseconds. A large argument is a file that TaskVine
-brings; it is dropped with the last order that needs it.
+Short calls share an order, because an order takes TaskVine milliseconds. A large argument is a file that TaskVine
+brings; the pilot drops it after the last order that needs it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """Return the failure of a library by its process's note, if it left one, and by what TaskVine `said`."""
+    """Return the failure of a library, from its process's note (if any) and TaskVine's message `said`."""
     kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
     if note is not None and note.reason:
-        kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was told to"
+        kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was cancelled"
         if note.reason == OVER_MEMORY:
             declared = show_bytes(ordered.recipe.needs.memory_bytes)
             why = f", which took more memory than the {declared} that it declares"
@@ -66,8 +66,10 @@ MOST_CALLS = 64
 
 
 class OrderOutcome(msgspec.Struct, frozen=True):
-    """The end of an order: TaskVine's word, and the answer if that is `success`. `stopped`: calls that were told to
-    stop. `note`: of a library that ended without an answer."""
+    """The end of an order: TaskVine's `result`, and the answer if that is `success`.
+
+    `stopped`: calls that were told to stop; `note`: left by a library that ended without an answer.
+    """
 
     order: messages.PoolOrder
     result: str
@@ -80,8 +82,6 @@ _NO_CALLS = messages.PoolOrder(0)
 
 
 class Orders:
-    """All orders of a pool in TaskVine."""
-
     def __init__(self, engine: VineManager, setup: messages.Setup) -> None:
         self.setup = setup
         self.slot_cores = 1
@@ -100,7 +100,7 @@ class Orders:
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
     def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
-        """Take the calls of the next order out of a queue: of one function with the same options; a large one alone."""
+        """Remove the next order's calls from a queue: of one function, with the same options; a large call alone."""
         run, _ = queue[0]
         mean = self._means.get(run.function, 0.0)
         room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1
@@ -131,7 +131,7 @@ class Orders:
         large = _large(order.calls)
         self._open[order.ticket] = order, then
         self._users.update(ref.name for ref in large)
-        # Only TaskVine knows the slot, so its devices are counted from 0.
+        # Only TaskVine knows the slot, so devices are counted from 0.
         kind, _, _ = library.devices[0].partition(":")
         devices = tuple(f"{kind}:{number}" for number in range(len(library.devices)))
         setup = msgspec.structs.replace(self.setup, recipe=library.recipe, devices=devices)
@@ -139,8 +139,7 @@ class Orders:
         self._engine.submit(name, order, large=large)
 
     def interrupt(self, order: messages.PoolOrder, calls: Iterable[CallId]) -> None:
-        """Stop these calls of an order. The manager may send them again at once, after a worker was lost: that is
-        another order."""
+        """Stop calls of an order. The manager may send the same calls in another order."""
         for call in calls:
             with contextlib.suppress(OSError):
                 messages.stop_file(self.setup.running, order.ticket, call).touch()
@@ -179,13 +178,13 @@ TRIES = 3
 
 
 class PoolLibrary:
-    """A library from its order until the core forgets it. `tell` sends the core an event."""
+    """A pool's library until the core forgets it. `tell` sends the core an event."""
 
     def __init__(self, ordered: StartLibrary, orders: Orders, tell: Callable[[Event], None]) -> None:
         self.number = ordered.library
         self.devices = ordered.devices
         self.memory_bytes = 0
-        """Host memory of its process, as measured last; 0 = not known."""
+        """Last measured host memory of its process; 0 = unknown."""
         self._ordered = ordered
         self._orders = orders
         self._tell = tell
@@ -224,8 +223,8 @@ class PoolLibrary:
                 self._say(to_agent.Resized(size))
             case to_library.Evict(call=call):
                 self.interrupt({call})
-            case to_library.Meet() | to_library.Load() | to_library.Taken():
-                pass
+            case to_library.Meet() | to_library.Load() | to_library.Taken() | to_library.Sleep() | to_library.Wake():
+                pass  # its libraries say that they cannot sleep
             case _:
                 assert_never(message)
 
@@ -245,7 +244,7 @@ class PoolLibrary:
             self._say(to_agent.GivenBack(calls, need_function=True))
             return
         if run.gang is not None and run.gang.size > 1:
-            text = f'it wants {run.gang.size} devices at once, and engine = "taskvine" runs no gangs'
+            text = f'it needs {run.gang.size} devices at once, and engine = "taskvine" runs no gangs'
             failure = Failure(FailureKind.NO_DEVICE, text, library=self.number)
             self._say(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
@@ -294,7 +293,7 @@ class PoolLibrary:
 
     def _loaded(self, held: messages.LibraryReport) -> None:
         log.info("lib-%d (%s) is on %s", self.number, self._ordered.recipe.name, held.host)
-        # Its memory is not reported: the manager would plan several contexts in one slot.
+        # Report no memory: the manager would plan several contexts in one slot.
         start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
         self._say(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 
@@ -305,7 +304,7 @@ class PoolLibrary:
         held = answer.held
         if not held.orders:
             name = self._ordered.recipe.name
-            log.info("TaskVine had %s loaded once more, on %s: %.2f s", name, held.host, held.load_s)
+            log.info("TaskVine loaded %s again on %s: %.2f s", name, held.host, held.load_s)
         self._feed()
 
     def _failed(self, outcome: OrderOutcome) -> None:

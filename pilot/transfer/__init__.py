@@ -1,5 +1,5 @@
-"""Objects from pilot to pilot: who serves, who fetches, and what they say to each other.
+"""Transfers of objects between pilots.
 
-But for the seed, standard library alone, and of this package its modules that need no more (`stoker.errors`): a node
-that has nothing but Python gets its environment with it.
+All modules except the seed use only the standard library and `stoker.errors`: a node that has only Python gets its
+environment with them.
 """

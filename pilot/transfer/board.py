@@ -1,12 +1,12 @@
-"""An object on this disk, which of its pieces to ask which source for next, and the shared state of one fetch.
+"""The copy of an object on disk, the choice of its next pieces, and the shared state of one fetch.
 
-A new copy is laid out in full first: folders, links, and files with holes where pieces are missing. Another process may
-continue it: `recheck` reads what is there and keeps the pieces that are right.
+A new copy first has all folders, links, and files, with holes for missing pieces. Another process may complete it:
+`recheck` keeps correct pieces.
 
-Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003). Where we
-differ: the source that reads the object's origin is asked only for pieces that no other source has or is about to have,
-because the origin should be read once. Near the end, a piece that hangs at a slow source is requested again
-elsewhere. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
+The rarest piece goes first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent",
+2003). Unlike BitTorrent, the source that reads the object's origin is asked only for pieces that no other source has or
+will soon have, because the origin should be read once. Near the end, a delayed piece is requested again elsewhere. A
+choice looks at a sample of the pieces, so its time does not grow with the object. `Picker` is pure.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from stoker.contexts.manifest import (
 
 
 class ObjectCopy:
-    """One object at one place, for several threads. `arrivals` are the pieces that are here, in order of arrival."""
+    """One object at one path, for several threads. `arrivals`: the present pieces, in order of arrival."""
 
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
-        """`data` is the manifest. Raises ValueError if it is not, OSError if the place cannot be opened or laid out."""
+        """`data`: the manifest. Raises ValueError if it is invalid, OSError if the path cannot be used."""
         self.name = name
         self.data = data
         self.manifest = read_manifest(name, data)
         self.pieces = pieces(self.manifest)
-        self.first_hand = False  # whether it is being read from where the object comes from
+        self.first_hand = False  # True if the object is read from its origin
         self.changed = threading.Condition()
         self.arrivals: Sequence[int] = range(len(self.pieces))
         self._made: list[int] = []
@@ -63,11 +63,10 @@ class ObjectCopy:
 
     @property
     def complete(self) -> bool:
-        """Whether every piece is here."""
         return len(self.arrivals) == len(self.pieces)
 
     def recheck(self) -> int:
-        """Keep the right pieces of an earlier try; returns their bytes. Raises OSError."""
+        """Keep the correct pieces of an earlier try; return their bytes. Raises OSError."""
         kept = 0
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
@@ -80,7 +79,7 @@ class ObjectCopy:
         return kept
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Write a piece; False if the bytes are wrong. Raises OSError."""
+        """Write a piece; False if its bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_right(piece, data):
             return False
@@ -104,17 +103,16 @@ class ObjectCopy:
 
     @contextmanager
     def file_of(self, part: Slice) -> Iterator[int]:
-        """A descriptor of the file that a part is in, for `sendfile`. Raises OSError."""
+        """Yield a descriptor of a part's file, for `sendfile`. Raises OSError."""
         with self._open(part.entry, os.O_RDONLY) as file:
             yield file
 
     def give_up(self) -> None:
-        """Free its room, even while it is open elsewhere."""
+        """Free the disk space, even while other processes have the copy open."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 
     def has(self, index: int) -> bool:
-        """Whether a piece is here."""
         return self.arrivals is not self._made or bool(self._here[index])
 
     def _arrive(self, index: int) -> None:
@@ -192,9 +190,11 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""At the end a piece may be asked for elsewhere too, `AGAIN_S` after it was asked for, and `AGAIN` times as long as
-pieces took lately."""
-SPARED_S = 5.0  # seconds: the origin is not asked for pieces of other sources while pieces come at least this often
+"""Near the end, a piece is requested from a second source after `AGAIN_S` seconds.
+
+If pieces are slow, it is requested after `AGAIN` times the recent seconds per piece.
+"""
+SPARED_S = 5.0  # seconds: while pieces come at least this often, the origin is asked only for pieces that others lack
 
 
 @dataclass(slots=True)
@@ -226,11 +226,10 @@ class Picker(Generic[S]):
 
     @property
     def missing(self) -> int:
-        """How many pieces are missing."""
         return self._left
 
     def add(self, source: S, *, origin: bool = False) -> None:
-        """A source has come; it has nothing yet."""
+        """Add a source without pieces."""
         self._offers[source] = _Offer(origin=origin, known=bytearray(len(self._here)))
 
     def has(self, source: S, indices: Iterable[int]) -> None:
@@ -244,7 +243,7 @@ class Picker(Generic[S]):
                     offer.pieces.append(index)
 
     def has_not(self, source: S, index: int) -> None:
-        """A source does not give a piece now."""
+        """Record that a source cannot give a piece now."""
         offer = self._offers[source]
         self._unask(offer, index)
         if offer.known[index]:
@@ -255,7 +254,7 @@ class Picker(Generic[S]):
                 offer.pieces.remove(index)
 
     def gone(self, source: S) -> None:
-        """Drop a source: others can be asked for its pieces."""
+        """Drop a source; its pieces can then be requested elsewhere."""
         offer = self._offers.pop(source, None)
         if offer is None:
             return
@@ -266,7 +265,7 @@ class Picker(Generic[S]):
                 self._holders[index] -= known
 
     def arrived(self, index: int, now: float) -> bool:
-        """A piece is here; False if it was already."""
+        """Record a piece; False if it was present."""
         for offer in self._offers.values():
             offer.asked.discard(index)
         asked = self._asked.pop(index, None)
@@ -280,7 +279,7 @@ class Picker(Generic[S]):
         return True
 
     def take(self, source: S, now: float) -> int | None:
-        """The piece to ask this source for, marked as asked; None without one."""
+        """Return the piece to request from a source, if any, and mark it as requested."""
         offer = self._offers.get(source)
         if offer is None:
             return None
@@ -293,7 +292,7 @@ class Picker(Generic[S]):
         return found
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """The rarest piece of a sample that was not asked for, or else of all (except for the origin)."""
+        """Return the rarest unrequested piece of a sample, or else of all pieces (unless the origin is spared)."""
         spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -316,7 +315,7 @@ class Picker(Generic[S]):
         return None
 
     def _late(self, offer: _Offer, now: float) -> int | None:
-        """When all that is missing was asked for: a piece that was asked for once, long ago."""
+        """If all missing pieces are requested, return a piece that was requested once, long ago."""
         if len(self._asked) < self._left:
             return None
         patience_s = max(AGAIN_S, AGAIN * self._took_s) + (SPARED_S if offer.origin else 0.0)
@@ -342,7 +341,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: an `address`, or a `path` here. `origin`: it is, or stands for, the object's origin."""
+    """A source of an object: an `address`, or a local `path`. `origin`: it is, or reads, the object's origin."""
 
     address: str = ""
     path: str = ""
@@ -355,7 +354,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes from the origin, from peers and from an earlier try, and seconds."""
+    """Bytes from the origin, from peers and from an earlier try, and the fetch's seconds."""
 
     origin_bytes: int
     peer_bytes: int
@@ -364,11 +363,11 @@ class FetchOutcome:
 
 
 class WrongBytesError(Exception):
-    """A source served what its object is not."""
+    """A source served wrong bytes."""
 
 
-class Board:
-    """The state of one fetch, for any thread. `begun` gets the copy early, so that it can be served while it grows."""
+class FetchState:
+    """The state of one fetch, for any thread. `begun` receives the copy early, to serve it while it grows."""
 
     def __init__(self, name: str, root: Path, *, begun: Callable[[ObjectCopy], None]) -> None:
         self.name = name
@@ -380,7 +379,7 @@ class Board:
         self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
-        self.told = b""  # the manifest, where it is known beforehand
+        self.told = b""  # the manifest, if known beforehand
         self.copy: ObjectCopy | None = None
         self.over = False
         self.failure: Exception | None = None
@@ -410,7 +409,7 @@ class Board:
         return copy
 
     def join(self, source: ObjectSource, has: Iterable[int]) -> None:
-        """A source can be asked, and has these pieces."""
+        """Add a source with its pieces."""
         if self.copy is not None and source.origin:
             self.copy.first_hand = True
         with self._news:
@@ -419,14 +418,14 @@ class Board:
             self._picker.has(source, has)
 
     def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """A source has new pieces, or does not give one now."""
+        """Record a source's new pieces, or a piece that it `lacks` now."""
         with self._news:
             if lacks is not None:
                 self._picker.has_not(source, lacks)
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        """The piece to ask this source for; None without one, or after the end."""
+        """Return the piece to request from a source, if any."""
         with self._news:
             return None if self.over else self._picker.take(source, time.monotonic())
 
@@ -452,24 +451,22 @@ class Board:
             self.end(None)
 
     def leave(self, source: ObjectSource) -> None:
-        """A source is no more."""
         with self._news:
             self._picker.gone(source)
             self._news.notify_all()
 
     def end(self, failure: Exception | None) -> None:
-        """End the fetch; the first outcome counts."""
+        """End the fetch; later outcomes are ignored."""
         with self._news:
             if not self.over:
                 self.over, self.failure = True, failure
             self._news.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait up to this long until something has happened."""
+        """Wait up to `seconds` for a change."""
         with self._news:
             if not self.over:
                 self._news.wait(seconds)
 
     def outcome(self) -> FetchOutcome:
-        """How it has come so far."""
         return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)

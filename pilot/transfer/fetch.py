@@ -1,7 +1,7 @@
-"""Fetches one object from several sources at once, and has single exchanges with the seed.
+"""Fetches one object from several sources at once, and sends results to the seed.
 
-A thread reads each source: another pilot, the session's seed, or a path. Each piece is checked before it is kept, and a
-source that served a wrong piece is not asked again. `Picker` (`board`) chooses the pieces.
+A thread reads each source: another pilot, the session's seed, or a path. Each piece is checked before it is kept. A
+source that served a wrong piece is not asked again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectCopy, ObjectSource, WrongBytesError
+from stoker.pilot.transfer.board import FetchOutcome, FetchState, ObjectCopy, ObjectSource, WrongBytesError
 from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
 
-DEPTH = 2  # pieces requested from a quick peer at one time: one travels while another is checked
+DEPTH = 2  # pieces requested from a fast peer at one time: one travels while another is checked
 SLOW_S = 0.1  # a peer that takes longer per piece gets one request at a time
 
 _CHANGED = (
@@ -38,7 +38,7 @@ _IDLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAccess:
+class FetchSettings:
     """The transfer key, time limits, and the function that makes manifests of paths."""
 
     key: bytes
@@ -52,9 +52,9 @@ class SourceReader:
     def __init__(
         self,
         source: ObjectSource,
-        board: Board,
+        board: FetchState,
         *,
-        means: SourceAccess,
+        means: FetchSettings,
         ended: Callable[[SourceReader, str, bool], None],
     ) -> None:
         self.source = source
@@ -68,11 +68,9 @@ class SourceReader:
         self._useful = 0
 
     def start(self) -> None:
-        """Begin, on a new thread."""
         threading.Thread(target=self._run, name="transfer-fetch", daemon=True).start()
 
     def stop(self, why: str = "") -> None:
-        """End soon, for this reason."""
         with self._lock:
             self._stopped = True
             self._why = why
@@ -95,14 +93,14 @@ class SourceReader:
                         self._read_peer()
                 except wire.PeerError as error:
                     why = str(error)
-                    if self._useful == useful:  # else it was of use since it was last connected: try again
+                    if self._useful == useful:  # otherwise the source gave pieces on this connection, so try it again
                         break
                     why = ""
         except WrongBytesError as error:
             why, wrong = _CHANGED if self.source.path else str(error), True
         except (OSError, ValueError, StokerError) as error:
             why = str(error)
-        except Exception as error:  # a fault of ours must not leave a source that is waited for
+        except Exception as error:  # a bug of ours must not leave other threads waiting for this source
             why = f"{type(error).__name__}: {error}"
         self._board.leave(self.source)
         self._ended(self, self._why if self._stopped else why, wrong)
@@ -133,7 +131,7 @@ class SourceReader:
             if trouble == "busy" and time.monotonic() < busy_until:
                 board.wait(_BUSY_AGAIN_S)
             elif trouble == "busy":
-                raise wire.PeerError("it is busy with others")
+                raise wire.PeerError("it is busy with other pilots")
             elif trouble != "soon":
                 raise wire.PeerError("it does not have the object")
         return None
@@ -181,7 +179,7 @@ class SourceReader:
             self._board.hear(self.source, has, lacks=index)
             return
         if header.get("index") != index or header["body"] != size:
-            raise wire.PeerError("it answered what it was not asked")
+            raise wire.PeerError("it sent another piece than the requested one")
         channel.receive_body(buffer[:size])
         self._board.hear(self.source, has)
         self._board.arrive(self.source, index, buffer[:size])
@@ -213,7 +211,7 @@ class SourceReader:
 def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
     size = header.get(field, 0) if field else header["body"]
     if type(size) is not int or not 0 <= size <= most:
-        raise wire.PeerError(f"it announced {size} bytes where at most {most} make sense")
+        raise wire.PeerError(f"it announced {size} bytes where at most {most} are valid")
     data = memoryview(bytearray(size))
     channel.receive_body(data)
     return data
@@ -222,7 +220,7 @@ def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: in
 def _indices(header: dict[str, Any], count: int) -> list[int]:
     have = header.get("have", [])
     if not isinstance(have, list) or not all(type(index) is int and 0 <= index < count for index in have):
-        raise wire.PeerError("it says that it has pieces that do not exist")
+        raise wire.PeerError("it announced pieces that do not exist")
     return have
 
 
@@ -230,26 +228,26 @@ def _indices(header: dict[str, Any], count: int) -> list[int]:
 
 log = logging.getLogger("stoker.transfer")
 
-STALL_S = 60.0  # when no source has sent anything for this long, all of them are given up
+STALL_S = 60.0  # seconds without bytes from any source after which all sources are dropped
 _POLL_S = 0.5
-_REASONS = 4  # at most this many reasons are told when the last source has failed
+_REASONS = 4  # number of reasons in the error when the last source has failed
 
 
 class ObjectFetch:
-    """Fetches one object to `root`, which may hold parts of an earlier try."""
+    """Fetches one object to the path `root`, which may have parts of an earlier try."""
 
     def __init__(
         self,
         name: str,
         root: Path,
         *,
-        means: SourceAccess,
+        means: FetchSettings,
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
     ) -> None:
         self._means = means
         self._lost = lost
-        self._board = Board(name, root, begun=begun)
+        self._board = FetchState(name, root, begun=begun)
         self._lock = threading.Lock()
         self._workers: dict[ObjectSource, SourceReader] = {}
         self._wrong: set[ObjectSource] = set()
@@ -257,7 +255,7 @@ class ObjectFetch:
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Replace the sources; former sources are dropped."""
+        """Replace the sources."""
         self._board.told = manifest or self._board.told
         offered = set(sources)
         with self._lock:
@@ -277,7 +275,7 @@ class ObjectFetch:
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
         """Wait until the object is complete. Raises OSError, PeerError."""
         board, alone_at = self._board, time.monotonic()
-        if board.told:  # check parts of an earlier download while the sources have not answered
+        if board.told:  # check parts of an earlier try while the sources have not answered
             try:
                 board.establish(board.told)
             except (OSError, WrongBytesError) as error:
@@ -296,7 +294,7 @@ class ObjectFetch:
                     with self._lock:
                         workers = list(self._workers.values())
                     for worker in workers:
-                        worker.stop(f"nothing came for {STALL_S:g} s")
+                        worker.stop(f"no bytes arrived for {STALL_S:g} s")
         finally:
             self.stop()
         if isinstance(board.failure, WrongBytesError):
@@ -306,11 +304,10 @@ class ObjectFetch:
         return board.outcome()
 
     def outcome(self) -> FetchOutcome:
-        """How it has come so far."""
         return self._board.outcome()
 
     def stop(self) -> None:
-        """Stop the fetch, unless it is over; its parts stay for another try."""
+        """Stop the fetch, unless it has ended; its parts stay for another try."""
         self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))
         with self._lock:
             workers, self._workers = list(self._workers.values()), {}
@@ -343,7 +340,7 @@ SEED_FILE = "seed.address"  # in the session's folder, once its seed listens: it
 
 
 def read_key(file: str | os.PathLike[str]) -> bytes:
-    """A session's transfer key, from `keys/transfer.json` in its folder. Raises OSError, ValueError."""
+    """Return a session's transfer key from its file `keys/transfer.json`. Raises OSError, ValueError."""
     try:
         return bytes.fromhex(json.loads(Path(file).read_bytes())["secret"])
     except (KeyError, TypeError, RecursionError) as error:
@@ -355,7 +352,7 @@ def get(
 ) -> FetchOutcome:
     """Fetch an object to `target`, complete or not at all."""
     draft = target.with_name(f".{target.name}.draft")
-    fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))
+    fetch = ObjectFetch(name, draft, means=FetchSettings(key=key, limits=limits))
     fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
     outcome = fetch.run(alone_s=0.0)
     os.replace(draft, target)
@@ -365,7 +362,7 @@ def get(
 def put(
     name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> str:
-    """Send a result to the seed; returns its path there. Raises PeerError."""
+    """Send a result to the seed; return its path there. Raises PeerError."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)
@@ -386,5 +383,5 @@ def put(
 def _answer(channel: wire.Channel) -> dict[str, object]:
     header = channel.receive()
     if header.get("error") or header["body"]:
-        raise wire.PeerError(f"the session's seed did not take it: {header.get('text') or header.get('error')}")
+        raise wire.PeerError(f"the session's seed refused it: {header.get('text') or header.get('error')}")
     return header

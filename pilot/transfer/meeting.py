@@ -1,9 +1,9 @@
-"""Where pilots that want the same object meet before they have a manager: at the session's seed.
+"""Lets starting pilots, not yet connected to the manager, find each other at the session's seed.
 
-A pilot that starts on a bare node tells the seed every few seconds what it wants and which pieces it has. The seed
-names a few others that have what it lacks, each to so few that every pilot finds a free place. While several are there,
-the seed gives each piece away once (`server`), and again only if no pilot reports it, or if those that have it do not
-serve the asking one. So a hundred pilots that start at once read the seed about once.
+A pilot that starts on a bare node reports its wanted object and its pieces to the seed every few seconds. The seed
+names a few other pilots that have missing pieces. It names each pilot to few others, so that every pilot finds one that
+is free to serve. While several pilots take part, the seed sends each piece once (`server`). It sends a piece again only
+if no pilot reports it, or if the pilots that have it do not serve the asking pilot.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST
 
-SOURCES = MOST - 1  # number of others that a pilot is told
-TRIES = 2 * SOURCES  # a host that has got nothing from this many others is taken to be cut off from them
-FORGOTTEN = 4.0  # a pilot is gone after 4 of its intervals without a report
+SOURCES = MOST - 1  # number of other pilots that the seed names to a pilot
+TRIES = 2 * SOURCES  # a host that got no piece from this many pilots counts as cut off from the others
+FORGOTTEN = 4.0  # a pilot is gone after 4 of its report intervals without a report
 UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds that the seed keeps back a piece that it has given away, until another pilot reports it, and afterwards."""
+"""Seconds before the seed sends a piece again: while no pilot has reported that it has the piece, and afterwards."""
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL = -1  # every piece, a bit each
 
 
 class SeedMeetings:
-    """The seed's side: who is here for which object. Any thread may call it."""
+    """The seed's records: the pilots that want each object. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Record the pieces of the pilot at this address (all if it `wants` none). Returns its sources."""
+        """Record the pieces of the pilot at this address (all if it `wants` none); return pilots as its sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -64,7 +64,7 @@ class SeedMeetings:
             return list(one.sources)
 
     def spared_s(self, name: str, index: int, host: str) -> float:
-        """Seconds that this host should wait for a piece that another pilot was given."""
+        """Return the seconds that a host should wait for a piece that another pilot was given."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
@@ -80,7 +80,7 @@ class _One:
 
     def __init__(self) -> None:
         self.alone = False
-        self.have = 0  # the pieces that he has, a bit each
+        self.have = 0  # the pilot's pieces, a bit each
         self.until = 0.0
         self.named = 0
         self.sources: dict[str, None] = {}
@@ -90,7 +90,7 @@ class _One:
 class _Meeting:
     def __init__(self) -> None:
         self.here: dict[str, _One] = {}
-        self.held_until: dict[int, float] = {}  # by piece: until when a holder of it counts as here
+        self.held_until: dict[int, float] = {}  # by piece: until when a pilot with the piece counts as present
         self.alone: set[str] = set()  # hosts with a pilot that no other pilot serves
         self._check_at = 0.0
 
@@ -119,7 +119,7 @@ class _Meeting:
         others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
         chance.shuffle(others)
         others.sort(key=lambda x: self.here[x].named)
-        if len(one.sources) == count:  # its sources have no more than it has: name one that has
+        if len(one.sources) == count:  # the sources have no missing piece: name a pilot that has one
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
@@ -136,21 +136,21 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Tell the seed about this pilot's pieces; returns other pilots. Raises PeerError."""
+    """Report this pilot's pieces to the seed; return other pilots. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()
         channel.send({"op": "meet", "object": name, "address": address, **more})
         others = channel.receive().get("others")
         if not isinstance(others, list) or not all(isinstance(one, str) for one in others):
-            raise wire.PeerError(f"{seed} does not say whom it has met")
+            raise wire.PeerError(f"{seed} did not name the other pilots")
         return others
     finally:
         channel.close()
 
 
 def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """The seed's answer to a `meet` request. Raises PeerError for a malformed one."""
+    """Answer a `meet` request. Raises PeerError if it is malformed."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("a rank sent an unknown message")

@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32  # pilots that get bytes at one time: an object has one reader here, but every pilot gets its own arguments
+MOST = 32  # pilots served at one time: an object has one reader here, but every pilot fetches its own arguments
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
@@ -44,7 +44,7 @@ _POLL_S = 0.5
 
 
 class Seed:
-    """The answers of a session's seed. Any thread may call it."""
+    """The answers of a session's seed. Thread-safe."""
 
     def __init__(self, objects: Path) -> None:
         self._objects = objects
@@ -59,7 +59,7 @@ class Seed:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """The object where it lies, if it still is that object."""
+        """Yield the object at its origin, if it is unchanged."""
         ref = self._find(name)
         copy = None
         if ref is not None:
@@ -70,7 +70,7 @@ class Seed:
         yield copy
 
     def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
-        """Nothing is on its way here."""
+        """Always False: a seed fetches nothing."""
         return False
 
     def _find(self, name: str) -> ObjectRef | None:
@@ -78,7 +78,7 @@ class Seed:
             return None
         with self._lock:
             ref = self._published.find(name)
-        if ref is None:  # arguments: each client has its own file
+        if ref is None:  # each client has its own file of arguments
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 
@@ -88,17 +88,17 @@ class Seed:
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
         name, size, digest = request.get("name"), request.get("size"), request.get("sha256")
         if not isinstance(name, str) or not _RESULT.fullmatch(name) or type(size) is not int or size < 0:
-            channel.send({"error": "refused", "text": f"{name!r} of {size} bytes is no result"})
+            channel.send({"error": "refused", "text": f"{name!r} of {size} bytes is not a result"})
             return
         channel.send({"go": True})
         place = self._objects / name
         try:
             with draft_of(place) as draft:
                 if _receive(channel, draft, size) != digest:
-                    raise OSError("it was changed on its way")
-        except OSError as error:  # its bytes may still be coming: this connection is of no use
+                    raise OSError("it was changed in transit")
+        except OSError as error:  # further bytes of the result may follow, so this connection is useless
             channel.send({"error": "refused", "text": f"{place} could not be written: {error}"})
-            raise wire.PeerError(f"{name} was not taken: {error}") from error
+            raise wire.PeerError(f"{name} was refused: {error}") from error
         channel.send({"path": str(place)})
 
 
@@ -117,7 +117,7 @@ def _receive(channel: wire.Channel, into: Path, size: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until the session is over, or SIGTERM."""
+    """Serve until the session ends, or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m stoker.pilot.transfer.seed", description=(__doc__ or "").partition("\n")[0]
     )
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     connections.raise_descriptor_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is for the client
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not locks.take(lock):

@@ -1,9 +1,9 @@
-"""Serves objects to peers: complete ones, and the pieces that are here of those that are being fetched.
+"""Serves objects to peers: complete objects, and the present pieces of objects that are being fetched.
 
 One thread serves one connection, up to a limit; further peers are told that this pilot is busy. A piece that one peer
-is receiving is not sent to a second one at the same time: it may get the piece from the first. The pilot that reads an
-object's origin gives each piece away once, and again only to a peer that still asks after a while (BitTorrent's
-super-seeding has the same effect). The seed does the same for pilots that start together.
+receives is not sent to a second peer at the same time, because the second may get it from the first. The pilot that
+reads an object's origin sends each piece once, and again only to a peer that still requests it later (as in
+BitTorrent's super-seeding). The seed does the same for pilots that start together.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from stoker.pilot.transfer.board import ObjectCopy
 
 # ---- which peer gets a piece
 
-_LATER_S = 3.0  # seconds after which a piece that one peer takes slowly may go to another as well
+_LATER_S = 3.0  # seconds after which a piece that one peer receives slowly may go to another peer
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
-"""How long a reader keeps back a piece that it has given away: these seconds, plus a multiple of the time to send one.
-"""
+"""Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the time per piece."""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
-"""Takes an object's name, a piece's index, and the address of the host that asks for it; answers with seconds."""
+"""Takes an object's name, a piece's index and the asking host's address; returns the seconds that the host should wait.
+"""
 _REMEMBERED = 256
 
 
 class Sending:
-    """The pieces that are being sent or were sent. For any thread."""
+    """The pieces that are being sent or were sent. Thread-safe."""
 
     def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
         self._spares = spares
@@ -43,7 +43,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Begin to send a piece, if one more peer may have it now."""
+        """Record that a piece is being sent. False if no further peer may get it now."""
         with self._lock:
             object, sent, wait_s = self._state_of(copy, index, host)
             if wait_s > 0:
@@ -54,12 +54,11 @@ class Sending:
             return True
 
     def end(self, copy: ObjectCopy, index: int) -> None:
-        """It has been sent, or not, as far as it could be."""
         now = time.monotonic()
         with self._lock:
             object = self._objects.setdefault(copy.name, _Object())
             sent = object.pieces.setdefault(index, _Sent())
-            if sent.since is not None:  # else it went to two at once, and the other was first
+            if sent.since is not None:  # otherwise two peers received it at once, and the other one was first
                 object.took_s = now - sent.since
                 object.under_way -= 1
                 sent.since = None
@@ -67,7 +66,7 @@ class Sending:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
-        """Seconds until one more peer may have this piece."""
+        """Return the seconds until a further peer may get a piece."""
         with self._lock:
             return self._state_of(copy, index, host)[2]
 
@@ -93,10 +92,10 @@ class _Object:
         if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
             return now
         if not spared_s and self.given >= len(copy.arrivals) and self.under_way <= 1:
-            return now  # there is nothing better to send
+            return now  # no better piece to send
         sent.asked_at = sent.asked_at or now
         due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
-        return now if due <= now else min(due, now + _POLL_S)  # there may be nothing better to send soon
+        return now if due <= now else min(due, now + _POLL_S)  # soon there may be no better piece to send
 
 
 class _Sent:
@@ -112,25 +111,25 @@ class _Sent:
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 4  # peers that get bytes at one time
-WAIT_S = 0.5  # seconds within which a peer's question for more is answered, before its patience ends
+MOST = 4  # peers served at one time
+WAIT_S = 0.5  # seconds within which a `wait` request is answered, before the peer times out
 
 _UNPROVEN = 32  # connections that may wait to prove the session's key: a thread each
 _TOLD_AT_ONCE = 4000
 
 
 class ServedObjects(Protocol):
-    """Where a server finds what it serves."""
+    """The objects that a server serves."""
 
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """The object's copy, which stays in place meanwhile; None if it is not here."""
+        """Yield an object's copy, which stays in place meanwhile; None if absent."""
 
     def expects(self, name: str) -> bool:
-        """Whether an object that is not here is on its way."""
+        """True if an absent object is being fetched."""
 
 
 class ObjectServer:
-    """Listens at `address` until it is closed. `more` answers further requests. Raises OSError if it cannot listen."""
+    """Listens at `address` until closed. `more` answers further requests. Raises OSError if it cannot listen."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class ObjectServer:
         self._serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
-        self.sending = Sending(spares=spares)  # which pieces are on their way
+        self.sending = Sending(spares=spares)  # the pieces that are being sent
         self._closed = threading.Event()
         self.sent_bytes = 0
         self._socket = listener or _listen(host, ports)
@@ -165,11 +164,10 @@ class ObjectServer:
 
     @property
     def serving(self) -> int:
-        """Peers that are connected for an object."""
         return self._serving
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody."""
+        """Stop listening, and close all connections."""
         self._closed.set()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -196,19 +194,19 @@ class ObjectServer:
             self._seat(sock, str(peer[0]))
             try:
                 threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
-            except RuntimeError as error:  # no thread more
+            except RuntimeError as error:  # no more threads
                 self._lines.warning("thread", f"{peer[0]} cannot be served: {error}")
                 with self.lock:
                     self._unproven.remove(sock)
                 sock.close()
 
     def _seat(self, sock: socket.socket, address: str) -> None:
-        """Let a connection prove its key. If it is one too many, the oldest of the address with the most is cut."""
+        """Let a connection prove its key. Above the limit, close the oldest connection of the address with the most."""
         with self.lock:
             self._unproven.add(sock, address=address)
             surplus = self._unproven.surplus()
             if surplus is not None:
-                with suppress(OSError):  # it has ended already; its thread closes it
+                with suppress(OSError):  # the connection has ended already; its thread closes it
                     surplus[0].shutdown(socket.SHUT_RDWR)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
@@ -327,7 +325,7 @@ class _Lending:
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_tell(self) -> list[int]:
-        """Return the pieces that this peer does not know of, and one that it was told to ask for later."""
+        """Return pieces to announce to this peer, and one that it was told to request later."""
         told = list(self._copy.arrivals[self._told : self._told + _TOLD_AT_ONCE])
         self._told += len(told)
         for index in self._later:
@@ -360,12 +358,12 @@ class _Lending:
                     self._channel.send_file(file, part.offset, part.size_bytes)
                 with self._server.lock:
                     self._server.sent_bytes += part.size_bytes
-        except OSError as error:  # removed or damaged under us, after its bytes were announced
-            raise wire.PeerError(f"{self._copy.name} can't be read any more: {error}") from error
+        except OSError as error:  # removed or damaged after its bytes were announced
+            raise wire.PeerError(f"{self._copy.name} cannot be read any more: {error}") from error
 
 
 def bits_of(indices: Iterable[int], count: int) -> bytes:
-    """One bit for each of `count` pieces, set for those in `indices`."""
+    """Return one bit for each of `count` pieces, set for pieces in `indices`."""
     bits = bytearray(-(-count // 8))
     for index in indices:
         bits[index >> 3] |= 1 << (index & 7)

@@ -1,6 +1,6 @@
-"""The protocol of two hosts that transfer an object. Standard library alone.
+"""The protocol of two hosts that transfer an object.
 
-Both sides prove first that they know the session's transfer key, without sending it:
+First, both sides prove that they know the session's transfer key, without sending it:
 
     client                                      server
     MAGIC, 32 random bytes             ->
@@ -9,10 +9,10 @@ Both sides prove first that they know the session's transfer key, without sendin
     request                            ->       (goes with the proof)
                                        <-       answer
 
-A message is a header and a body: length of the header (4 bytes) · MAC of it (16) · header (JSON, with "body": bytes
-that follow). The MAC has a key per connection and direction, and counts messages. Bodies are checked by content and not
-encrypted. A peer that is silent for `silence_s`, or takes longer than `body_s` for a body, is cut. Sockets block with
-the kernel's time limits, so a wait for a whole piece is one system call.
+A message is a header and a body: length of the header (4 bytes) · its MAC (16) · header (JSON, with "body": bytes that
+follow). The MAC has a key per connection and direction, and covers the message's number. Bodies are not encrypted;
+their content is checked. A peer that is silent for `silence_s`, or takes longer than `body_s` for a body, is
+disconnected. Sockets block with the kernel's time limits, so a wait for a whole piece is one system call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEAD = struct.Struct("!I")
 
 
 class PeerError(StokerError):
-    """A peer could not be reached, was cut, or broke the protocol."""
+    """A peer could not be reached, was disconnected, or broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ LIMITS = WireLimits()
 
 
 class Channel:
-    """A connection to a peer that has proven the key. For one thread at a time."""
+    """A connection to a peer that has proven the key, for one thread at a time. Methods raise PeerError."""
 
     def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: WireLimits) -> None:
         self._socket = sock
@@ -68,20 +68,18 @@ class Channel:
         _set_timeout(sock, limits.silence_s)
 
     def send(self, header: dict[str, Any], *body: Buffer) -> None:
-        """Send a message with all of its body. Raises PeerError."""
         self.send_header(header, sum(len(part) for part in body))
         for part in body:
             self.send_body(part)
 
     def send_header(self, header: dict[str, Any], body_bytes: int = 0) -> None:
-        """Send a header; `body_bytes` of body must follow. Raises PeerError."""
+        """Send a header; `body_bytes` of body must follow."""
         data = json.dumps({**header, "body": body_bytes}, separators=(",", ":")).encode()
         if len(data) > self._limits.header_bytes:
             raise ValueError(f"a header of {len(data)} bytes is too long")
         self.send_body(_HEAD.pack(len(data)) + self._mac(0, data) + data)
 
     def send_body(self, data: Buffer) -> None:
-        """Send bytes that a header has announced. Raises PeerError."""
         rest = memoryview(data)
         self._send_all(len(rest), lambda done: self._socket.send(rest[done:]))
 
@@ -91,7 +89,7 @@ class Channel:
             try:
                 sent = send(done)
             except OSError as error:
-                raise _cut(error, "took nothing", self._limits.silence_s) from error
+                raise _cut(error, "took no bytes", self._limits.silence_s) from error
             if not sent:
                 raise PeerError("the file became shorter while it was sent")
             done += sent
@@ -99,11 +97,11 @@ class Channel:
                 raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
 
     def send_file(self, descriptor: int, offset: int, count: int) -> None:
-        """Send announced bytes of a file with `sendfile`. Raises PeerError."""
+        """Send bytes of a file, announced in the header, with `sendfile`."""
         self._send_all(count, lambda done: os.sendfile(self._socket.fileno(), descriptor, offset + done, count - done))
 
     def receive(self) -> dict[str, Any]:
-        """The next header; its body must be read before the next. Raises PeerError."""
+        """Return the next header; read its body before the next header."""
         head = memoryview(bytearray(_HEAD.size + _MAC_BYTES))
         self.receive_body(head)
         (size,) = _HEAD.unpack_from(head)
@@ -112,7 +110,7 @@ class Channel:
         data = bytearray(size)
         self.receive_body(memoryview(data))
         if not hmac.compare_digest(self._mac(1, bytes(data)), bytes(head[_HEAD.size :])):
-            raise PeerError("a header was changed on its way")
+            raise PeerError("a header was changed in transit")
         try:
             header = json.loads(data)
         except (ValueError, RecursionError):
@@ -122,25 +120,25 @@ class Channel:
         return header
 
     def receive_body(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes. Raises PeerError."""
+        """Fill `into` with the next bytes."""
         until = time.monotonic() + self._limits.body_s
         got = 0
         while got < len(into):
             try:
                 count = self._socket.recv_into(into[got:], 0, socket.MSG_WAITALL)
             except OSError as error:
-                raise _cut(error, "said nothing", self._limits.silence_s) from error
+                raise _cut(error, "sent no bytes", self._limits.silence_s) from error
             if not count:
-                raise PeerError("the other side hung up")
+                raise PeerError("the other side closed the connection")
             got += count
             if got < len(into) and time.monotonic() > until:
                 raise PeerError(f"the other side is too slow: {got} of {len(into)} bytes in {self._limits.body_s:g} s")
 
     def close(self) -> None:
-        """Hang up, also when another thread waits in this connection."""
+        """Close the connection, even if another thread waits in it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it was cut already
+        except OSError:  # already closed
             pass
         self._socket.close()
 
@@ -151,7 +149,7 @@ class Channel:
 
 
 def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
-    """Connect to `host:port`, prove the key and have it proven. Raises PeerError."""
+    """Connect to `host:port` and exchange proofs of the key. Raises PeerError."""
     try:
         sock = socket.create_connection(split_address(address), timeout=limits.connect_s)
     except (OSError, ValueError) as error:
@@ -172,7 +170,7 @@ def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel
 
 
 def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
-    """The server's side of `connect`. Raises PeerError."""
+    """Accept a connection from `connect`. Raises PeerError."""
     try:
         _prepare(sock, limits)
         theirs = _nonce(_exactly(sock, len(MAGIC) + _NONCE_BYTES))
@@ -187,7 +185,7 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
 
 
 def route_to(host: str) -> str:
-    """This machine's address on the way to `host`."""
+    """Return this machine's address on the route to `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
@@ -210,7 +208,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     data = bytearray(count)
     got = sock.recv_into(data, count, socket.MSG_WAITALL)
     if got < count:
-        raise PeerError("it hung up, or said too little, before it had proven its key")
+        raise PeerError("it closed the connection before it proved its key")
     return bytes(data)
 
 
@@ -240,4 +238,4 @@ def _cut(error: OSError, what: str, seconds: float) -> PeerError:
 
 
 def _why(error: Exception) -> str:
-    return "it said nothing in time" if isinstance(error, BlockingIOError) else str(error)
+    return "it did not answer in time" if isinstance(error, BlockingIOError) else str(error)

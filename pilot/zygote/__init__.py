@@ -1,1 +1,1 @@
-"""A fork server: a single-threaded process that has imported what libraries import, and forks one on request."""
+"""The zygote: a single-threaded process that has imported libraries' modules, and forks libraries."""

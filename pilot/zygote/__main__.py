@@ -15,7 +15,7 @@ from stoker.pilot.zygote.server import ZygoteServer
 def main() -> None:
     """Serve the agent on the inherited socket."""
     number, parent, scratch = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    del sys.argv[1:]  # a user's function that looks for its program's arguments must not take these for them
+    del sys.argv[1:]  # hidden from user functions that read the program's arguments
     processes.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return

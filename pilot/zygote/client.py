@@ -1,6 +1,6 @@
-"""The agent's end of a zygote, and their messages: one MessagePack packet each, over a socket pair.
+"""The agent's side of a zygote, and their messages: one MessagePack packet each, over a socket pair.
 
-A library's socket travels with its `Fork` as a file descriptor.
+A library's socket is sent with its `Fork`, as a file descriptor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-"""Variables by which numeric libraries size their thread pools when they are imported."""
+"""Variables by which numeric libraries size their thread pools on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -42,13 +42,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preload(_Message, frozen=True, tag="preload"):
-    """Import these (`module`, or `module:attribute` for packages that import lazily). Always the first message."""
+    """Import modules (`module`, or `module:attribute` for packages that import lazily). Always the first message."""
 
     modules: tuple[str, ...]
 
 
 class Fork(_Message, frozen=True, tag="fork"):
-    """Start a library. `entry` is `module:function`, called with the socket's number; `fresh`: in a new interpreter."""
+    """Start a library. `entry`: `module:function`, called with the socket's number; `fresh`: in a new interpreter."""
 
     library: int
     entry: str
@@ -61,7 +61,7 @@ class Fork(_Message, frozen=True, tag="fork"):
 
 
 class Kill(_Message, frozen=True, tag="kill"):
-    """Send a signal to a library's process, if it still is one."""
+    """Send a signal to a library's process."""
 
     library: int
     signal: int
@@ -74,8 +74,6 @@ ToZygote = Preload | Fork | Kill
 
 
 class Preloaded(_Message, frozen=True, tag="preloaded"):
-    """Imports are done."""
-
     failed: dict[str, str]
     seconds: float
     threads: dict[str, str] = {}
@@ -83,21 +81,19 @@ class Preloaded(_Message, frozen=True, tag="preloaded"):
 
 
 class Forked(_Message, frozen=True, tag="forked"):
-    """A library's process exists."""
-
     library: int
     pid: int
 
 
 class ForkFailed(_Message, frozen=True, tag="fork-failed"):
-    """The system gave no process."""
+    """The system could not make a process."""
 
     library: int
     reason: str
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """A library's process has ended, and its `orphans` descendants have been killed."""
+    """A library's process has ended, and its `orphans` descendants were killed."""
 
     library: int
     pid: int
@@ -109,7 +105,7 @@ class Exited(_Message, frozen=True, tag="exited"):
 
 FromZygote = Preloaded | Forked | ForkFailed | Exited
 
-LIMIT_BYTES = 200_000  # no packet is longer
+LIMIT_BYTES = 200_000  # longest packet
 
 
 # ---- the agent's end
@@ -126,18 +122,17 @@ class Zygote:
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
     ) -> None:
-        """Start it. Raises OSError."""
+        """Start the process. Raises OSError."""
         self.preload = preload
         self.log = log
         self.ready = False
         self.libraries: set[int] = set()
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
-        """Orders that wait until the zygote reads, which it does not while it imports; each with the socket that goes
-        along."""
+        """Orders that wait until the zygote reads (not while it imports), each with the socket to send."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        single["CUDA_VISIBLE_DEVICES"] = ""  # each library gets its own; CUDA that is initialised survives no fork
+        single["CUDA_VISIBLE_DEVICES"] = ""  # each library gets its own; an initialised CUDA survives no fork
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
@@ -164,20 +159,17 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """For a poller."""
         return self._sock.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether orders wait for room in the socket."""
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Ask for a library on `sock`, which this process then closes. Raises OSError."""
+        """Order a library on `sock`, which this process then closes. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
             self._push()
@@ -187,7 +179,7 @@ class Zygote:
         self.libraries.add(order.library)
 
     def push(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send waiting orders, as far as they fit."""
         try:
             self._push()
         except OSError:
@@ -213,7 +205,7 @@ class Zygote:
         self.push()
 
     def receive(self) -> list[FromZygote] | None:
-        """Return the zygote's messages; None when it has ended."""
+        """Return the zygote's messages; None once it has ended."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -226,16 +218,16 @@ class Zygote:
                 return said or None
             try:
                 said.append(_decode(data))
-            except UNREADABLE as error:  # a module that it imported writes to its socket
+            except UNREADABLE as error:  # an imported module writes to the socket
                 _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
-        """Let it end: it kills its libraries and removes the scratch folder."""
+        """Close the socket. The zygote then kills its libraries, removes the scratch folder and exits."""
         self._drop_unsent()
         self._sock.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within this time."""
+        """Wait for the zygote's end; True if in time."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -243,11 +235,10 @@ class Zygote:
         return True
 
     def stop(self) -> None:
-        """Kill it; `receive` then says that it has ended."""
+        """Kill the zygote; `receive` then returns None."""
         self._process.kill()
 
     def destroy(self) -> None:
-        """Kill it, and with it its libraries."""
         self.close()
         self._process.kill()
         self._process.wait()

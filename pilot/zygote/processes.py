@@ -1,7 +1,8 @@
-"""Linux processes: end with a parent, adopt orphans, find descendants, measure them, and remove what killed ones leave.
+"""Linux processes: adopt orphans, find and measure descendants, and remove leftovers of killed ones.
 
 Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their processes have
-ended, so trackers are not killed with a library, and get LIMIT_S to end. System V segments are removed by maker.
+ended. So trackers are not killed with a library, and get LIMIT_S to end. System V segments are removed by their maker's
+pid.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _TRACKS = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
 _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
-_EXITING = 0x4  # Of the flags in /proc/PID/stat
+_EXITING = 0x4  # of the flags in /proc/PID/stat
 _BEGINS_S = 1.0
-"""A process that has just begun its program shows no command line until the kernel has given it a moment."""
+"""Seconds to wait for a new process's command line, which the kernel shows with a delay."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,7 +55,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove unused segments that these ended processes of this user made since a wall-clock time; returns how many."""
+    """Remove unused segments made by these ended processes since the wall-clock time `since`; return their number."""
     removed = 0
     try:
         with open(_SYSTEM_V) as file:
@@ -73,7 +74,7 @@ def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_stuck: set[int] = set()  # children that were killed, waited for, and have not ended
+_stuck: set[int] = set()  # children that did not end although they were killed and waited for
 
 
 def _prctl(option: int, value: int) -> None:
@@ -83,17 +84,15 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(how: int) -> None:
-    """Get this signal when the thread that made this process ends."""
+    """Have the kernel send the signal `how` when the thread that made this process ends."""
     _prctl(_PR_SET_PDEATHSIG, how)
 
 
 def adopt_orphans() -> None:
-    """Adopt descendants whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int, *, of_main: bool = False) -> list[int]:
-    """Return the direct children of a process."""
     found: list[int] = []
     try:
         tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
@@ -115,7 +114,7 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and all its descendants, parents first."""
+    """Yield a process and all its descendants, parents first."""
     todo = [pid]
     while todo:
         one = todo.pop()
@@ -124,18 +123,16 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
-    """Send a signal to processes, if they still exist."""
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, how)
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill all children that are not `known`, and theirs; returns the children.
+    """Kill all children that are not `known`, and their descendants; return the children.
 
-    This process adopts orphans, so leftovers of killed ones become children of its main thread; `of_main` spares
-    children of other threads. Trackers are spared. A child that the kernel does not end (a hanging driver) is waited
-    for once.
+    Leftovers of killed processes become children of this process's main thread; `of_main` spares children of other
+    threads. Trackers are spared. A child that the kernel cannot end (a hanging driver) is waited for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -156,12 +153,11 @@ def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float 
 
 
 def trackers() -> list[int]:
-    """The trackers of shared memory among the children of this process."""
     return [pid for pid in children(os.getpid()) if is_tracker(pid)]
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until trackers among the children have ended, then kill the rest."""
+    """Wait until trackers among the children end; kill those that do not."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -173,7 +169,7 @@ def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> Non
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Reap a child if it has ended: pid, status, and peak memory in bytes."""
+    """Reap a child if it has ended: return pid, status, and peak memory in bytes."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -188,7 +184,6 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants."""
     total = 0
     for one in tree(pid):
         try:
@@ -200,7 +195,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """The same with shared pages divided among their users: exact, and slow (milliseconds)."""
+    """Return the memory of a process and its descendants, with shared pages divided among users. Takes milliseconds."""
     total = 0
     for one in tree(pid):
         try:
@@ -214,8 +209,8 @@ def proportional_bytes(pid: int) -> int:
 class MemoryLimit:
     """Detects whether a library takes more memory than its limit.
 
-    The cheap measure counts shared pages several times, so it only raises a suspicion. The exact one is repeated when
-    the cheap one has grown by the remaining room, or after `AGAIN_S`.
+    The cheap measure counts shared pages several times, so it only raises a suspicion. The exact measure is repeated
+    when the cheap one has grown by the memory that was left, or after `AGAIN_S`.
     """
 
     AGAIN_S = 2.0
@@ -225,7 +220,7 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """A library's exact memory in bytes if that exceeds its limit; else 0."""
+        """Return a library's exact memory in bytes if above its limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
@@ -237,7 +232,7 @@ class MemoryLimit:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process, its threads and its ended children."""
+    """Return the processor time of a process, its threads and its ended children."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -247,7 +242,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """The last lines of a log from the byte `start` on."""
+    """Return the last lines of a log from the byte `start` on."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))

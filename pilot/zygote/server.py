@@ -1,11 +1,11 @@
-"""The zygote's loop (import, freeze, then fork on request), and what a forked child does to become a library.
+"""The zygote's loop (import, freeze, then fork on request), and the start of a library in a forked child.
 
-The zygote is single-threaded. It adopts and kills the descendants that a library leaves. When the agent is gone it
-kills everything, removes the pilot's scratch folder and ends.
+The zygote adopts and kills descendants that a library leaves. When the agent has ended, the zygote kills all
+descendants, removes the pilot's scratch folder and ends.
 
 If modules have started threads, libraries start in new interpreters: a lock that another thread held is never released
-in a fork. The zygote sees no GPU. If a module has asked PyTorch for GPUs, it may keep the wrong answer, so libraries
-with GPUs start in new interpreters too.
+in a fork. The zygote sees no GPU. A module that asked PyTorch for GPUs may keep the answer "none", so libraries with
+GPUs then start in new interpreters too.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from stoker.pilot.zygote import client, processes
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
 """jemalloc's thread (in pyarrow, which pandas imports) returns memory; a child works without it."""
-_NAMED_S = 0.05  # a thread names itself a moment after it has started
+_NAMED_S = 0.05  # a thread names itself shortly after its start
 
 
 class ImportedThreads:
-    """Looks at this process's threads after each import."""
+    """Records the threads that each import starts."""
 
     def __init__(self) -> None:
         self._started = dict.fromkeys(_threads(), "code before the imports")
 
     def attribute_to(self, module: str) -> None:
-        """Attribute new threads to this module, which was imported just now."""
+        """Attribute new threads to a module that was just imported."""
         for thread in _threads():
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """Names of harmful threads, by the module that started them."""
+        """Return the names of threads that forbid a fork, by the module that started them."""
         found = self._harmful()
         if found:
             time.sleep(_NAMED_S)
@@ -76,7 +76,7 @@ def _threads() -> dict[int, str]:
         try:
             with open(f"/proc/self/task/{thread}/comm") as file:
                 found[int(thread)] = file.read().strip()
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             continue
     return found
 
@@ -88,21 +88,20 @@ _QUESTIONS = ("is_available", "device_count", "init")
 
 
 class Listener(MetaPathFinder):
-    """Notes whether a module asks PyTorch for GPUs, from `start` to `stop`."""
+    """Records whether a module asks PyTorch for GPUs, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self.asked = False
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        """Listen to `torch.cuda`, as soon as it is imported."""
+        """Wrap functions of `torch.cuda`, as soon as it is imported."""
         if _MODULE in sys.modules:
             self._listen(sys.modules[_MODULE])
         else:
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Restore PyTorch."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name, plain in self._plain.items():
@@ -112,7 +111,6 @@ class Listener(MetaPathFinder):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as others do, and listen to it once it is loaded."""
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
@@ -164,7 +162,7 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        # Without the interpreter's own farewell: handlers that were registered before the fork are the zygote's.
+        # Skip the interpreter's exit handlers: those registered before the fork are the zygote's.
         try:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -191,11 +189,11 @@ def _settle(order: client.Fork, parent: int) -> None:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # when memory runs out: a library, never the agent
+        Path("/proc/self/oom_score_adj").write_text("500")  # out of memory: kill a library, not the agent
 
 
 def set_threads(count: int) -> None:
-    """Size the thread pools of this process, PyTorch's included."""
+    """Size the thread pools of this process, including PyTorch's."""
     for name in client.THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")
@@ -210,16 +208,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ZygoteServer:
-    """One zygote."""
-
     def __init__(self, sock: socket.socket, *, scratch: str) -> None:
         self._sock = sock
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library by pid
         self._own_trackers: frozenset[int] = frozenset()
-        """Trackers of shared memory that preloaded modules have started: they go when this process does."""
+        """Shared memory trackers of preloaded modules; they end with this process."""
         self._trackers: dict[int, float] = {}
-        """Trackers of libraries that have ended, and until when they may take to end too."""
+        """Trackers of ended libraries, and the time when they are killed."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
@@ -227,7 +223,7 @@ class ZygoteServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve until the agent is gone."""
+        """Serve until the agent has ended."""
 
         def end(_signal: int, _frame: FrameType | None) -> None:
             self._over = True
@@ -282,7 +278,7 @@ class ZygoteServer:
                     processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
 
     def _send(self, message: client.FromZygote) -> None:
-        self._sock.setblocking(True)  # the agent reads all the time; a packet is never dropped
+        self._sock.setblocking(True)  # the agent always reads; a packet is never dropped
         try:
             self._sock.send(_encode(message))
         except OSError:
@@ -303,7 +299,7 @@ class ZygoteServer:
                 found = importlib.import_module(module)
                 if attribute:
                     getattr(found, attribute)
-            except BaseException as error:  # sys.exit in a module is no reason to end
+            except BaseException as error:  # including sys.exit in a module
                 failed[name] = f"{type(error).__name__}: {error}"
             threads.attribute_to(name)
         gc.enable()
@@ -314,7 +310,7 @@ class ZygoteServer:
         self._own_trackers = frozenset(processes.trackers())
         harmful = threads.harmful()
         self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
-        # From now on there are children to clean up: get a signal when the agent ends instead of SIGKILL.
+        # From now on there are children to clean up: get SIGUSR1 when the agent ends, instead of SIGKILL.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))
@@ -349,7 +345,7 @@ class ZygoteServer:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # those had ended
+            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # the trackers had ended
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
             for tracker in set(processes.trackers()) - self._own_trackers:
@@ -359,7 +355,7 @@ class ZygoteServer:
 
     def _kill_late_trackers(self) -> None:
         if self._trackers:
-            here = set(processes.trackers())  # the number of one that was reaped may be another process's by now
+            here = set(processes.trackers())  # the pid of a reaped tracker may belong to another process now
             self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
             processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
@@ -379,4 +375,4 @@ def _refuse(descriptors: Iterable[int], what: str) -> None:
 
 
 def _nothing(_signal: int, _frame: FrameType | None) -> None:
-    """Only the wake-up matters."""
+    """Do nothing: the signal only wakes the loop."""

@@ -1,24 +1,23 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
 Most programs need only the names here: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`,
-`encoder`, `encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. The public modules
-have more; everything else may change between versions.
+`encoder`, `encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. All modules except
+these public ones may change between versions:
 
 config      site files: `load_site`, `Site`
-console     output on a terminal or a pipe: `Screen` with its progress line, option types
-contexts    recipes, awareness, ready-made contexts, checkpoints: `Recipe`, `Awareness`, `saved_state`, `Evicted`
-datafile    rows of CSV, JSONL, Parquet and Arrow files, each with its place
-decoding    exceptions of decoders for damaged bytes
-errors      every error that users can meet
+console     output on a terminal or a pipe: `Screen`, option types
+contexts    recipes, ready-made contexts, checkpoints: `Recipe`, `Awareness`, `saved_state`, `Evicted`
+datafile    rows of CSV, JSONL, Parquet and Arrow files
+decoding    exceptions that decoders raise for damaged bytes
+errors      all errors for users
 planning    the work of a run, for `stoker plan`
 run_folder  runs that can be stopped and resumed
-sessions    a loaded session and its calls from outside: facts, forecasts, checkpoints, policies
-toml_files  checked TOML files of a program
-tuning      soft prompts: jobs, data, the tuner, the bank of initial prompts
+sessions    facts, forecasts, checkpoints and policies of a session and its calls
+toml_files  read and check a program's own TOML files
+tuning      soft prompts: jobs, data, tuning, the prompt bank
 units       sizes and times in text
 
-Importing this module imports nothing heavy (a login node never needs a GPU library): each name is resolved on first
-use (PEP 562).
+Each name is imported on first use (PEP 562), so a login node needs no GPU library.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ _MODULES = (
     "config", "console", "contexts", "datafile", "decoding", "errors", "planning", "run_folder", "sessions",
     "toml_files", "tuning", "units",
 )  # fmt: skip
-"""The public modules, which are imported on first use."""
+"""The public modules. Each is imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,8 @@
 """Random numbers that are the same on every machine and for every policy.
 
-Each number is a function of the seed, its purpose and its subject (the number of the call or block), not of how many
-were drawn before. So two policies that draw in different order see the same world: the same block waits equally long in
-the queue, the same call takes equally long. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014), used as a hash of a counter.
+Each number depends only on the seed, its purpose and its subject (the number of the call or block). So two policies
+meet the same world: block 7 waits equally long in the queue, call 7 takes equally long. Source: SplitMix64 (Steele, Lea
+and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), used as a hash of a counter.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class Stream:
         return (((bits ^ (bits >> 31)) >> 11) + 0.5) / (1 << 53)
 
     def exponential(self, number: int, *, mean: float) -> float:
-        """Return a time between independent events."""
+        """Return an exponentially distributed time with this mean."""
         return -mean * math.log(self.uniform(number))
 
     def normal(self, number: int) -> float:
         return _quantile(self.uniform(number))
 
     def factor(self, number: int, *, cv: float) -> float:
-        """Return a lognormal number with mean 1 and this coefficient of variation."""
+        """Return a lognormal number with mean 1 and coefficient of variation `cv`."""
         if not cv:
             return 1.0
         variance = math.log1p(cv * cv)
@@ -48,7 +47,7 @@ class Stream:
 
 
 def least_factor(*, cv: float) -> float:
-    """Return the lower bound of `Stream.factor` for any seed and number."""
+    """Return the lowest value that `Stream.factor` returns for any seed and number."""
     if not cv:
         return 1.0
     variance = math.log1p(cv * cv)

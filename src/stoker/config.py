@@ -1,71 +1,67 @@
 """Site files: they describe the machines that Stoker runs on, one TOML file per site.
 
-    name = "lab"                  what `status` calls it
-    engine = "stoker"             or "taskvine", where a site runs TaskVine
-    sites = ["other.toml"]        more sites for the same session; paths count from this file
+    name = "lab"                  name in `stoker status`
+    engine = "stoker"             or "taskvine"
+    sites = ["other.toml"]        further sites of the session; paths are relative to this file
 
     [provider]
     kind = "local"                this machine; "slurm", "condor", "pbs", "lsf", "grid_engine", "kubernetes"
     partition = "backfill"        Slurm; "queue" for PBS, LSF and Grid Engine
-    account, qos, constraint      as the batch system calls them
-    walltime = "1 h"              how long a block may last
+    account, qos, constraint      as in the batch system
+    walltime = "1 h"              of a block
     nodes = 1                     nodes per block; one pilot runs on each
-    gpus = "a10:1"                GPUs per node, with or without their type (gpus = 1); also cores, memory
-    options = ["--exclusive"]     more lines for the head of the submit script, verbatim; with Slurm's "--array=0-3"
-                                  a block is that array, each task of which brings a pilot
-    worker_init = "module load x" shell that runs before the pilot
+    gpus = "a10:1"                GPUs per node, with or without type (gpus = 1); also cores, memory
+    options = ["--exclusive"]     lines for the head of the submit script; with Slurm's "--array=0-3" a block is the
+                                  array, and each task starts a pilot
+    worker_init = "module load x" shell commands before the pilot
     requirements = ""             HTCondor's requirement expression
     shared_files = true           whether pilots see the files of this machine
-    command_limit = "30 s"        no command of the batch system may take longer
-    poll = "10 s"                 how often it is asked
-    listing_lag = "1 min"         how long its listings may lack a job that exists
-    price = 0.0                   what a device costs an hour, in your money: `stoker plan` tells what a run would cost
+    command_limit = "30 s"        time limit of a batch system's command
+    poll = "10 s"                 time between two queries
+    listing_lag = "1 min"         how long the job listing may lack an existing job
+    exclude_nodes = 4             Slurm, HTCondor: most nodes kept free of blocks because their devices failed; 0: none
+    probe_nodes = "1 h"           time between two jobs of a minute that test such a node
+    price = 0.0                   price per hour of a device in your currency, for `stoker plan`
 
     [pilot]
-    devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4";
-                                  "gpu+cpu:1": GPUs, and one CPU device of the cores that they leave ("gpu+cpu": one a
-                                  core), for contexts that name the kind "cpu"
-    gpu_cores = 2                 with "gpu+cpu": the cores that are kept for each GPU
-    cache_size = "20 GB"          bound of the object cache on the pilot's disk
-    cache_age = "14 d"            objects unused for this time are removed when a pilot starts
-    scratch = ""                  local disk for that cache and for calls ("$TMPDIR" is read there); empty: the
-                                  system's temporary folder
-    probe = "auto"                whether a device computes: our own probe, on GPUs; "never"; or the path of a program
-                                  that gets the device's name and exits with 0 if it is sound
-    probe_every = "5 min"         how often a device that holds no context is probed again; "0 s": when a pilot starts
-    init_blocks = 1               blocks to ask for at once, and how few and how many there may be
+    devices = "auto"              "auto": every GPU, else one CPU device per core; "gpu", "cpu", "cpu:4"; "gpu+cpu:1":
+                                  GPUs, and one CPU device of the other cores ("gpu+cpu": one per core), for contexts
+                                  that name the kind "cpu"
+    gpu_cores = 2                 with "gpu+cpu": cores reserved for each GPU
+    cache_size = "20 GB"          maximum size of the object cache on the pilot's disk
+    cache_age = "14 d"            a starting pilot removes objects unused for this time
+    scratch = ""                  local folder of the cache and of calls, as "$TMPDIR"; empty: the temporary folder
+    probe = "auto"                test of devices: "auto": ours, on GPUs; "never"; or the path of a program that gets
+                                  the device's name and exits with 0 if the device works
+    probe_every = "5 min"         time between probes of a device without a context; "0 s": only at a pilot's start
+    init_blocks = 1               initial number of blocks, and its limits
     min_blocks = 0
     max_blocks = 1
 
     [session]
-    heartbeat = "5 s"             a pilot that is silent for three of these is lost
-    lease = "60 s"                a pilot whose manager is gone for this long ends itself
-    interface = "ib0"             the network on which pilots reach the manager, by name or address
-    ports = "21000-21999"         where it may listen
+    heartbeat = "5 s"             a pilot that is silent for three heartbeats is lost
+    lease = "60 s"                a pilot that cannot reach its manager exits after this time
+    interface = "ib0"             name or address of the network on which pilots reach the manager
+    ports = "21000-21999"         ports of the manager
 
     [policy]
-    name = "default"              who decides: "default", "shortest-first", "exclusive", "prompt-tuner", "slinfer",
-                                  "arlo", or your own, "module:Class" or "path.py:Class"; a path counts from this file
-    dispatch = "default"          the class that decides at one of the manager's seams
+    name = "default"              "default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo", or your
+                                  own class, "module:Class" or "path.py:Class"; a path is relative to this file
+    dispatch = "default"          another policy for one decision
     residency = "default"
-    provisioning = "default"      how many blocks: "opportunistic", "demand", "fixed", "once"
-    keep_pending = 2              opportunistic: blocks that wait in the queue while there is work
-    idle = "2 min"                a block idle for this time is released; left out: 2 min, and 30 min
-                                  in a session of `stoker up`, which keeps contexts hot between programs
-    finish_within = "10 min"      demand: how soon the waiting calls should be done
+    provisioning = "default"      number of blocks: "opportunistic", "demand", "fixed", "once"
+    keep_pending = 2              opportunistic: queued blocks while calls wait
+    idle = "2 min"                release a block after this idle time; default: 2 min, or 30 min with `stoker up`,
+                                  which keeps contexts hot between programs
+    finish_within = "10 min"      demand: time in which waiting calls should finish
 
     [environment]
-    kind = "shared"               pilots see this Python environment; "packed": it travels to them as an archive
-    python = ""                   the interpreter on compute nodes
+    kind = "shared"               pilots see this Python environment; "packed": they get it as an archive
+    python = ""                   Python on compute nodes
 
-Every setting may be left out. Times need a unit: ms, s, m (or min), h, d. Sizes need one too: kB, MB, GB, TB, or KiB to
-TiB. A file is checked as a whole when it is read; an error is one line that names the file, the line, the setting and
-the nearest valid one (`config_errors`).
-
-A setting without effect is refused, so that no one expects one. Whether it has an effect often depends on others: a
-pilot on this machine has no walltime, and `finish_within` is the aim of the rule "demand".
-
-A session has one site or several (`load_sites`), and keeps a copy of each for its own processes (`write_sites`).
+Every setting is optional. Times need a unit: ms, s, m (or min), h, d. Sizes need a unit: kB, MB, GB, TB, or KiB to TiB.
+Errors name file, line, setting and the nearest valid setting (`config_errors`). A setting without effect is an error,
+too: for example a walltime for this machine, or `finish_within` without "demand".
 """
 
 from __future__ import annotations
@@ -89,6 +85,7 @@ from stoker.decoding import read_text
 from stoker.errors import ConfigError, UnitError
 from stoker.folders import working_folder
 from stoker.site import (
+    EXCLUDES_NODES,
     NO_PROBE,
     POLICY_NAMES,
     Duration,
@@ -109,45 +106,51 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 
 SiteSetting = tuple[str, str]
-"""A table of a site file and a setting in it."""
+"""Names of a site file's table and of a setting in it."""
 
 
 def without_effect(site: Site) -> dict[SiteSetting, str]:
-    """Return the settings without effect on this site, each with the reason and what to do."""
+    """Return the settings without effect on this site, each with the reason and advice."""
     found: dict[SiteSetting, str] = {}
     local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     if local:
         found["provider", "walltime"] = "a pilot on this machine lasts as long as its session; leave it out"
     if local and ours:
         found["provider", "command_limit"] = "no batch system is asked where kind is local; leave it out"
-    if ours:  # limits of TaskVine are checked elsewhere, with other messages
+    if not ours or site.provider.kind not in EXCLUDES_NODES:
+        here = site.provider.kind.value if ours else "TaskVine that places workers"
+        why = f"it needs kind slurm or condor, and here it is {here}; leave it out"
+        found["provider", "exclude_nodes"] = found["provider", "probe_nodes"] = why
+    elif not site.provider.exclude_nodes:
+        found["provider", "probe_nodes"] = "no node is excluded with exclude_nodes = 0; leave one of the two out"
+    if ours:  # other code checks the limits of TaskVine
         rule = site.policy.provisioning
         if rule is ProvisioningName.DEFAULT:
             rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
         if rule is not ProvisioningName.DEMAND:
             found["policy", "finish_within"] = (
-                'it is the aim of provisioning = "demand" alone; write that below [policy], or leave it out'
+                'it needs provisioning = "demand"; write that below [policy], or leave this setting out'
             )
         if rule is not ProvisioningName.OPPORTUNISTIC:
             found["policy", "keep_pending"] = (
-                f'it belongs to provisioning = "opportunistic", and here it is "{rule.value}"; write that below'
-                " [policy], or leave it out"
+                f'it needs provisioning = "opportunistic", and here it is "{rule.value}"; write that below'
+                " [policy], or leave this setting out"
             )
     if not site.pilot.mixed:
         found["pilot", "gpu_cores"] = (
-            f'it goes with devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
+            f'it needs devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
             " leave it out"
         )
     if not site.advice.url:
         for setting in ("model", "key_variable", "time_limit", "tokens"):
-            found["advice", setting] = "no language model is asked without url; give it, or leave this out"
+            found["advice", setting] = "it needs url; give url, or leave this setting out"
     if site.pilot.probe == NO_PROBE:
         found["pilot", "probe_every"] = f'nothing is probed with probe = "{NO_PROBE}"; leave one of the two out'
     return found
 
 
-def refuse_in_vain(site: Site) -> None:
-    """Raise ConfigError if a Site made by a program has a setting without effect."""
+def refuse_settings_without_effect(site: Site) -> None:
+    """Raise ConfigError if a program's Site has a setting without effect."""
     for (table, setting), why in without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -168,29 +171,29 @@ __all__ = [
     "Session",
     "Site",
     "Size",
-    "decided_by",
     "load_site",
     "parse_site",
     "read_unit",
+    "with_default_policy",
 ]  # fmt: skip
 
 
 def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
-    """Return a site.
+    """Return the site for a path, a name or None.
 
     Args:
         site: None: this machine. A path or a shipped name (`"workstation"`): the checked file. A Site: unchanged.
 
     Raises:
-        ConfigError: The site is wrong; with the facts `file`, `line` and `key`, where known.
+        ConfigError: The site is wrong; with `file`, `line` and `key`, if known.
     """
     if site is None:
         return Site.default()
     if isinstance(site, Site):
-        refuse_in_vain(site)
+        refuse_settings_without_effect(site)
         return site
     if not isinstance(site, str | os.PathLike):
-        raise ConfigError(f"{site!r} is no site: give the path of a site file, or nothing for this machine")
+        raise ConfigError(f"{site!r} is not a site; give the path of a site file, or nothing for this machine")
     path = site_file(site)
     if not os.fspath(site):
         raise ConfigError("site: '' names no site file; leave it out for this machine, or write a file's path")
@@ -203,14 +206,16 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
 
 
-def decided_by(site: Site, policy: str) -> Site:
-    """Return the site with a shipped policy if its file leaves the choice open; else unchanged.
-
-    A file leaves it open if it names no policy, joins no other sites, and uses Stoker's own engine.
+def with_default_policy(site: Site, policy: str) -> Site:
+    """Return the site with a shipped policy, if its file names none, joins no other sites, and uses Stoker's own
+    engine.
 
     Args:
         site: A checked site.
         policy: Name of the policy.
+
+    Returns:
+        The changed site, or the given site.
     """
     plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
     if policy not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
@@ -226,7 +231,6 @@ def site_file(site: str | os.PathLike[str]) -> Path:
 
 
 def shipped_sites() -> list[str]:
-    """Return the names of the site files that ship."""
     return sorted(file.stem for file in _SHIPPED.glob("*.toml"))
 
 
@@ -238,13 +242,13 @@ def parse_site(text: str, *, file: str) -> Site:
 
     Args:
         text: TOML.
-        file: Its name in errors.
+        file: The file's name, for errors.
 
     Returns:
         The checked site.
 
     Raises:
-        ConfigError: The site is wrong; with the facts `file`, `line` and `key`, where known.
+        ConfigError: The site is wrong; with `file`, `line` and `key`, if known.
     """
     data = parse_toml(text, file=file)
     _read_numbers(data)
@@ -258,7 +262,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _read_numbers(data: dict[str, Any]) -> None:
-    """Accept a number in quotes or without: `nodes = "2"`, `gpus = 2`."""
+    """Convert quoted and plain numbers in place: `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
         if not isinstance(settings, dict):
@@ -276,7 +280,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
-    """Paths of policies are relative to the site file; the session runs elsewhere."""
+    """Make policies' paths absolute, because the session runs in another folder."""
     policy = site.policy
     names = {each: absolute_policy(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")}
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
@@ -291,7 +295,7 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """Convert a Size or a Duration of a file: a `dec_hook` for msgspec.
+    """Convert a value to bytes or seconds: a `dec_hook` for msgspec.
 
     Args:
         kind: `Size` or `Duration`.
@@ -301,7 +305,7 @@ def read_unit(kind: type, value: Any) -> Any:
         Bytes or seconds.
 
     Raises:
-        UnitError: The value cannot be read.
+        UnitError: The value is invalid.
     """
     what = "a size" if kind is Size else "a duration"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -310,13 +314,12 @@ def read_unit(kind: type, value: Any) -> Any:
         raise UnitError(f"{value} is not {what}")
     if kind is Size:
         return Size(parse_bytes(value))
-    if not isinstance(value, str) and value > 0:  # in a program a number is seconds; in a file it may be meant as hours
+    if not isinstance(value, str) and value > 0:  # a number is seconds in a program, but perhaps hours in a file
         raise without_unit(str(value), number=str(value))
     return Duration(parse_seconds(value))
 
 
 def _near_file(path: Path) -> str:
-    """Suggest a file with a similar name, or list the site files of that folder."""
     folder = path.parent
     if not folder.is_dir():
         return f" (there is no folder {folder})"
@@ -326,7 +329,7 @@ def _near_file(path: Path) -> str:
     if close:
         return f"; did you mean {folder / close[0]}.toml?" if close[0] in here else f"; did you mean {close[0]}?"
     files = [f"{folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}"] if here else []
-    return "".join(f"; {text}" for text in [*files, *([f"by name there are {', '.join(shipped)}"] if shipped else [])])
+    return "".join(f"; {text}" for text in [*files, *([f"shipped sites are {', '.join(shipped)}"] if shipped else [])])
 
 
 _SHOWN_FILES = 12
@@ -336,12 +339,11 @@ _SHOWN_FILES = 12
 
 
 PYTHON_PATH = "python-path"
-"""The file next to the copies with further import folders of pilots, as in PYTHONPATH."""
+"""Name of the file, next to a session's site files, with further import folders for pilots, as in PYTHONPATH."""
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
-    """Load a site and, recursively, the sites that it names. Paths are relative to the file that has them. Raises
-    ConfigError, also if two sites have one name."""
+    """Load a site and, recursively, the sites that it names. Raises ConfigError, also for two sites of one name."""
     found: dict[str, Site] = {}
     seen: set[Path] = set()
     todo: list[str | os.PathLike[str] | Site | None] = [site]
@@ -365,19 +367,18 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
 
 
 def _refuse_repeated(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
-    """Raise ConfigError if a site names itself, or another one twice."""
     named: set[Path] = set()
     for written, other in zip(site.sites, others, strict=True):
         path = site_file(other).resolve()
         if path == file:
-            raise ConfigError(f"{file}: sites names {written!r}, which is this very file; take it out", key="sites")
+            raise ConfigError(f"{file}: sites names {written!r}, which is this file itself; remove it", key="sites")
         if path in named:
-            raise ConfigError(f"{file or site.name}: sites names {written!r} twice; take one out", key="sites")
+            raise ConfigError(f"{file or site.name}: sites names {written!r} twice; remove one of them", key="sites")
         named.add(path)
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
-    """Write the sites of a session into a folder, one `NAME.toml` each."""
+    """Write a session's sites into a folder, one `NAME.toml` each."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for site in sites:
         (folder / f"{site.name}.toml").write_text(site_text(site), encoding="utf-8")
@@ -391,13 +392,13 @@ def read_sites(folder: Path) -> dict[str, Site]:
 
 
 def read_python_path(folder: Path) -> str:
-    """Return the further import folders of pilots."""
+    """Return pilots' further import folders, from the folder of `write_sites`."""
     file = folder / PYTHON_PATH
     return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
 
 
 def site_text(site: Site) -> str:
-    """Return a site as text of a site file, without `sites` and settings without effect."""
+    """Return a site as the text of a site file. Omit `sites` and settings without effect."""
     lines, tables, vain = [], [], without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
@@ -408,7 +409,7 @@ def site_text(site: Site) -> str:
                 for entry in inner
                 if (field.encode_name, entry.encode_name) not in vain
             )
-            settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: it is left out
+            settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: not written
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":
             lines.append(_setting(field, value))

@@ -1,8 +1,8 @@
 """Errors in TOML files, in one line: file, line, setting, problem and the nearest valid setting.
 
-msgspec finds the fault and gives its path (`$.pilot.memory`). The functions here get the root struct and know no
-setting by name. A path consists of names as in the file; in a list of tables the index counts, from 0. Structs may be
-nested, in lists and in tables by name, and may be members of a tagged union.
+msgspec finds the fault and gives its path (`$.pilot.memory`). The functions here derive all valid settings from the
+root struct. A path consists of names in the file; a table in a list also has its index, from 0. Structs may be nested,
+in lists and in tables by name, and may be members of a tagged union.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line of a setting, from 1; if it is missing, of its table."""
+    """Return the line of a setting, from 1; of its table if missing."""
     lines = _lines(text)
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
-    """Tables of `[[a]]` are `a.0`, `a.1`, … The text is valid TOML, so the starts of lines suffice, outside multi-line
-    strings and arrays. Keys of an inline table are on its line."""
+    """Return the line of each setting and table; the tables of `[[a]]` are `a.0`, `a.1`, … Valid TOML needs no full
+    parser: the start of each line is sufficient, outside multi-line strings and arrays.
+    """
     found: dict[KeyPath, int] = {}
     counted: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -66,7 +67,7 @@ def _lines(text: str) -> dict[KeyPath, int]:
 
 
 def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
-    """`[a.b]` below `[[a]]` belongs to the newest table of that list."""
+    """Resolve `[a.b]` below `[[a]]` to the newest table of that list."""
     whole: KeyPath = ()
     for part in path[:-1]:
         whole = (*whole, part)
@@ -80,7 +81,7 @@ def _dotted(text: str) -> KeyPath:
 
 
 def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
-    """Return the quotes and the number of brackets that are open at the end of the line."""
+    """Return the quotes (or "") and the number of brackets still open after the line."""
     position = 0
     while True:
         if until:
@@ -104,11 +105,11 @@ def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
 
 
 ReadUnit = Callable[[type, Any], Any]
-"""A `dec_hook` of msgspec for types that TOML lacks."""
+"""A function that converts values to types that TOML lacks: a `dec_hook` of msgspec."""
 
 
 class SettingPlace(typing.NamedTuple):
-    """`shown`: the path with names for tables of a list; `kind`: None: not allowed."""
+    """`shown`: the path with names instead of list indices. `kind`: the setting's type; None if invalid."""
 
     path: KeyPath
     shown: KeyPath
@@ -120,8 +121,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
-    """Return the setting at a path of msgspec, which gives no name for a table of tables (`...`): take the first one in
-    `data` that cannot be read."""
+    """Return the setting at a path from msgspec, where `...` is the first invalid table in `data`."""
     kind: Any = root
     path: KeyPath = ()
     shown: KeyPath = ()
@@ -154,7 +154,7 @@ def tag_field(kind: Any) -> str:
 
 
 def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield every possible table (its header; empty for the top) and its settings."""
+    """Yield the header of every possible table (empty: the top level), and its settings."""
     for struct in _structs_of(kind):
         yield at, settings_of(struct)
         for name, inner in _fields_of(struct).items():
@@ -166,7 +166,7 @@ def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
 
 
 def meant_type(kind: Any, data: Any) -> Any:
-    """Return the struct of a union that the tag in `data` selects; other types unchanged."""
+    """Return the member of a union that the tag in `data` selects; other types unchanged."""
     kind = _bare(kind)
     structs = tags_of(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -219,7 +219,7 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 
 class ConfigFault(typing.NamedTuple):
-    """`line`: from 1; `path`: of the setting or its table."""
+    """`line`: from 1. `path`: the setting's, or its table's."""
 
     line: int
     key: str
@@ -257,18 +257,18 @@ _TOML_WORDS = {
     "Illegal character '\\n'": "a closing quote is missing",
     "Unterminated string": "a closing quote is missing",
     'Expected "\'"': "a closing quote is missing",
-    "Unescaped '\\' in a string": "a backslash in quotes is written twice, or the text stands in single quotes",
-    "Invalid value": 'a value is missing or wrong; text stands in quotes, as in name = "lab"',
-    "Invalid statement": "a setting is written name = value, a table [name] on its own line",
-    "Expected '=' after a key": "a setting is written name = value, a table [name] on its own line",
-    "Expected newline or end of document": "something stands behind a value; a comment begins with #",
+    "Unescaped '\\' in a string": "write a backslash in quotes twice, or the text in single quotes",
+    "Invalid value": 'a value is missing or wrong; write text in quotes, as in name = "lab"',
+    "Invalid statement": "write a setting as name = value, and a table as [name] on its own line",
+    "Expected '=' after a key": "write a setting as name = value, and a table as [name] on its own line",
+    "Expected newline or end of document": "a value is followed by more text; a comment begins with #",
     "Expected ']' at the end of a table": "the closing ] of a table is missing",
     "Unclosed array": "the closing ] of a list is missing",
     "Unclosed inline table": "the closing } of a table is missing",
-    "Cannot overwrite a value": "this setting stands there twice",
-    "Cannot declare": "this table stands there twice",
+    "Cannot overwrite a value": "this setting is written twice",
+    "Cannot declare": "this table is written twice",
 }
-"""Starts of tomllib's messages."""
+"""Explanations by the start of tomllib's message."""
 
 
 def _toml_words(problem: str) -> str:
@@ -278,7 +278,7 @@ def _toml_words(problem: str) -> str:
 def read_toml(
     text: str, shape: type[T], *, file: str, shapes: dict[str, str], read: ReadUnit, data: dict[str, Any]
 ) -> T:
-    """Convert parsed TOML to a struct. Raises ConfigError with the line, the setting and what to write."""
+    """Convert parsed TOML to a struct. Raises ConfigError."""
     try:
         return msgspec.convert(data, type=shape, dec_hook=read)
     except msgspec.ValidationError as error:
@@ -292,7 +292,7 @@ def read_toml(
 
 class _Said(typing.NamedTuple):
     table: int
-    """The number of path parts of the table."""
+    """How many parts of the path name the table."""
     key: str
     words: str
 
@@ -301,8 +301,9 @@ def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """Explain a message of msgspec. `shapes`: valid texts for settings with a pattern. `data` (the parsed text) and
-    `read` are needed for tables in lists or by name."""
+    """Explain msgspec's message `fault`. `shapes`: for a setting with a pattern, valid texts. `data` and `read`: to
+    find a table in a list or by name.
+    """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = setting_at(root, parts, data=data, read=read)
@@ -334,7 +335,7 @@ def _words(
         choices = f"; {_choices(tags_of(kind), '')}" if missing[1] == tag_field(kind) else ""
         return _Said(whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
-        # a check of several settings: its message begins with one
+        # a message about several settings begins with the name of one of them
         return _Said(whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
     last = max((number for number, part in enumerate(parts) if not part.isdigit()), default=0)
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
@@ -363,7 +364,6 @@ _TYPES = {
 
 
 def _values(kind: Any) -> list[str]:
-    """The values of an enum, also of an optional one."""
     kinds = (kind, *typing.get_args(kind))
     return [
         str(value.value) for each in kinds if isinstance(each, type) and issubclass(each, enum.Enum) for value in each
@@ -371,7 +371,7 @@ def _values(kind: Any) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
-    """Return `did you mean plain?`; if no known name is similar, `otherwise`, by default the list of them."""
+    """Return `did you mean plain?`. If no known name is similar, return `otherwise`, by default the known names."""
     names = list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"

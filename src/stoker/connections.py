@@ -1,11 +1,11 @@
-"""Network addresses, and limits for processes that many others connect to. Standard library only (for the starter).
+"""Network addresses, and limits for processes with many connections. Standard library only (for the starter).
 
-Many systems start processes with a soft limit of 1,024 descriptors, because software that uses `select` fails with
-higher ones. A process that many others connect to raises its own limit. The processes that it starts get the former
-one: a batch system passes the limits of `sbatch` on to jobs, and user code may use `select`.
+Many systems set a soft limit of 1,024 descriptors, because software with `select` fails with higher ones. A process
+with many connections raises its own limit. Its child processes get the former limit back, because they may use
+`select`.
 
-A stranger may open connections and send nothing, while an honest peer proves its key within milliseconds. So newcomers
-are always accepted; when there are too many, the oldest one of the address with the most connections is closed.
+A stranger may open connections and send nothing, while an honest peer proves its key within milliseconds. So new
+connections are always accepted. If too many are unproven, the oldest one of the address with the most is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Raises ValueError."""
+    """Split `host:port`. Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -35,12 +35,12 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Some systems allow 10^9, and some programs close them one by one."""
+"""Upper bound: some systems allow 10^9 descriptors, and some programs close each possible one in turn."""
 _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit to its hard limit, at most a million. Returns the new limit."""
+    """Raise this process's soft limit to its hard limit, at most a million. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -55,9 +55,9 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Give a child process the limit from before `raise_descriptor_limit`."""
+    """Give a child process the limit that this process had before `raise_descriptor_limit`."""
     if _former_limits:
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # the child has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
 
 
@@ -68,7 +68,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class UnprovenPlaces(Generic[K]):
-    """For one thread."""
+    """Connections whose peers have not yet proven their key. Not thread-safe."""
 
     def __init__(self, *, most: int) -> None:
         self.most = most
@@ -84,7 +84,7 @@ class UnprovenPlaces(Generic[K]):
         self._by_address.setdefault(address, OrderedDict())[connection] = None
 
     def remove(self, connection: K) -> bool:
-        """Returns False if the connection is unknown."""
+        """Remove a connection. False if it is unknown."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return False
@@ -95,11 +95,11 @@ class UnprovenPlaces(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """Forget and return the connection to close, and its address; None while there is room."""
+        """Forget and return the connection to close, and its address; None up to `most`."""
         return self.take_oldest() if len(self) > self.most else None
 
     def take_oldest(self) -> tuple[K, str]:
-        """Forget and return the oldest connection of the address with the most. Raises ValueError if there is none."""
+        """Forget and return the oldest connection of the address with most. Raises ValueError if none is open."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))
         self.remove(connection)

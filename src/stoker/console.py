@@ -1,11 +1,9 @@
-"""Output of applications on a terminal, a pipe or a notebook: lines, and one progress line.
+"""Output of applications on a terminal, a pipe or a notebook: lines, and a line with progress.
 
-On a terminal the progress is a bar (`progress_display`). On a pipe or in a batch log the same facts are plain lines:
-one every ten seconds, one when the run starts to wait for something else, and one per minute of the same wait. With
-`json_only` lines for people go to stderr, and stdout holds one JSON document.
+A terminal shows a progress bar (`progress_display`). A pipe gets plain lines with the same facts: every 10 s of work,
+every minute of a wait, and when the wait's cause changes. With `json_only` these lines go to stderr.
 
-`line`, `lines`, `json`, `note` and `error` are the functions with which the `stoker` command prints; `redrawn` is a
-place for a block of lines that changes. `WholeNumber` and `ByteSize` are types of click options.
+The `stoker` command prints with the functions here. `WholeNumber` and `ByteSize` are types of click options.
 """
 
 from __future__ import annotations
@@ -51,17 +49,17 @@ _REFRESH_S = 0.5
 _AGAIN_S = 60.0
 """Seconds after which a plain line about the wait is repeated."""
 _MOST_LOADS = 10
-"""Plain lines report at most this many loads."""
+"""After this many context loads, further loads print no plain line."""
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Durations and times of day: they change with every look and do not make a line new."""
+"""Durations and times of day. A line that differs only in these is not printed again."""
 
 
 class Screen:
     """The terminal, pipe or notebook that an application writes to.
 
     Args:
-        json_only: Write lines for people to stderr, and keep stdout for one JSON document.
-        terminal: True or False instead of detecting one.
+        json_only: True to write lines to stderr, and one JSON document to stdout.
+        terminal: None to detect a terminal.
     """
 
     def __init__(self, *, json_only: bool = False, terminal: bool | None = None) -> None:
@@ -71,7 +69,7 @@ class Screen:
         self.is_terminal = self._console.is_terminal
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """Print one line.
+        """Print a line.
 
         Args:
             text: Without a line end.
@@ -81,12 +79,12 @@ class Screen:
             self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
-        """Print the one document of `--json` on stdout.
+        """Print the JSON document of `--json` on stdout.
 
         Args:
-            value: Anything that `json.dumps` takes.
+            value: A JSON value.
         """
-        if sys.stdout is None:  # closed before the command began
+        if sys.stdout is None:  # closed before the program started
             return
         with survive_closed_pipe():
             sys.stdout.write(dumps(value, indent=1, ensure_ascii=False) + "\n")
@@ -99,10 +97,10 @@ class Screen:
         """Show progress while the block runs.
 
         Args:
-            total: Things to do in all.
-            done: Things already done.
-            noun: Plural name of the things.
-            facts: Returns the facts of the run's contexts; called in another thread.
+            total: Number of things to do.
+            done: Number of things already done.
+            noun: Plural name of the things (`claims`).
+            facts: Returns the facts of the run's contexts. Called in another thread.
             also: Name of a second count, shown as a rate (`tokens`).
 
         Yields:
@@ -123,7 +121,7 @@ class Screen:
 
 
 class Progress:
-    """The progress of a run. Made by `Screen.progress`. One thread may call `advance` while another draws."""
+    """The progress of a run. Made by `Screen.progress`. One thread may call `advance` while another one draws."""
 
     def __init__(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
@@ -150,7 +148,7 @@ class Progress:
 
         Args:
             count: Things done since the last call.
-            also: The same for the second count.
+            also: The second count's increase.
         """
         now = time.monotonic()
         self.done += count
@@ -159,12 +157,12 @@ class Progress:
         self._also_pace.add(also, now)
 
     def end(self) -> None:
-        """Mark the end: the last drawing shows nothing about loads and time left."""
+        """Mark the end: later drawings omit loads and time left."""
         self._ended = True
 
     @property
     def rate(self) -> float:
-        """Things per second, smoothed; 0 while unknown."""
+        """Things done per second, smoothed; 0 if unknown."""
         return self._pace.per_second(time.monotonic())
 
     def numbers(self) -> str:
@@ -185,7 +183,7 @@ class Progress:
         return "   ".join(parts)
 
     def waiting(self) -> str:
-        """Return the cause of the run's wait; empty if it does not wait."""
+        """Return why the run waits, or the state of its contexts."""
         facts = self._facts
         if facts is None or self._ended:
             return ""
@@ -203,7 +201,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Ask for the facts once. If the session ends or is too busy to answer, the last facts stay."""
+        """Update the facts once. Keep the previous facts if the session does not answer."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
@@ -212,8 +210,7 @@ class Progress:
                 self._also_pace.wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
-        """Return the plain line about the wait if it is due, else an empty text. It is due when its words change (times
-        do not count), and every minute while no context is hot.
+        """Return the plain line about the wait if due: when its words change, and every minute while no context is hot.
 
         Args:
             now: Seconds of the monotonic clock.
@@ -232,17 +229,17 @@ class Progress:
         return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
-        """Ask for the facts repeatedly.
+        """Update the facts repeatedly.
 
         Args:
             stop: Ends the loop.
-            line: Also gets the plain lines.
+            line: Receives the plain lines.
         """
         last, pause_s = time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()
             self.refresh()
-            # The status of a thousand pilots takes its time to make; looking may take a twentieth of ours.
+            # The status of a thousand pilots is slow to make, so spend at most 1/20 of this thread's time on it.
             pause_s = max(_REFRESH_S, 20 * (time.monotonic() - began))
             if line is None:
                 continue
@@ -254,7 +251,6 @@ class Progress:
 
 
 def _rate_in_words(per_second: float, noun: str) -> str:
-    """`7.6 claims/s`, or `4.5 claims/min` for slow work."""
     if per_second < 0.095:
         return f"{60 * per_second:.1f} {noun}/min"
     return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:.0f} {noun}/s"

@@ -1,9 +1,8 @@
-"""Read rows of data files and saved data sets with the place of each, so that errors can name a row; write rows.
+"""Read rows of data files and saved data sets, each with its line or index for errors; write rows.
 
-The ending decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also `.gz` and `.xz`), `.parquet`, `.arrow`,
-`.feather`, `.ipc`. A folder that Hugging Face's `save_to_disk` wrote is read directly; `datasets` need not be
-installed. Rows are read lazily, a few thousand at a time, so a file may be larger than memory: large record batches
-are converted in pieces, and Arrow files are mapped into memory.
+The ending of a name decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also `.gz` and `.xz`), `.parquet`,
+`.arrow`, `.feather`, `.ipc`. A folder of Hugging Face's `save_to_disk` is read without `datasets`. Rows are read
+lazily, so a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["Line", "Row", "digest_file", "read_lines", "read_rows", "text_field"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row: `number` is its line in the file (CSV, JSONL) or its row, both from 1; `place` says so to people."""
+    """`number`: the row's line (CSV, JSONL) or index, from 1. `place`: the same in words (`line 3`)."""
 
     number: int
     place: str
@@ -39,14 +38,16 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of a text file: `number` from 1, and its bytes without the line's end."""
+    """`number`: from 1. `data`: the line's bytes without its end."""
 
     number: int
     data: bytes
 
 
 def check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    """Raise ConfigError for two columns of one name: a row would keep the last one only. Columns may have no name."""
+    """Raise ConfigError for two columns of one name, because a row would keep only the last. Columns may have no
+    name.
+    """
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         problem = f"two columns are called {twice}; give each its own name"
@@ -62,10 +63,10 @@ def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a data file or saved data set, without blank lines.
 
     Args:
-        path: The file or folder; its ending names the kind.
+        path: The file or folder.
 
     Raises:
-        ConfigError: The file is missing, damaged or of an unknown kind, or a row is unreadable; with file and line.
+        ConfigError: The file is missing, damaged or of an unknown format, or a row is unreadable; with file and line.
     """
     if path.is_dir():
         return _read_saved_data_set(path)
@@ -79,10 +80,10 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a text file without blank ones.
+    """Yield the non-blank lines of a text file.
 
     Args:
-        path: The file, maybe packed (`.gz`, `.xz`).
+        path: The file; `.gz` and `.xz` are unpacked.
 
     Raises:
         ConfigError: The file is missing or damaged.
@@ -145,16 +146,15 @@ def _kind(path: Path) -> str:
 
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# Python's csv module refuses cells of more than 131,072 characters, and whole documents are longer.
+# Python's csv module refuses cells of more than 131,072 characters, but a document may be longer.
 _LONGEST_CELL = 2**31 - 1
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Exceptions from reading a truncated or damaged file. (click takes EOFError for Ctrl-D and stays silent.)"""
+"""Exceptions from reading a truncated or damaged file. (click treats EOFError as Ctrl-D and prints nothing.)"""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def _read_text_rows(path: Path, *, kind: str) -> Iterator[Row]:
-    """Yield the rows of a text file of this kind (`.csv`, `.jsonl`, …). Raises ConfigError with file and line."""
     rows = _csv(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _jsonl(path)
     last = ""
     try:
@@ -226,7 +226,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
 
 
 def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
-    """Raise ConfigError for a text with half of a surrogate pair, which cannot be sent or written."""
+    """Raise ConfigError if a text has half of a surrogate pair, which UTF-8 cannot encode."""
     broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
     if broken:
         problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write it whole or leave it out"
@@ -262,7 +262,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
 
 
 def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
-    """Return the error for a file that ended after the row `last` (empty: before the first)."""
+    """Return the error for a file that is damaged after the row `last`."""
     if isinstance(error, OSError) and error.errno is not None:
         return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
     what = "is cut off" if isinstance(error, EOFError) else "is damaged"
@@ -272,7 +272,7 @@ def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
 
 
 def _not_text(path: Path) -> ConfigError:
-    """Return the error with the line that is not text: the failed decoder does not know lines."""
+    """Return the error with the first line that is not UTF-8, because the decoder does not know lines."""
     number = 0
     try:
         with _open(path, errors="surrogateescape") as file:
@@ -282,7 +282,7 @@ def _not_text(path: Path) -> ConfigError:
                 except UnicodeDecodeError as error:
                     where = f"line {number}: {wrong_byte(error.start + 1, error.object[error.start])}"
                     return ConfigError(f"{path}: {where}", file=str(path), line=number)
-    except _DAMAGED as error:  # the end is missing, too
+    except _DAMAGED as error:  # the file is also truncated
         return _damaged(path, error, last=f"line {number}" if number else "")
     return ConfigError(f"{path}: is not UTF-8 text", file=str(path))
 
@@ -291,24 +291,21 @@ _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    """Yield the rows of an Arrow file or stream; Feather files are Arrow files."""
     return _numbered(path, _arrow_fields(path), kind="Arrow")
 
 
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a folder written by `Dataset.save_to_disk`. Raises ConfigError for any other folder, and for
-    one with several splits, each of which is a folder in it.
-    """
+    """Yield the rows of a folder written by `Dataset.save_to_disk`. Raises ConfigError if it holds several splits."""
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
             near = f"; name one, as {folder / splits[0]}" if splits else ""
-            raise ConfigError(f"{folder}: holds the splits {', '.join(splits) or 'of none'}{near}", file=str(folder))
+            raise ConfigError(f"{folder}: has the splits {', '.join(splits) or 'of none'}{near}", file=str(folder))
         folder = folder / splits[0]
     state = folder / "state.json"
     if not state.is_file():
         raise ConfigError(
-            f"{folder}: is a folder, and none that a data set's save_to_disk wrote; name a file", file=str(folder)
+            f"{folder}: is a folder that a data set's save_to_disk did not write; name a file", file=str(folder)
         )
     files = [folder / name for name in _listed(state, "_data_files", "filename")]
     if lost := next((file for file in files if not file.is_file()), None):
@@ -325,14 +322,13 @@ def _in_turn(files: list[Path]) -> Iterator[Row]:
 
 
 def _listed(file: Path, *keys: str) -> list[str]:
-    """Return a list of texts in a JSON file; with two keys, the second key's values in the objects of the first."""
     try:
         values = json.loads(file.read_bytes())[keys[0]]
         texts = [value[keys[1]] if len(keys) > 1 else value for value in values]
         if not all(isinstance(text, str) and text == Path(text).name for text in texts):
             raise TypeError
     except (OSError, KeyError, TypeError, *UNREADABLE):
-        raise ConfigError(f"{file}: is no list of {keys[0]} as save_to_disk writes it", file=str(file)) from None
+        raise ConfigError(f"{file}: is not a list of {keys[0]} as save_to_disk writes it", file=str(file)) from None
     return texts
 
 
@@ -365,7 +361,7 @@ def _arrow_fields(path: Path) -> Iterator[dict[str, Any]]:
         magic = source.read(len(_FILE_MAGIC))
         source.seek(0)
         if magic.startswith(_OLD_FEATHER_MAGIC):
-            raise ConfigError(f"{path}: is of Feather's version 1; write it again as version 2", file=str(path))
+            raise ConfigError(f"{path}: has Feather's version 1; write it again as version 2", file=str(path))
         if magic == _FILE_MAGIC:
             file = pyarrow.ipc.open_file(source)
             schema = file.schema
@@ -390,10 +386,10 @@ def write_rows(
 
     Args:
         rows: Fields by name.
-        path: The file; its ending does not matter.
+        path: The file, with any ending.
         kind: `parquet` or `jsonl`.
-        columns: Name and type (str, int or float) of each Parquet column. With it at most 4,096 rows are in memory.
-            Without it all are: the columns are the first row's, with types that fit all values.
+        columns: Name and type (str, int or float) of each Parquet column. If given, at most 4,096 rows are in memory.
+            Otherwise all rows are, and the first row decides the columns.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:
@@ -411,4 +407,4 @@ def write_rows(
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as file:
         while chunk := list(itertools.islice(left, _CHUNK_ROWS)):
             file.write_table(pyarrow.Table.from_pylist(chunk, schema=schema))
-            del chunk  # before the next one is made
+            del chunk  # free memory before the next chunk

@@ -1,7 +1,7 @@
 """The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE.
 
-ZeroMQ reconnects and queues without limit. Frames that are lost with a connection are sent again by the layer
-above (`stoker.protocol.wire`). The socket's monitor reports changes of the connection, in order.
+ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` sends lost frames again. The socket's monitor
+reports changes of the connection in order.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Sharing smaller frames with ZeroMQ costs more than a copy."""
+"""Copy frames below this size in bytes: sharing their memory with ZeroMQ takes longer."""
 
 _HEARTBEAT_MS = 5_000
 _SILENT_MS = 15_000
-"""After this silence, even without heartbeats, a peer counts as gone."""
+"""A peer that is silent for this time, without even heartbeats, counts as lost."""
 
 
 class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """Frames can be sent, starting with a hello."""
+    """The connection is made: frames can be sent, first a hello."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """Or it could not be made. ZeroMQ retries."""
+    """The connection broke or could not be made. ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
     """The peer refuses our key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    """The peer violates the protocol, or has another key than expected."""
+    """The peer violates the protocol, or has an unexpected key."""
     CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    """During the handshake."""
+    """The connection broke during the handshake."""
 
 
 _EVENT = struct.Struct("=Hi")
@@ -44,7 +44,7 @@ _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """CURVE keys as Z85 text: the server's, and our own pair."""
+    """CURVE keys as Z85 text: the server's public key, and our own pair."""
 
     server: str
     public: str
@@ -52,7 +52,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
-    """Return a DEALER socket, not yet connected. Unsent frames are dropped when it closes."""
+    """Return an unconnected DEALER socket."""
     socket = context.socket(zmq.DEALER)
     socket.routing_id = name.encode()
     socket.curve_serverkey = keys.server.encode()
@@ -62,9 +62,11 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports these events of another socket, in order and without a limit. pyzmq's own monitor
-    holds 2,000 events; then libzmq's thread waits with a lock until one is read, and `disable_monitor` waits for that
-    lock forever."""
+    """Return a socket that reports these events of another socket, without a limit.
+
+    pyzmq's own monitor holds at most 2,000 events. When full, libzmq's thread waits with a lock until an event is read,
+    and `disable_monitor` waits for this lock forever.
+    """
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -74,16 +76,16 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event and its value (mostly a file descriptor). pyzmq's own function imports asyncio: a tenth of a
-    pilot's start."""
+    """Read one event and its value. pyzmq's own function imports asyncio, which takes a tenth of a pilot's start."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A lasting connection: without queue limits, with heartbeats, reconnected when it breaks. `reconnect_ms`: the
-    first and the longest pause. Several threads must lock each use, also of `socket`."""
+    """A connection that reconnects, with heartbeats and without queue limits. `reconnect_ms`: its first and longest
+    pause. Several threads must lock each use.
+    """
 
     def __init__(
         self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
@@ -91,12 +93,13 @@ class Dealer:
         self.address = address
         self.connected = False
         self.lost_at = time.monotonic()
-        """Time of the loss of the connection, or of the first try."""
+        """Time of the loss of the connection, or of the first attempt."""
         self.failed_handshakes = 0
-        """Failed handshakes in a row."""
+        """Consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ retries no more, as after a refusal. Another process may listen there while our manager is
-        away."""
+        """True if ZeroMQ has stopped retrying, for example after a refusal by another process that listens at the
+        address while our manager is away.
+        """
         self.refused = False
         """True if the peer has refused our key."""
         self._log = log
@@ -109,12 +112,13 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """Return descriptors for a poller: received frames, and `changes`. They are edge-triggered: check `readable`
-        first."""
+        """Return the descriptors that signal new frames and new `changes`. They are edge-triggered: check `readable`
+        first.
+        """
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
-        """True if a frame or a change waits."""
+        """True if a frame or a change can be read."""
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
@@ -128,7 +132,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. True for a new connection, which needs a hello."""
+        """Handle all `changes`. True if a connection was made: the caller must send a hello."""
         fresh = False
         for change in self.changes():
             match change:
@@ -145,12 +149,12 @@ class Dealer:
 
     def receive(self) -> list[bytes]:
         frames: list[bytes] = []
-        while _has_input(self.socket):  # an exception for an empty socket costs ten times as much
+        while _has_input(self.socket):  # ten times faster than catching an exception
             frames.append(self.socket.recv(zmq.NOBLOCK))
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Without a connection the frame is dropped; numbered frames are sent again after a hello."""
+        """Send a frame, or drop it if there is no connection. (Numbered frames are sent again after a hello.)"""
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
@@ -163,12 +167,12 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to another address. False if it is the same one and ZeroMQ still retries."""
+        """Connect to another address. False if it is the same and ZeroMQ still retries."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:
             self._log.info("the manager listens on %s now", address)
-        with suppress(zmq.ZMQError):  # there may be nothing left to end
+        with suppress(zmq.ZMQError):  # the connection may have ended already
             self.socket.disconnect(self.address)
         self.socket.connect(address)
         self._given_up = False
@@ -176,7 +180,7 @@ class Dealer:
         return True
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Sent frames have `linger_s` to leave."""
+        """Close the connection. Wait up to `linger_s` for unsent frames."""
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger_s * 1000))

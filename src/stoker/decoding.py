@@ -1,10 +1,8 @@
-"""Damaged bytes and files in another format: exceptions of decoders, and messages for users.
+"""Damaged bytes and wrong formats: exceptions of decoders, and messages for users.
 
-msgspec raises more than its DecodeError: UnicodeDecodeError (a ValueError) for text that is not UTF-8, RecursionError
-for values nested too deep, MemoryError and OverflowError for impossible lengths. `json` does the same.
-
-A decoder's own words seldom help. msgspec reports "invalid character (byte 0)" for a file in UTF-16 and for a packed
-one, and gives the position of a wrong byte within a string instead of the file.
+Besides DecodeError, msgspec and `json` raise UnicodeDecodeError (a ValueError) for text that is not UTF-8,
+RecursionError for deep nesting, and MemoryError and OverflowError for impossible lengths. Their messages seldom help:
+msgspec reports "invalid character (byte 0)" for a UTF-16 file and for a packed file.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from stoker.errors import ConfigError
 __all__ = ["UNREADABLE", "read_text", "why_not_json"]
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
-"""Every exception that a decoder of msgspec or of `json` raises for damaged bytes."""
+"""Every exception of msgspec's decoders and `json` for damaged bytes."""
 HEAD_BYTES = 256
 """Bytes from the beginning of a file that `other_format` needs."""
 _TO_UTF8 = "save it as UTF-8 (iconv -f {} -t UTF-8 OLD > NEW)"
@@ -47,11 +45,11 @@ _RENAMED = {"gzip": ".gz", "xz": ".xz", "parquet": ".parquet", "arrow": ".arrow"
 
 
 def other_format(head: bytes, *, renamed: bool = False) -> str:
-    """Return what a file is that should be UTF-8 text, and what to do: `is UTF-16 text, …`. Empty for text.
+    """Describe a file that should be UTF-8 text, and what to do: `is UTF-16 text, …`. Empty for UTF-8 text.
 
     Args:
-        head: the first `HEAD_BYTES` of the file.
-        renamed: True if the file is read in that format when its name ends so (`.gz`, `.parquet`).
+        head: The first `HEAD_BYTES` of the file.
+        renamed: True if the file would be read under its right ending (`.gz`, `.parquet`).
     """
     for magic, what in _FORMATS.items():
         if head.startswith(magic):
@@ -66,7 +64,7 @@ def other_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def not_utf8(data: bytes) -> str:
-    """Return where text is not UTF-8, and what to do: `line 3: byte 14 (0xe9) is not UTF-8 …`. Empty for UTF-8."""
+    """Say where text is not UTF-8, and what to do: `line 3: byte 14 (0xe9) is not UTF-8 …`. Empty for UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,12 +75,12 @@ def not_utf8(data: bytes) -> str:
 
 
 def wrong_byte(place: int, byte: int) -> str:
-    """Return the sentence about a byte that is not UTF-8; `place` counts from 1 in its line."""
+    """Return the sentence about a byte that is not UTF-8. `place`: its column, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
 
 
 def why_not_json(data: bytes, error: BaseException) -> str:
-    """Return why bytes are not JSON: `is not UTF-8 text …`, else the decoder's words.
+    """Return why bytes are not JSON: `is not UTF-8 text …`, else the decoder's message.
 
     Args:
         data: The bytes.

@@ -1,27 +1,27 @@
-"""Every error a user of Stoker can meet.
+"""Every error for users of Stoker.
 
     StokerError
-    ├── ConfigError             a site file or an option is wrong: names file, line, key and the nearest valid key
-    │   └── UnitError           a size or a duration cannot be read
+    ├── ConfigError             a site file or an option is wrong
+    │   └── UnitError           a size or a duration is invalid
     ├── RecipeError             a context recipe cannot be made from its arguments
-    ├── InputTooLongError       an input is longer than every runtime of its family: names both lengths
-    ├── SerializationError      a function, argument, result or exception cannot be pickled: names which
+    ├── InputTooLongError       an input is longer than every runtime of its family
+    ├── SerializationError      a function, argument, result or exception cannot be pickled
     ├── SessionError            the session cannot be started, found, joined or kept
-    │   └── ProtocolError       a peer said something that is not in the protocol, or of another version or session
+    │   └── ProtocolError       a peer violates the protocol, or has another version or session
     └── CallError               a call ended without a result
-        ├── ContextError        its context could not be loaded: raised, hung, too large, died
-        │   └── NoDeviceError   no device that this site has could ever hold it
-        ├── PoisonCallError     it killed its library again and again
-        ├── CallTimeoutError    it ran longer than it was allowed
-        ├── CallDroppedError    a policy dropped it, with a reason
-        ├── CallCancelledError  it was cancelled, or the session ended before it ran
-        ├── StreamDiffersError  it ran again, and its pieces differ from the earlier ones
-        ├── GangBroken          ranks of its gang were lost, again and again
-        ├── InfrastructureError devices, disks or networks failed it, on one pilot after the other
-        └── RemoteCallError     it raised something that cannot be brought back as itself
+        ├── ContextError        its context could not be loaded
+        │   └── NoDeviceError   no device of this site can ever hold its context
+        ├── PoisonCallError     it killed its library several times
+        ├── CallTimeoutError    it ran longer than allowed
+        ├── CallDroppedError    a policy dropped it
+        ├── CallCancelledError  it was cancelled, or the session ended
+        ├── StreamDiffersError  it ran again, and its pieces differ
+        ├── GangBroken          ranks of its gang were lost several times
+        ├── InfrastructureError devices, disks or networks failed it on several pilots
+        └── RemoteCallError     its exception cannot be restored
 
-A message says what happened, where, and what to do. Facts are attributes, and every error survives pickling.
-An exception raised by a user's own function comes back as itself, with the remote traceback as its cause.
+Facts are attributes. Every error survives pickling. An exception of a user's function is raised unchanged, with the
+remote traceback as its cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StokerError(Exception):
 
     Args:
         message: What failed, where, and what to do.
-        **facts: Values for programs, kept in `facts`; each is also an attribute of the error.
+        **facts: Values for programs, kept in `facts`. Each is also an attribute.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -57,11 +57,11 @@ def _rebuild(kind: type[StokerError], message: str, facts: dict[str, Any]) -> St
 
 
 class ConfigError(StokerError):
-    """A site file or an option is wrong. Facts: `file`, `line`, `key`, where known."""
+    """A site file or an option is wrong. Facts, if known: `file`, `line`, `key`."""
 
 
 class UnitError(ConfigError, ValueError):
-    """A size or a duration cannot be read."""
+    """A size or a duration is invalid."""
 
 
 class RecipeError(StokerError):
@@ -69,15 +69,15 @@ class RecipeError(StokerError):
 
 
 class InputTooLongError(StokerError, ValueError):
-    """An input is longer than every runtime of its family. Facts: `tokens`, `longest`."""
+    """An input is longer than every runtime of its family accepts. Facts: `tokens`, `longest`."""
 
 
 class SerializationError(StokerError):
-    """Something that must travel cannot be pickled. Facts: `what` (function, argument, result, exception)."""
+    """An object cannot be pickled. Facts: `what` (function, argument, result, exception)."""
 
 
 class SessionError(StokerError):
-    """The session cannot be started, found, joined or kept. Facts: `session`, `log`, where known."""
+    """The session cannot be started, found, joined or kept. Facts, if known: `session`, `log`."""
 
 
 class ProtocolError(SessionError):
@@ -85,7 +85,7 @@ class ProtocolError(SessionError):
 
 
 class CallError(StokerError):
-    """A call ended without a result. Facts: `call`, and where known `pilot`, `library`, `log`."""
+    """A call ended without a result. Facts: `call`, and if known `pilot`, `library`, `log`."""
 
 
 class ContextError(CallError):
@@ -101,11 +101,11 @@ class PoisonCallError(CallError):
 
 
 class CallTimeoutError(CallError):
-    """The call ran longer than it was allowed. Facts: `limit_s`."""
+    """The call ran longer than allowed. Facts: `limit_s`."""
 
 
 class CallDroppedError(CallError):
-    """A policy dropped the call. Facts: `reason`."""
+    """A policy dropped the call. Facts: `reason`, and `retry_after_s`, when a new try may succeed (0 = unknown)."""
 
 
 class CallCancelledError(CallError):
@@ -113,19 +113,19 @@ class CallCancelledError(CallError):
 
 
 class StreamDiffersError(CallError):
-    """A call that streams its result ran again with pieces that differ from those the client already has. Facts:
-    `piece` (the number of the first one known to differ, from 0), `handed_on`.
+    """A call that streams its result ran again, and its pieces differ from those that the client has. Facts: `piece`
+    (the first known difference, from 0), `handed_on`.
     """
 
 
 class GangBroken(CallError):
-    """Other ranks of a gang were lost, or did not come. Raised inside a call, it restarts the call from rank 0's
-    checkpoint; the client sees it only after several restarts.
+    """Ranks of a gang were lost or did not join. This error restarts the call from rank 0's checkpoint. The client gets
+    it only after several restarts.
     """
 
 
 class InfrastructureError(CallError):
-    """Devices, disks or networks failed the call on several pilots. Its cause is the function's last exception. Facts:
+    """Devices, disks or networks failed the call on several pilots. The cause is the function's last exception. Facts:
     `device`, if devices failed.
     """
 

@@ -1,4 +1,4 @@
-"""The working folder of this process (a user may have removed it), and paths that Stoker can use."""
+"""The working folder of this process, which may have been removed, and checks of paths."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def is_working_folder_removed() -> bool:
 
 
 def folders_here() -> tuple[str, ...]:
-    """Return the working folder as a place to search; empty if it has been removed."""
+    """Return the working folder, or nothing if it does not exist."""
     return () if is_working_folder_removed() else (os.getcwd(),)
 
 
 def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
-    """Raise SessionError if a path is not valid UTF-8, as messages and scripts must be."""
+    """Raise SessionError for a path that is not valid UTF-8, because messages and scripts are UTF-8."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:

@@ -1,9 +1,8 @@
-"""File locks (flock): take, wait for and check them.
+"""Take, wait for and check file locks (flock).
 
-Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There a long lock is a
-file next to the locked one (`NAME.holder`), which names the process and counts while that process lives. Short locks
-are skipped. Both are weaker and sufficient here: a lease decides which manager runs a session, and objects are checked
-by content.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There `take` writes a file
+`NAME.holder`, which names the process and is valid while the process lives, and `wait` does nothing. This is
+sufficient: a lease decides which manager runs a session, and objects are checked by content.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 class LockHolder(msgspec.Struct, frozen=True):
-    """A process and its command line."""
-
     pid: int
     words: tuple[str, ...]
 
@@ -49,12 +46,12 @@ def take(descriptor: int) -> bool:
 
 
 def forget(file: Path) -> None:
-    """On a file system without locks, remove the file that names the holder of a removed file."""
+    """Remove the `.holder` file of a removed file."""
     _name_of(file).unlink(missing_ok=True)
 
 
 def wait(descriptor: int, *, shared: bool = False) -> None:
-    """No-op on a file system without locks."""
+    """Wait for the lock, if the file system has locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except OSError as error:
@@ -63,8 +60,9 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """True if a process holds a lock (with `exclusively`: an exclusive one) on a file; None if unknown. The check takes
-    the lock for a moment; with `exclusively`, two checks at a time do not take each other for the owner."""
+    """True if a process holds a lock on a file (with `exclusively`: an exclusive lock); None if unknown. The check
+    takes a lock for a moment. With `exclusively` this is a shared lock, so that checks do not see each other.
+    """
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -72,7 +70,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError as error:  # a file that is not ours, a file system without locks
+    except OSError as error:  # another user's file, or a file system without locks
         return _is_named(file) if error.errno in NO_LOCKS else None
     return False
 
@@ -81,7 +79,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """`inode`: of the locked file, so that a new file with its name is free."""
+    """A `.holder` file. `inode`: the locked file's, so that a new file of its name is free."""
 
     machine: str
     pid: int
@@ -90,13 +88,13 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def machine() -> str:
-    """Return a name of this machine's boot and process namespace: its processes see each other's ids."""
+    """Return a name of this machine's boot and process namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def started(pid: int) -> int:
-    """Return a process's start in ticks since boot; 0 if it does not exist or is a zombie."""
+    """Return a process's start in ticks since boot; 0 if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -112,7 +110,7 @@ def _take_by_name(descriptor: int) -> bool:
         return False
     try:
         write_whole(_name_of(file), msgspec.json.encode(me))
-    except OSError:  # it cannot be written here, so no other process can hold it by name
+    except OSError:  # the folder is not writable, so no other process has such a file
         return True
     return _read_name(file) == me
 
@@ -126,7 +124,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _lives(holder: _Named) -> bool:
-    """One on another machine cannot be seen and does not count."""
+    """True if alive. A process on another machine is invisible and counts as dead."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -145,8 +143,7 @@ def _read_name(file: Path) -> _Named | None:
 
 
 def holders(file: Path) -> list[LockHolder]:
-    """Return the processes that hold a lock on a file, also by inheritance: only this user's on this machine, so an
-    empty list does not mean that the file is free. It looks at every process: for explanations only."""
+    """Return this user's processes here that hold or inherited a file's lock. Slow."""
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
     return [LockHolder(pid, _words(pid)) for pid in pids if _holds(pid, name)]
@@ -155,17 +152,17 @@ def holders(file: Path) -> list[LockHolder]:
 def _holds(pid: int, name: str) -> bool:
     try:
         return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # it ended meanwhile, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return False
 
 
 def _is_lock(pid: int, descriptor: str, name: str) -> bool:
-    """The kernel lists a lock with each descriptor that it belongs to (proc_pid_fdinfo(5))."""
+    """True if the descriptor holds a lock: the kernel lists it there (proc_pid_fdinfo(5))."""
     try:
         if os.readlink(f"/proc/{pid}/fd/{descriptor}") != name:
             return False
         facts = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
-    except OSError:  # it was closed meanwhile
+    except OSError:  # the descriptor was closed
         return False
     return any(line.startswith("lock:") and " FLOCK " in line for line in facts.splitlines())
 

@@ -1,9 +1,8 @@
 """Logs of bounded size. Standard library only (for the starter).
 
-When the file of a `BoundedLog` is full, it is renamed to `NAME.1`, and a new file starts with its last lines, so that a
-reader of the end finds them. A library's log also belongs to the user's code, and stories name byte offsets in it: that
-file keeps its length, and `drop_middle` frees the disk space of its middle, which then reads as zero bytes. `SeldomLog`
-limits lines that a stranger can provoke.
+A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. Events refer to byte offsets
+in a library's log. So `drop_middle` keeps the length of that file and only frees the disk space of its middle, which
+then reads as zeros. `SeldomLog` limits lines that strangers can cause.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""With the old file a log takes at most twice that."""
+"""Size at which a log is renamed. With the renamed file, the log takes at most twice this."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
 """Lines between two checks of the size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Of the disk: then the middle of a library's log is dropped."""
+"""Disk space at which the middle of a library's log is dropped."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""The parts that stay."""
+"""The first and last bytes, which `drop_middle` keeps."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """Several processes may write it. A full disk raises no error."""
+    """A log file to which several processes write. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
@@ -60,15 +59,14 @@ class BoundedLog(WatchedFileHandler):
         """Ignore the error."""
 
     def reopenIfNeeded(self) -> None:
-        """Redirect the process's output as well."""
+        """Redirect the process's output, too."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
             self._take_output_along(before)
 
     def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr if they go to `before`, or to a file that had the log's name when the process
-        started."""
+        """Redirect stdout and stderr if they go to `before`, or to an earlier file with the log's name."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -96,7 +94,7 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _had_name(descriptor: int, log: Path) -> bool:
-    """The kernel names such a file as the old file, or as deleted."""
+    """True if the descriptor's file is the log, now renamed or deleted."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -108,15 +106,16 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def keep_log(path: Path) -> None:
-    """Log this process into a file, with the time of each line."""
+    """Write this process's log into a file."""
     handler = BoundedLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
 def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file on disk if the file takes more than `most_bytes`; its length stays. False if nothing
-    was done. Raises OSError, also on a file system without this function."""
+    """Free the middle of a file that uses more than `most_bytes` of disk; keep its length. False if nothing was done.
+    Raises OSError, also if the file system cannot.
+    """
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -143,8 +142,9 @@ _SUBJECTS = 256
 
 
 class SeldomLog:
-    """Warns at most once in `every_s` per subject, and at most `most` times in `every_s` in total. A line says how many
-    lines on its subject were left out before. Thread-safe."""
+    """A log that warns at most once per subject, and `most` times in total, in `every_s` seconds. A line states how
+    many lines on its subject were left out. Thread-safe.
+    """
 
     def __init__(
         self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic
@@ -159,7 +159,7 @@ class SeldomLog:
         self._written = 0
 
     def warning(self, subject: str, text: str) -> bool:
-        """Write `text` unless there is enough about this subject. Returns True if it was written."""
+        """Write `text` if the limits allow. True if written."""
         now = self._clock()
         if now - self._window_began >= self._every_s:
             self._window_began, self._written = now, 0

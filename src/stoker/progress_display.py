@@ -1,7 +1,7 @@
 """The progress bar of Stoker's commands, applications and maps, drawn by `rich.progress`.
 
-A row shows a name, a bar and facts, with optional lines above and below. Facts and lines are functions, which each
-drawing calls. The bar is for terminals; its users write plain lines on a pipe.
+A row shows a name, a bar and facts, with optional lines above and below. Only terminals show bars; on a pipe, callers
+write plain lines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def no_lines() -> Sequence[str]:
 
 
 class ProgressBar(Progress):
-    """One bar with a name before it and facts after it; a context manager.
+    """A bar with a name before it and facts after it; a context manager.
 
     Args:
-        total: the amount of work; None if unknown.
-        done: the amount done before.
-        facts: returns the text after the bar.
-        above, below: return further lines; those above are dim.
-        redraws: True to draw it twice per second; False to draw it only on `refresh`.
-        vanishes: True to remove it from the screen at the end.
+        total: The amount of work; None if unknown.
+        done: The amount already done.
+        facts: Returns the text after the bar; called at each drawing.
+        above, below: Return the lines above (dim) and below the bar.
+        redraws: True to draw twice per second; False to draw only on `refresh`.
+        vanishes: True to remove the bar at the end.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class ProgressBar(Progress):
         self.update(self._task, completed=done, refresh=refresh)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The facts limit the width of the bar, because a line that wraps cannot be redrawn."""
-        if not self.tasks:  # rich asks once while it is being made
+        """Limit the bar's width, because a line that wraps cannot be redrawn."""
+        if not self.tasks:  # rich calls this in the constructor
             return
         yield from (Text(f"  {line}", style="dim") for line in self._above())
         room = self.console.width - len(self._name) - len(self._facts()) - 5
@@ -69,8 +69,6 @@ class ProgressBar(Progress):
 
 
 class _Facts(ProgressColumn):
-    """A column whose text is computed at each drawing."""
-
     max_refresh = None
 
     def __init__(self, facts: Callable[[], str]) -> None:

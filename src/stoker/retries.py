@@ -1,10 +1,10 @@
-"""The pause before the next try of something that failed. Standard library only."""
+"""The pause before a failed action is tried again. Standard library only."""
 
 from __future__ import annotations
 
 
 class RetryPause:
-    """A pause that doubles with each failure, up to a limit, and starts again after a success."""
+    """A pause that doubles with each failure, up to a limit. A success resets it."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s

@@ -1,20 +1,19 @@
 """Runs that can be stopped at any moment and resumed: a folder, a log of results, and files replaced atomically.
 
     with contextlib.closing(open_run(Path("runs"), app="mine", prefix="mine", parameters=..., options=...)) as folder:
-        with folder.log(key=("id",)) as log:            results so far; a key that exists is not written again
+        with folder.log(key=("id",)) as log:            results so far; an existing key is not written again
             log.append([{"id": 7, "answer": "yes"}])
         folder.finish(name="results.jsonl", write=...)  the final file
 
-    run.json              application, options, parameters (what makes two runs the same), time of creation
-    results.jsonl.part    results so far; removed when the final file is in place
-    attempt.jsonl.part    the private log of an attempt, while it lasts
-    results.parquet       the final file; a run with one and without .part is finished (it may also be results.jsonl,
-                          results.npy or responses.jsonl)
+    run.json              application, options, parameters, time of creation
+    results.jsonl.part    results so far; removed when the final file is complete
+    attempt.jsonl.part    the private log of an attempt
+    results.parquet       the final file (or results.jsonl, results.npy, responses.jsonl); the run is finished if it
+                          exists and .part does not
     summary.json          the facts of the last attempt
 
-Two runs with equal `parameters` are the same run: the second resumes the first. A folder is locked while a run writes
-in it. A folder that cannot be used raises ConfigError, which names it; a full disk raises StokerError, and existing
-files stay whole.
+Two runs with equal `parameters` are the same run: the second resumes the first. A process locks the folder that it
+uses. An unusable folder raises ConfigError. A full disk raises StokerError and leaves existing files intact.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RecordLog:
         key: Names of the fields that identify a record.
 
     Raises:
-        ConfigError: Anything but the last line is damaged; with the line.
+        ConfigError: A line before the last is damaged; with the line.
     """
 
     def __init__(self, path: Path, *, key: tuple[str, ...]) -> None:
@@ -98,13 +97,13 @@ class RecordLog:
         """Write the records with new keys in one write.
 
         Args:
-            records: Records; those with known keys are left out.
+            records: Records; known keys are skipped.
 
         Returns:
             Number of written records.
 
         Raises:
-            StokerError: The disk refuses; then none of them is in the log.
+            StokerError: The disk refuses. No record is added.
         """
         fresh: dict[tuple[Any, ...], bytes] = {}
         for record in records:
@@ -132,7 +131,7 @@ class RecordLog:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the records in the order in which they were written."""
+        """Yield the records in the order of writing."""
         return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
@@ -152,7 +151,7 @@ class RecordLog:
         return record
 
     def close(self) -> None:
-        """Close the file; a second call has no effect."""
+        """Close the file. A second call has no effect."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -168,7 +167,7 @@ class RecordLog:
 
 
 def write_whole(folder: Path, data: bytes, *, name: str) -> None:
-    """Write bytes into a file, atomically and synced.
+    """Write a file, atomically and synced.
 
     Args:
         folder: Created if missing.
@@ -212,14 +211,13 @@ class RunFolder:
 
     @contextlib.contextmanager
     def attempt_log(self, *, key: tuple[str, ...]) -> Iterator[RecordLog]:
-        """Yield a log of this attempt alone, for results that the next attempt makes again. It is removed after the
-        block.
+        """Yield a log of this attempt only, and remove it after the block.
 
         Args:
             key: Names of the fields that identify a result.
         """
         path = self.path / ATTEMPT
-        path.unlink(missing_ok=True)  # of an attempt that was killed
+        path.unlink(missing_ok=True)  # a killed attempt leaves its log
         try:
             with RecordLog(path, key=key) as log:
                 yield log
@@ -227,12 +225,12 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Make the final file atomically, then drop the log.
+        """Make the final file atomically, then remove the log.
 
         Args:
             name: One of FINALS.
             write: Writes the file at a path.
-            complete: False keeps the log: the run can be resumed, and then makes the final file again.
+            complete: False to keep the log: the run can be resumed.
 
         Returns:
             Path of the final file.
@@ -241,7 +239,7 @@ class RunFolder:
             StokerError: As in `write`.
         """
         final = self.write(name, write)
-        for other in set(FINALS) - {name}:  # of an attempt that was not complete
+        for other in set(FINALS) - {name}:  # an incomplete attempt may leave another
             (self.path / other).unlink(missing_ok=True)
         if complete:
             (self.path / PART).unlink(missing_ok=True)
@@ -251,14 +249,14 @@ class RunFolder:
         """Make a file atomically.
 
         Args:
-            name: Its name in the folder.
+            name: Its name.
             write: Writes the file at a path.
 
         Returns:
             Path of the file.
 
         Raises:
-            StokerError: The disk refuses; an earlier file is kept.
+            StokerError: The disk refuses. An earlier file is kept.
         """
         return _write_whole(self.path / name, write)
 
@@ -266,8 +264,8 @@ class RunFolder:
         """Write a value as JSON atomically.
 
         Args:
-            name: Name of the file in the folder.
-            value: Anything that `json.dumps` takes.
+            name: Name of the file.
+            value: A JSON value.
 
         Returns:
             Path of the file.
@@ -278,7 +276,7 @@ class RunFolder:
         return _write_json(self.path / name, value)
 
     def close(self) -> None:
-        """Release the lock; a second call has no effect."""
+        """Release the lock. A second call has no effect."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -294,25 +292,23 @@ def open_run(
     folder: Path | None = None,
     fresh: bool = False,
 ) -> RunFolder:
-    """Return the run folder to work in, locked.
-
-    Without `folder` it is the newest unfinished run of `app` with the same parameters, else a new one,
-    `<prefix>-<date>-<time>`.
+    """Return a locked run folder: `folder`, else the newest unfinished run of `app` with the same parameters, else a
+    new folder `<prefix>-<date>-<time>`.
 
     Args:
         root: Folder of the runs.
         app: Name of the application.
         prefix: Start of a new folder's name.
-        parameters: Values that decide the results; JSON.
-        options: Values for `read_options`; JSON.
-        folder: Work in this one, created if missing.
-        fresh: Make a new one even if there is an unfinished run.
+        parameters: JSON values that decide the results.
+        options: JSON values for `read_options`.
+        folder: Created if missing.
+        fresh: True to make a new folder even if an unfinished run exists.
 
     Raises:
-        ConfigError: `folder` holds another run (the message has the differences), a finished one or other files, or
-            another process works in it.
+        ConfigError: `folder` has another run (the message lists the differences), a finished run or other files, or
+            another process uses it.
     """
-    # Parameters are compared with those in a file, so both sides go through JSON.
+    # The other parameters come from a JSON file, so convert these for the comparison.
     parameters = json.loads(json.dumps(parameters))
     if folder is None:
         for path in [] if fresh else _unfinished(root, app=app, parameters=parameters):
@@ -350,14 +346,14 @@ def read_options(folder: Path, *, app: str) -> dict[str, Any]:
         app: Name of the application.
 
     Raises:
-        ConfigError: It is not a run of `app`.
+        ConfigError: No run of `app` is there.
     """
     options: dict[str, Any] = _read_run(folder, app=app)["options"]
     return options
 
 
 def is_finished(folder: Path) -> bool:
-    """True if the run's final file exists and is complete.
+    """True if the run's final file is complete.
 
     Args:
         folder: The run's folder.
@@ -407,7 +403,6 @@ def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
 
 
 def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Path]:
-    """Return unfinished runs, newest first, without unreadable folders."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         try:
@@ -420,7 +415,6 @@ def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Pat
 
 
 def _make_new(root: Path, *, prefix: str) -> Path:
-    """Create a new folder, even if several processes do so in the same second."""
     stem = f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / stem, 1
     while True:
@@ -437,7 +431,7 @@ def _make_new(root: Path, *, prefix: str) -> Path:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """False if the folder is empty, or holds only the remains of a run that ended before its first file."""
+    """True if the folder has files other than the remains of a run that ended before its first file."""
     return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_of(folder / _RUN).name}
 
 
@@ -470,7 +464,7 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise StokerError(
-            f"{path}: cannot be written: {why}; make room or let it be written, and run again", file=str(path)
+            f"{path}: cannot be written: {why}; make room or make it writable, and run again", file=str(path)
         ) from error
     return path
 

@@ -1,14 +1,14 @@
-"""A loaded session and its calls from outside: facts, forecasts, checkpoints, policies.
+"""A loaded session and its calls, seen from outside: facts, forecasts, checkpoints, policies.
 
     with stoker.load() as session:
-        ask = facts_of(session, {recipe.key})            hot libraries, loads and calls of these contexts, from now on
+        ask = facts_of(session, {recipe.key})            facts of these contexts, from now on
         future = verify(claims)
         with observe(session) as observer:               status and calls, from any thread
             print(observer.calls(limit=100, only=None).calls)
-        call = sent_call(future)                         the call, with its progress and forecast
+        call = sent_call(future)
         print(call and call.progress, call and call.forecast)
 
-Times are seconds. A manager that does not answer in time raises SessionError.
+Times are seconds. If a manager does not answer in time, SessionError is raised.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
+from stoker.manager.cli.following import FollowedSession
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.new_sessions import KeptSession, kept_session
 from stoker.manager.live.clock import Clock
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WRITTEN_EVERY_S", "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts",
-    "ContextStatus", "Features", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer",
-    "ServedModelFigures", "Session", "Status", "StokerApp", "checkpoint_of", "context_facts", "facts_of",
+    "ContextStatus", "Features", "FollowedSession", "GatewayNote", "KeptSession", "ListedCall", "ListedState",
+    "Observer", "ServedModelFigures", "Session", "Status", "StokerApp", "checkpoint_of", "context_facts", "facts_of",
     "honoured_by", "joined_session", "journal_trouble", "kept_session", "observe", "policy_of", "remove_gateway_note",
     "sent_call", "write_gateway_note",
 ]  # fmt: skip
@@ -57,11 +58,11 @@ _HOME = {
     "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
-"""Names whose modules import Parsl: each is resolved on first use."""
+"""Names whose modules import Parsl. Each is imported on first use."""
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
-    """Figures of one moment, summed over some contexts. Seconds are device time."""
+    """Figures summed over some contexts. Seconds are device time."""
 
     names: tuple[str, ...] = ()
     hot: int = 0
@@ -83,17 +84,17 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
     @property
     def found_hot(self) -> int:
-        """The number of calls that needed no load."""
+        """Number of calls that needed no load."""
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Subtract earlier facts: a joined session may have done much.
+        """Subtract earlier facts.
 
         Args:
             before: The earlier facts.
 
         Returns:
-            Facts whose counts began at `before`.
+            The difference.
         """
         return msgspec.structs.replace(
             self,
@@ -142,10 +143,10 @@ def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFac
 
     Args:
         session: A loaded session.
-        keys: Recipe keys of the contexts.
+        keys: Recipe keys.
 
     Raises:
-        SessionError: The manager does not answer; the returned function raises it, too.
+        SessionError: The manager does not answer; also raised by the function.
     """
     before = context_facts(session.status(), keys=keys)
     return lambda: context_facts(session.status(), keys=keys).since(before)
@@ -161,13 +162,13 @@ def observe(session: Session) -> Observer:
         A context manager with `status()` and `calls(...)`.
 
     Raises:
-        SessionError: The session is over or cannot be reached.
+        SessionError: The session cannot be reached.
     """
     return Observer(SessionFolder(session.folder))
 
 
 def policy_of(session: Session) -> str:
-    """Return the names of the session's policies; empty for the default ones.
+    """Return the names of the session's policies, or an empty text for the default.
 
     Args:
         session: A loaded session.
@@ -189,8 +190,7 @@ def honoured_by(session: Session) -> frozenset[str] | None:
 
 
 def journal_trouble(status: Status) -> str:
-    """Return why the session currently takes no calls and returns no results (its journal cannot be written); else
-    empty.
+    """Return why the journal cannot be written (this delays calls and results), or an empty text.
 
     Args:
         status: The session's status.
@@ -199,12 +199,12 @@ def journal_trouble(status: Status) -> str:
 
 
 def joined_session() -> str:
-    """Return the session that `stoker run --session` or the environment names; empty if none."""
+    """Return the session that `stoker run --session` or the environment names, or an empty text."""
     return os.environ.get(JOINS, "")
 
 
 def sent_call(future: AppCallFuture) -> CallFuture | None:
-    """Return the call of an app's future, with its `progress` and `forecast`. None until Parsl has submitted it.
+    """Return the call of an app's future, or None until Parsl has submitted it.
 
     Args:
         future: The app's future.
@@ -220,7 +220,7 @@ def checkpoint_of(progress: CallProgress | None) -> Any:
         progress: The call's last report.
 
     Returns:
-        The state; None without one.
+        The state, or None.
     """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 

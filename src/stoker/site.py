@@ -1,8 +1,7 @@
-"""The values in a site file. `stoker.config` reads files into them and explains errors.
+"""The values in a site file. `stoker.config` reads files into these structs.
 
-A site is one way to get machines: a batch system, a part of it, the resources of a job, and a pilot's use of them. A
-session may use several (`sites`). Each struct checks itself; the message of a failed check begins with the name of the
-wrong setting.
+A site is one way to get machines: a batch system, the resources of a job, and how a pilot uses them. Each struct checks
+itself; an error's message begins with the name of the setting.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from stoker.site_options import asks_for_array, refuse_control_characters, tasks
 
 
 class Size(int):
-    """Bytes; in a site file a number with a unit, as `"4 GB"`."""
+    """Bytes; in a site file with a unit, as `"4 GB"`."""
 
 
 class Duration(float):
-    """Seconds; in a site file a number with a unit, as `"90 s"`."""
+    """Seconds; in a site file with a unit, as `"90 s"`."""
 
 
 class Engine(enum.Enum):
@@ -48,7 +47,7 @@ class ProviderKind(enum.Enum):
 
     @property
     def title(self) -> str:
-        """The system's name for people."""
+        """The system's name for users."""
         names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
         names[ProviderKind.LSF] = "LSF"
         return names.get(self) or self.value.replace("_", " ").title()
@@ -64,10 +63,10 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Policies that shipped once, and their place in a clone of Stoker's repository."""
+"""Policies that no longer ship, and their place in Stoker's repository."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""A class of a module or a Python file (`docs/policies.md`)."""
+"""A class in a module or a Python file (`docs/policies.md`)."""
 
 
 class ProvisioningName(enum.Enum):
@@ -78,9 +77,9 @@ class ProvisioningName(enum.Enum):
     OPPORTUNISTIC = "opportunistic"
     """Run up to `max_blocks`, and keep `keep_pending` in the queue."""
     DEMAND = "demand"
-    """Submit as many as the waiting calls need to finish within `finish_within`."""
+    """Submit as many blocks as the waiting calls need to finish within `finish_within`."""
     FIXED = "fixed"
-    """Keep `init_blocks` running: replace lost ones."""
+    """Keep `init_blocks` running: replace lost blocks."""
     ONCE = "once"
     """Submit `init_blocks` once."""
 
@@ -89,7 +88,7 @@ class EnvironmentKind(enum.Enum):
     SHARED = "shared"
     """The pilot sees this environment at the same path."""
     PACKED = "packed"
-    """It gets this environment as an archive, from the session or another pilot."""
+    """The pilot gets this environment as an archive, from the session or another pilot."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -114,7 +113,16 @@ _ONLY = {
     "cores": _BATCH,
     "memory": _BATCH,
 }
-"""Settings for some kinds only."""
+"""Settings that only some kinds accept."""
+EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
+"""Batch systems whose jobs Stoker keeps off nodes that failed."""
+
+
+def cannot_exclude(kind: ProviderKind) -> str:
+    """Say what a batch system does not do."""
+    return f"{kind.title} jobs are not kept off nodes that failed: a new block may start on such a node again"
+
+
 _NO_ARRAYS = frozenset({ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE})
 _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES})
 
@@ -122,11 +130,11 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The batch system that starts pilots, and the resources of one block (one job).
 
-    `gpus` per node: `"2"`, or with a type `"a10:2"`. `cores`, `memory` per node: 0 leaves them to the site. `options`
-    go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array. Names, folders
-    and output of jobs are set by Stoker (`site_options`). `poll_s`: between two queries, more in a session with many;
-    with 10 s at most 40 requests at once and 4 per minute. `listing_lag_s`: how long listings may lack an existing job.
-    `price`: of a device-hour (0 = unknown).
+    `gpus`, `cores`, `memory_bytes`: per node. GPUs are `"2"`, or `"a10:2"` with a type; 0 cores or bytes: the site's
+    default. `options`: lines for the head of the submit script; with Slurm's `--array` a block is the whole array.
+    `site_options` lists refused options. `poll_s`: usual time between two queries. `listing_lag_s`: how long a listing
+    may lack an existing job. `price`: of a device-hour (0: unknown). `exclude_nodes`: most nodes kept free of blocks
+    because their devices failed (0: none); `probe_nodes_s`: time between two probes of such a node.
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -150,6 +158,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     poll_s: Duration = msgspec.field(default=Duration(10.0), name="poll")
     price: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.0
     listing_lag_s: Duration = msgspec.field(default=Duration(60.0), name="listing_lag")
+    exclude_nodes: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 4
+    probe_nodes_s: Duration = msgspec.field(default=Duration(3600.0), name="probe_nodes")
 
     def __post_init__(self) -> None:
         refuse_control_characters(self, of_several_lines=("worker_init",))
@@ -171,12 +181,14 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("poll must be between 0.2 s and 1 h")
         if not 1 <= self.listing_lag_s <= 3600:
             raise ValueError("listing_lag must be between 1 s and 1 h")
+        if not 1 <= self.probe_nodes_s <= 7 * 86400:
+            raise ValueError("probe_nodes must be between 1 s and 7 d")
         for line in self.options:
             if self.kind in _NO_ARRAYS and asks_for_array(line):
                 raise ValueError(
                     f"options has {line}: a block of {self.kind.value} is no array; raise max_blocks instead"
                 )
-            if why := site_options.own_option(self.kind.value, line):
+            if why := site_options.why_option_refused(self.kind.value, line):
                 raise ValueError(f"options has {line}: {why}")
         line, why = site_options.own_option_in_worker_init(self.kind.value, self.worker_init)
         if why:
@@ -184,17 +196,17 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pilots(self) -> int:
-        """One per node, for each task of an array."""
+        """Pilots per block: one per node and task of an array."""
         return self.nodes * (tasks_at_once(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
     def gpu_count(self) -> int:
-        """Per node."""
+        """GPUs per node."""
         return int(self.gpus.rpartition(":")[2] or 0)
 
     @property
     def gpu_type(self) -> str:
-        """Empty = any."""
+        """Type of GPU; empty: any."""
         return self.gpus.rpartition(":")[0]
 
 
@@ -206,9 +218,9 @@ GPU_CORES = 2
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node that a pilot uses, and the number of blocks.
 
-    `probe`: "auto" (our own, on GPUs), "never", or a program of the site, which gets the device's name.
-    `probe_every_s`: for a device without a context; 0 = only at the pilot's start. `gpu_cores`: kept for each GPU if
-    the other cores are devices (`mixed`).
+    `probe`: "auto" (our own, on GPUs), "never", or the path of a program, which gets the device's name.
+    `probe_every_s`: for a device without a context (0: only at the pilot's start). `gpu_cores`: reserved for each GPU
+    if `mixed`.
     """
 
     devices: Devices = "auto"
@@ -224,12 +236,12 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mixed(self) -> bool:
-        """True if a pilot offers its GPUs and its spare cores."""
+        """True if a pilot offers GPUs and spare cores."""
         return self.devices.startswith("gpu+")
 
     @property
     def cpu_count(self) -> int:
-        """CPU devices of a pilot without GPUs; 0 = unknown until it joins."""
+        """CPU devices of a pilot without GPUs; 0: unknown."""
         return int(self.devices[4:]) if self.devices.startswith("cpu:") else 0
 
     def __post_init__(self) -> None:
@@ -252,9 +264,9 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address of the manager, and its timeouts.
 
-    `interface`: the name (`ib0`) or address of the network that compute nodes reach; empty: only this machine for local
-    pilots, else the network of this host's name. `sync`: results survive a crash of the manager's host, which waits for
-    its disk before it sends them; None: True for a session of `stoker up`.
+    `interface`: the name (`ib0`) or address of the network that compute nodes reach. If empty, local pilots use this
+    machine only, other pilots the network of this host's name. `sync`: True if results wait for the manager's disk and
+    so survive a crash of its host (None: True with `stoker up`).
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -277,7 +289,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
-        """The lowest and the highest port of `ports`."""
+        """The lowest and the highest port."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 
@@ -285,9 +297,9 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policies of a session, and the settings of provisioning.
 
-    `name` decides at every seam, except where `dispatch` or `residency` is given. `keep_pending`: blocks in the queue
-    while there is work (opportunistic). `idle_s`: a block is released after its pilots were idle this long (0:
-    `let_go_after_s`). `finish_within_s`: the time in which waiting calls should finish (demand).
+    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `keep_pending`: queued blocks while
+    calls wait (opportunistic). `idle_s`: idle time after which a block is released (0: see `idle_release_s`).
+    `finish_within_s`: time in which waiting calls should finish (demand).
     """
 
     name: str = "default"
@@ -304,17 +316,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if value or setting == "name":
                 check_policy_name(value, setting=setting)
 
-    def let_go_after_s(self, *, kept: bool) -> float:
-        """Return the seconds for which an idle block is kept.
+    def idle_release_s(self, *, kept: bool) -> float:
+        """Return the seconds after which an idle block is released.
 
         Args:
-            kept: The session outlives programs, so a block waits hot for the next one.
+            kept: True if the session outlives programs.
         """
         return float(self.idle_s) or (1800.0 if kept else 120.0)
 
 
 def check_policy_name(name: str, *, setting: str) -> None:
-    """Raise ValueError unless this is a shipped policy or has the form of a user's own."""
+    """Raise ValueError unless the name is a shipped policy or has the form of a user's policy."""
     if name in POLICY_NAMES or OWN_POLICY.fullmatch(name):
         return
     if ":" in name:
@@ -323,7 +335,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def why_no_policy(name: str) -> str:
-    """Return why no shipped policy has this name, and what to write instead: the rest of a sentence."""
+    """Return the rest of a sentence: why no shipped policy has this name, and advice."""
     if name in BASELINES:
         return (
             "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
@@ -331,11 +343,11 @@ def why_no_policy(name: str) -> str:
         )
     close = difflib.get_close_matches(name, POLICY_NAMES, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(POLICY_NAMES)}"
-    return f'is no policy; {hint} (one of your own: "module:Class" or "path.py:Class")'
+    return f'is not a policy; {hint} (a policy of your own: "module:Class" or "path.py:Class")'
 
 
 def policy_file(name: str) -> str:
-    """Return the file of a user's policy given by path, or an empty text."""
+    """Return the file of a user's policy, or an empty text."""
     own = OWN_POLICY.fullmatch(name)
     return own["place"] if own is not None and own["place"].endswith(".py") else ""
 
@@ -346,8 +358,7 @@ def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`python`: the interpreter on compute nodes; if empty, this program's (`shared`) or the one in the archive
-    (`packed`)."""
+    """`python`: Python on compute nodes; empty: this program's, or the archive's."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -359,7 +370,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A language model that reads sources if the advisor's rules find nothing. Without `url` no source leaves this
     machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the environment variable
-    with its key. `time_limit_s`, `tokens`: for reading one function."""
+    with its key. `time_limit_s`, `tokens`: per function.
+    """
 
     url: str = ""
     model: str = ""
@@ -372,7 +384,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f'url = "{self.url}" must begin with http:// or https://')
         if self.url and not self.model:
-            raise ValueError("model is missing: which model should the endpoint answer with?")
+            raise ValueError("model is missing; name the model with which the endpoint answers")
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -410,5 +422,5 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_local(self) -> bool:
-        """True if pilots are processes of this machine. TaskVine's one pilot is, wherever its workers run."""
+        """True if pilots are processes of this machine, as TaskVine's one pilot is."""
         return self.provider.kind is ProviderKind.LOCAL or self.engine is Engine.TASKVINE

@@ -1,8 +1,8 @@
-"""Checks of a site's `options` and texts: options that Stoker sets itself, job arrays, control characters.
+"""Check a site's `options` and texts: options that Stoker sets itself, job arrays, control characters.
 
-Stoker finds a job whose submission got no answer by its name and folder, reads its end from its output, and takes its
-id from the answer of the submit command. A site file that changes one of these hides its jobs, and they would be
-submitted again and again. So `options` and `worker_init` may not set them.
+Stoker finds a job by its name and folder if its submission got no answer. It reads the job's end from its output, and
+its id from the submit command's answer. If a site file changed these, Stoker would lose jobs and submit them
+repeatedly.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Options without a value: others may follow in the same word."""
+"""Options without a value. Other options may follow in the same word."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -52,7 +52,7 @@ _WORDS = {
     },
 }  # fmt: skip
 _LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
-"""LSF takes a value in the same word, as in `-Jname`. The last four are other options with the same start."""
+"""LSF accepts a value in the same word, as in `-Jname`. The last four are other options with the same start."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
@@ -61,8 +61,8 @@ _CONDOR = {
 _CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
 
 
-def own_option(kind: str, line: str) -> str:
-    """Return why a line of `options` is refused; empty if it is allowed."""
+def why_option_refused(kind: str, line: str) -> str:
+    """Return why a line of `options` is refused, or an empty text."""
     if kind == "condor":
         key = _CONDOR_KEY.match(line)
         return _said(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
@@ -76,18 +76,43 @@ def own_option(kind: str, line: str) -> str:
 
 
 def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
-    """Return the first line of `worker_init` with an option that Stoker sets itself, and why it is refused. Slurm and
-    PBS read such lines only before the first command."""
+    """Return the first line of `worker_init` with such an option, and why it is refused. Slurm and PBS ignore options
+    after the first command.
+    """
     for line in text.splitlines() if kind in MARKS else ():
-        if line.startswith(MARKS[kind]) and (why := own_option(kind, line)):
+        if line.startswith(MARKS[kind]) and (why := why_option_refused(kind, line)):
             return line, why
         if kind in _FLAGS and line.strip() and not line.startswith("#"):
             break
     return "", ""
 
 
+def split_worker_init(kind: str, text: str) -> tuple[tuple[str, ...], str]:
+    """Return the lines at the start of `worker_init` that are options, and the text without them."""
+    lines = text.splitlines(keepends=True)
+    first = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    options = [line for line in lines[:first] if line.startswith(MARKS[kind])]
+    rest = [line for line in lines[:first] if not line.startswith(MARKS[kind])]
+    return tuple(line.strip() for line in options), "".join((*rest, *lines[first:]))
+
+
+def slurm_excludes(options: Iterable[str]) -> str:
+    """Return the value of the last `--exclude` or `-x`; empty without one."""
+    value = ""
+    for line in options:
+        if line.startswith("#") and not line.startswith(MARKS["slurm"]):
+            continue
+        words = _words(line.removeprefix(MARKS["slurm"]))
+        for number, word in enumerate(words):
+            name, sign, given = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+            # sbatch accepts the beginning of a name as the name; shorter ones could be --exclusive.
+            if name == "-x" or (len(name) > len("--exclu") and "--exclude".startswith(name)):
+                value = given if sign else "".join(words[number + 1 : number + 2])
+    return value
+
+
 def _said(option: str, why: str) -> str:
-    return f"{option} is not for a site file: {why}; take it away"
+    return f"{option} is not for a site file: {why}; remove it"
 
 
 def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
@@ -101,7 +126,7 @@ def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             continue
         if kind == "slurm" and word.startswith("--"):
             name = word[2:].partition("=")[0]
-            # As sbatch does, take the beginning of a name for the name.
+            # sbatch accepts the beginning of a name as the name.
             yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
         elif word.startswith("-"):
             yield from _letters(kind, word)
@@ -110,12 +135,12 @@ def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _lsf_option(word: str) -> str:
-    """The option at the start of a word if it takes its value there; else the word."""
+    """Return the option at the start of a word with a value; else the word."""
     return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
 def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """In a word of one-letter options: `-J`, `-Jname`, `-HJname`."""
+    """Find options in `-J`, `-Jname`, `-HJname`."""
     own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
     for letter in word[1:]:
         if letter in own:
@@ -137,7 +162,7 @@ def _words(line: str) -> list[str]:
         return line.split()
 
 
-# ---- job arrays: with `--array=0-3` a block of Slurm is four jobs, each with pilots
+# ---- job arrays: with Slurm's `--array=0-3` a block is four jobs, each with pilots
 
 
 _SLURM_ARRAY = re.compile(r"(?:^|\s)(?:--array(?:=|\s+)|-a\s*=?)([\d,:%-]+)")
@@ -147,8 +172,7 @@ _OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
 
 
 def tasks_at_once(options: Sequence[str]) -> int:
-    """Return how many tasks of an array may run at once; 1 without a readable array. Of several `--array` the last one
-    counts."""
+    """Return how many tasks of an array may run at once; 1 without an array. The last `--array` counts."""
     given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
     if not given:
         return 1
@@ -158,12 +182,12 @@ def tasks_at_once(options: Sequence[str]) -> int:
 
 
 def asks_for_array(option: str) -> bool:
-    """True if a line of PBS, LSF or Grid Engine makes a job an array."""
+    """True if an option of PBS, LSF or Grid Engine makes a job an array."""
     return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
 
 
 def _array_tasks(part: str) -> int:
-    """Tasks of `3`, `0-3` or `0-15:4`."""
+    """Count the tasks of `3`, `0-3` or `0-15:4`."""
     found = _ARRAY_INDICES.fullmatch(part)
     if found is None:
         return 0
@@ -171,16 +195,17 @@ def _array_tasks(part: str) -> int:
     return max(0, last - first) // max(1, step) + 1
 
 
-# ---- control characters: a line break in a text would start a line of a script
+# ---- control characters: a line break would start a new line of a script
 
 
 _LINE_ENDS = ("\u2028", "\u2029")
-"""Line separators of Unicode, which some readers take for line breaks."""
+"""Line separators of Unicode, which some programs treat as line breaks."""
 
 
 def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
     """Raise ValueError if a text of a struct has a control character. Settings in `of_several_lines` may have line
-    breaks and tabs."""
+    breaks and tabs.
+    """
     several = frozenset(of_several_lines)
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
@@ -189,9 +214,9 @@ def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] 
             found = next((each for each in text if is_control_character(each) and each not in allowed), "")
             if found:
                 what = "a line break" if found in "\r\n" else f"the control character U+{ord(found):04X}"
-                raise ValueError(f"{name} = {text!r} has {what} in it; take it out")
+                raise ValueError(f"{name} = {text!r} has {what} in it; remove it")
 
 
 def is_control_character(character: str) -> bool:
-    """Also separators of lines and paragraphs, and halves of surrogate pairs."""
+    """True for control characters, line and paragraph separators, and halves of surrogate pairs."""
     return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

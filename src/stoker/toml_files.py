@@ -1,10 +1,10 @@
-"""TOML files of a program's own, whose errors name the file, the line, the setting and the nearest one that exists.
+"""A program's own TOML files. Errors name the file, the line, the setting and the nearest valid setting.
 
     data = parse_toml(path.read_text(), file=str(path))
     refuse_unknown(data, ["model", "prompts"], file=path, where="top")
     settings = read_struct(path.read_text(), MySettings, file=str(path))
 
-All raise ConfigError, with the facts `file`, `line` and `key` where they are known.
+All raise ConfigError, with `file`, `line` and `key` if known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.config import read_unit
 from stoker.config_errors import did_you_mean, line_of, parse_toml, read_toml
 from stoker.errors import ConfigError
 
-__all__ = ["nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"]
+__all__ = ["nearest", "parse_toml", "read_struct", "refuse_unknown", "setting_error"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -30,7 +30,7 @@ def read_struct(text: str, shape: type[S], *, file: str) -> S:
     Args:
         text: TOML; sizes and times (`stoker.config.Size`, `Duration`) have units.
         shape: The Struct's class.
-        file: Name of the file, for errors.
+        file: The file's name, for errors.
 
     Returns:
         The Struct.
@@ -41,7 +41,7 @@ def read_struct(text: str, shape: type[S], *, file: str) -> S:
     return read_toml(text, shape, file=file, shapes={}, read=read_unit, data=parse_toml(text, file=file))
 
 
-def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigError:
+def setting_error(problem: str, *path: str, text: str, file: str) -> ConfigError:
     """Return the error about a setting, with its line.
 
     Args:
@@ -56,11 +56,11 @@ def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigErro
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean plain?`, or the list of known names if none is near.
+    """Return `; did you mean plain?`, or the list of known names.
 
     Args:
         name: The unknown name.
-        known: The known ones.
+        known: The known names.
     """
     names = list(known)
     hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}" if names else "")
@@ -68,13 +68,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, file: Path, where: str) -> None:
-    """Raise ConfigError for the first unknown key of a table, with the nearest known one.
+    """Raise ConfigError for the first unknown key of a table.
 
     Args:
         table: Values by key.
         known: The known keys.
-        file: The file, for the error.
-        where: Name of the table, for the error.
+        file: The file.
+        where: The table's name, for the error.
     """
     names = list(known)
     for key in table:

@@ -1,9 +1,8 @@
 """Tracebacks of a user's errors without the frames of Stoker.
 
-An error of a call, or of Stoker about an option, passes through functions of Stoker and Parsl on its way to the user's
-line. These frames tell the user nothing. After `hide_own_frames`, Python's hook for uncaught errors and a notebook show
-only the user's frames. An unexpected exception in Stoker is a fault of Stoker, and its traceback stays whole. So does
-`error.__traceback__` of an error that the program catches.
+An error of a call passes through functions of Stoker and Parsl, which tell the user nothing. After `hide_own_frames`,
+Python's hook for uncaught errors and notebooks show only the user's frames. The traceback of an unexpected exception in
+Stoker stays complete, and so does `error.__traceback__` of an error that the program catches.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def hide_own_frames() -> None:
         sys.excepthook = _Hook(sys.excepthook)
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
     shell = get_shell() if get_shell is not None else None
-    if shell is not None and not shell.custom_exceptions:  # else the user has a handler of their own
+    if shell is not None and not shell.custom_exceptions:  # keep a user's own handler
         shell.set_custom_exc((Exception,), _in_notebook)
 
 
@@ -51,7 +50,7 @@ def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_off
 
 
 def lines_of_user_code(error: BaseException) -> list[str]:
-    """Return the lines of a traceback from its first frame outside Stoker on, if any."""
+    """Return the lines of a traceback, starting at its first frame outside Stoker."""
     frames = list(traceback.walk_tb(error.__traceback__))
     begins = [
         at for at, (frame, _) in enumerate(frames) if not frame.f_globals.get("__name__", "").startswith(_PACKAGE)
@@ -81,7 +80,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """True if the error tells the user what to do, or was raised outside Stoker."""
+    """True if the error is meant for the user, or was raised outside Stoker."""
     notes = getattr(error, "__notes__", ())
     if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
         return True
@@ -94,7 +93,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return kept if frames else trace  # a program of Stoker's own
+    return kept if frames else trace  # keep the frames of Stoker's own programs
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
@@ -117,5 +116,5 @@ def _file_of(trace: TracebackType) -> str:
     name = trace.tb_frame.f_code.co_filename
     try:
         return os.path.abspath(name)
-    except OSError:  # the working folder is gone
+    except OSError:  # the working folder has been removed
         return name

@@ -1,8 +1,7 @@
-"""Sizes and times as people write them (`"4 GB"`, `"90 s"`, `"1h30m"`), and back again as text for people.
+"""Sizes and times in text (`"4 GB"`, `"90 s"`, `"1h30m"`): parse and format them.
 
-Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, also as a number of Python:
-users who write `memory=16` mean GB. A text with a duration needs one too; a number of Python is a duration in seconds.
-Zero needs no unit. The constants `MOST_...` bound what an option or a message may say.
+Prefixes are decimal or binary (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, even as a Python number, because users
+who write `memory=16` mean GB. A duration in text needs a unit; a Python number is seconds. Zero needs no unit.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_OF = {"duration": ("h", "min"), "size": (" GB", " MB"), "rate": (" GB/s", " Gbit/s")}
-_SURELY_BYTES = 1e7  # no machine has ten million MB
+_SURELY_BYTES = 1e7  # a larger number means bytes: no machine has ten million MB
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*/\s*s")
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """Return the size in bytes of `"4 GB"` or `"512MiB"`.
+    """Return the bytes of `"4 GB"` or `"512MiB"`.
 
     Args:
-        text: A size; only zero may lack its unit.
+        text: A size.
 
     Raises:
-        UnitError: Anything else, such as a bare number or a negative size.
+        UnitError: The size is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
@@ -53,10 +52,10 @@ def parse_rate(text: str | int | float) -> float:
     """Return the bytes per second of `"1.2 GB/s"`, `"10 Gbit/s"` or `"unlimited"`.
 
     Args:
-        text: A rate; only zero may lack its unit.
+        text: A rate.
 
     Raises:
-        UnitError: Anything else, such as a bare number or a negative rate.
+        UnitError: The rate is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not 0 <= text < math.inf:
@@ -78,10 +77,10 @@ def parse_seconds(text: str | int | float) -> float:
     """Return the seconds of `"90 s"`, `"1h30m"`, `"2 min"` or a plain number.
 
     Args:
-        text: A time; a text needs units.
+        text: A duration.
 
     Raises:
-        UnitError: Anything else, also if negative.
+        UnitError: The duration is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
@@ -121,7 +120,6 @@ def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError
 
 
 def _plain(number: float) -> str:
-    """Return a number without an exponent: 8e9 is 8000000000."""
     return str(int(number)) if number == int(number) else str(number)
 
 
@@ -179,8 +177,7 @@ def forecast_tolerance_s(left_s: float) -> float:
 
 
 def show_margin(margin_s: float, *, left_s: float) -> str:
-    """Return how an expected end compares with its deadline: `in time by 1 min`, `late by 2 h`, or `about in time`
-    within the tolerance.
+    """Return how an expected end compares with its deadline: `in time by 1 min`, `late by 2 h`, or `about in time`.
 
     Args:
         margin_s: Seconds from the end to the deadline; negative if late.
@@ -201,7 +198,7 @@ def show_line(text: str) -> str:
 
 
 def first_words(text: str) -> str:
-    """Return the first line of a text, and the second one if the first ends with a colon.
+    """Return the first line of a text, with the second if the first ends with a colon.
 
     Args:
         text: The text.
@@ -217,9 +214,9 @@ def first_words(text: str) -> str:
 MOST_S = 1e10
 """The longest time, 300 years."""
 LONGEST_S = 1e9
-"""The longest time an option accepts, 30 years. The time of day plus this is still below MOST_S."""
+"""The longest time for an option, 30 years. The time of day plus this is below MOST_S."""
 MOST_BYTES = 1 << 60
 MOST_NUMBER = 1 << 40
 """The highest number of a library, block, call or frame."""
 MOST_AT_ONCE = 100_000
-"""The most slots of a library, devices of a context, members of a gang."""
+"""The maximum number of slots of a library, devices of a context, or members of a gang."""

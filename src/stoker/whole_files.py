@@ -1,8 +1,7 @@
 """Write files, and append bytes, completely or not at all. Standard library only (for the starter).
 
-A file is written next to its place, under another name, and then renamed: a reader sees the old file or the new one.
-If the disk is full or the writer is interrupted, the draft is removed and the old file stays. A killed writer leaves
-its draft, whose name starts with a dot and ends like the file's own.
+A writer writes a draft in the same folder and renames it: a reader sees the old file or the new file. After an error
+the draft is removed and the old file stays. A killed writer leaves its draft, whose name starts with a dot.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME_CHARACTERS = 200
-"""A draft keeps this much of the file's name: most file systems allow 255 bytes."""
+"""Characters of the file's name in a draft's name: most file systems allow 255 bytes."""
 
 
 @contextmanager
 def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Give the block a path to write, which becomes `path` if the block succeeds. `draft`: use this path, for a file
-    with one writer at a time; a killed writer's draft is then found by name. `sync`: survive a crash of the host.
-    Raises OSError."""
+    """Give the block a path to write, which becomes `path` if the block succeeds. Raises OSError.
+
+    `draft`: a fixed path, if the file has one writer at a time. `sync`: True to survive a crash of the host.
+    """
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
         yield place
@@ -53,8 +53,9 @@ def write_all(file: int, data: bytes | memoryview) -> None:
 
 
 def append_whole(file: int, data: bytes, *, at: int) -> None:
-    """Append at the byte `at`, the end of a file with one writer. Raises OSError after cutting the file back to `at`,
-    if possible."""
+    """Append at the byte `at`, the end of a file with one writer. Raises OSError after truncating the file to `at`, if
+    possible.
+    """
     try:
         write_all(file, data)
     except OSError:
@@ -72,7 +73,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in it survive a crash of the host, where its file system can."""
+    """Make the folder's names survive a crash of the host, if possible."""
     with suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""A language model's endpoint on loopback with scripted answers."""
+"""An HTTP endpoint of a language model with scripted answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = Callable[[dict[str, Any], int], Any]
 
 
 DRIP = object()
-"""An answer of one byte at a time without an end."""
+"""An answer that sends one byte at a time and never ends."""
 
 
 class FakeEndpoint(ThreadingHTTPServer):

@@ -1,5 +1,3 @@
-"""Answers of the advisor, from sources, history and a language model."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -28,7 +26,7 @@ from stoker.manager.core.events import (
     PaceAdvice,
     VerdictAdvice,
 )
-from stoker.manager.executor.session_files import SourceShelf
+from stoker.manager.executor.session_files import ProgramSources
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.protocol.session import SessionFolder, source_file
 
@@ -66,7 +64,7 @@ Program = Callable[..., tuple[Recipe, str]]
 
 @pytest.fixture
 def program(session: SessionFolder, tmp_path: Path) -> Program:
-    """A program that has left its sources: its recipe and the key of its function."""
+    """Return a program with recorded sources: its recipe and function key."""
 
     def run(name: str, *, comment: str = "The model.", batch: int = 8, model: str = "bert-base") -> tuple[Recipe, str]:
         file = tmp_path / f"{name}.py"
@@ -74,11 +72,11 @@ def program(session: SessionFolder, tmp_path: Path) -> Program:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        # Its import is missing, and may be: its source is read, not run.
+        # The import is missing on purpose: the advisor reads the source and does not run it.
         text = file.read_text().replace("import torch\nfrom transformers import AutoModel\n", "AutoModel = None\n\n")
         exec(compile(text, str(file), "exec"), module.__dict__)
         recipe = RecipeFactory(module.load, {})(model)
-        SourceShelf(session.sources).leave(f"key-{name}", module.score, recipe)
+        ProgramSources(session.sources).leave(f"key-{name}", module.score, recipe)
         return recipe, f"key-{name}"
 
     return run
@@ -110,7 +108,8 @@ def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: P
     loads, runs = ask_context(advisor, after), ask_function(advisor, edited, after)
     assert loads.source == runs.source == SIMILAR
     assert loads.advice.by_kind["cpu"].load_s == pytest.approx(40.0, rel=0.3)
-    assert loads.advice.by_kind["cpu"].peak_bytes >= 5_000_000  # the same source with the same arguments
+    # the facts of the earlier program with the same source and arguments
+    assert loads.advice.by_kind["cpu"].peak_bytes >= 5_000_000
     assert runs.advice.by_kind["cpu"].run_s == pytest.approx(3.0, rel=0.3)
 
 
@@ -159,7 +158,7 @@ def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Progra
 
 
 def test_program_leaves_text_once_and_a_bounded_number_of_functions(session: SessionFolder):
-    shelf = SourceShelf(session.sources)
+    shelf = ProgramSources(session.sources)
     for number in range(300):
         shelf.leave(f"k{number}", test_a_damaged_history_is_begun_anew, BARE)
     assert len(list(session.sources.glob("*.json"))) == 200
@@ -169,7 +168,7 @@ def test_program_leaves_text_once_and_a_bounded_number_of_functions(session: Ses
 def test_functions_without_a_text_leave_nothing(session: SessionFolder):
     namespace: dict[str, Any] = {}
     exec("def made(x): return x", namespace)
-    shelf = SourceShelf(session.sources)
+    shelf = ProgramSources(session.sources)
     for function in (namespace["made"], len, time.sleep):
         shelf.leave("k", function, BARE)
     assert not session.sources.exists() or not list(session.sources.iterdir())
@@ -196,7 +195,7 @@ def test_failure_is_judged_by_its_part_of_the_log_and_its_exception(session: Ses
 def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFolder, tmp_path: Path):
     log = tmp_path / "lib-1.log"
     with log.open("wb") as file:
-        file.truncate(100_000_000)  # one line, of NULs
+        file.truncate(100_000_000)  # one line of 100 MB of NULs
     began = time.process_time()
     about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
     answer = Advisor(session).answer(
@@ -257,10 +256,10 @@ def test_hanging_language_model_costs_only_its_time_limit(
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
     advisor = Advisor(session, model=model_of(session))
-    assert ask_context(advisor, recipe) is None  # nothing is in history
+    assert ask_context(advisor, recipe) is None  # the history has no similar program
     facts = advisor._facts_of(recipe.key)
     assert facts.known_facts()
-    assert any("no help" in note for note in facts.notes)
+    assert any("could not be used" in note for note in facts.notes)
 
 
 def test_without_a_url_no_model_is_asked(session: SessionFolder):

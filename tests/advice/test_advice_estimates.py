@@ -1,5 +1,3 @@
-"""Estimates for recipes without measurements."""
-
 from __future__ import annotations
 
 import math
@@ -104,7 +102,7 @@ def test_an_edited_comment_or_a_renamed_variable_forgets_nothing(world: World, e
     one = world.estimator.estimate("cpu", function=function_facts(text=edited, **{name: 10}))
     assert one.run_s.median == pytest.approx(3.03, rel=0.01)
     assert one.run_s.recipes == 1
-    assert one.run_s.log_sd < 0.05, "it is the same source: the spread is that of its own measurements"
+    assert one.run_s.log_sd < 0.05, "the same source: the spread comes from its own measurements"
     assert one.from_runs[0].similarity == 1.0
 
 
@@ -150,10 +148,12 @@ def test_empty_tables_and_texts():
     assert terms_of_text("") == {}
 
 
-def test_effects_are_fitted_and_begin_with_what_is_usual():
+def test_fitted_effects_start_from_the_prior_exponents():
     samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
     effects = fit_effects(samples, {"n": 64.0}, width=0.2)
-    assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), "twice the number, four times the time"
+    assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), (
+        "twice the number takes four times the time"
+    )
     assert fit_effects(samples[:2], {"n": 64.0}, width=0.2) is None
     assert usual_exponent("steps", {}) == 0.9
     assert usual_exponent("batch_size", {"items": 1.0}) == 0.0 != usual_exponent("batch_size", {})

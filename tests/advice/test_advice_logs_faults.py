@@ -1,4 +1,4 @@
-"""Whose fault a failure is, with the lines that prove it."""
+"""The cause of a failure, and the log lines that prove it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The first lines of a log that matter."""
-
 from __future__ import annotations
 
 import tracemalloc

@@ -1,5 +1,3 @@
-"""One printed line and its metrics."""
-
 from __future__ import annotations
 
 from math import isnan

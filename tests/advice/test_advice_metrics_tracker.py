@@ -1,5 +1,3 @@
-"""Progress by the newest lines of a log."""
-
 from __future__ import annotations
 
 import os

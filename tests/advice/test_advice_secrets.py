@@ -1,5 +1,3 @@
-"""Secrets are masked; texts that only look like secrets are not."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""The optional language model: its answers must match the source."""
+"""Answers of the optional language model must match the source."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_uses_its_tools_and_fills_what_is_open(endpoint: FakeEndpoint, folder
     assert before.items is None
     assert (after.data.value, after.data.where) == ("wiki-small", "registry.py:1")
     assert (after.items.value, after.items.where) == (4096, "train.py:2")
-    assert after.batch_size == before.batch_size, "what the extractor is sure of stands"
+    assert after.batch_size == before.batch_size, "certain facts of the extractor are kept"
     assert "items" not in after.absent
     tree, text = (endpoint.asked[number]["messages"][-1]["content"] for number in (1, 2))
     assert tree == "Observation: registry.py\ntrain.py"
@@ -115,7 +115,7 @@ def test_whatever_the_endpoint_does_the_facts_stand(endpoint: FakeEndpoint, fold
     misbehave, why = ENDPOINTS[name]
     misbehave(endpoint)
     start = time.monotonic()
-    limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping one has begun to answer before its limit
+    limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping endpoint begins to answer before its limit
     before, after = asked(endpoint, folder, time_limit_s=limit_s)
     assert without_notes(after) == without_notes(before)
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
@@ -127,7 +127,7 @@ def test_an_endpoint_that_is_down(endpoint: FakeEndpoint, folder: Path):
     assert without_notes(after) == without_notes(before)
     assert "ConnectError" in after.notes[-1]
     _, after = asked(endpoint, folder, url="no url at all")
-    assert "was no help" in after.notes[-1]
+    assert "could not be used" in after.notes[-1]
 
 
 def test_a_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):

@@ -1,4 +1,4 @@
-"""The extractor in folders: it follows own modules and config files, and reads nothing outside."""
+"""The extractor follows modules and config files in a folder, and reads nothing outside the folder."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_a_config_named_by_an_option(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "c.json: not taken"),
-        ("[" * 100_000, "c.json: not taken"),
+        ("{", "c.json: not used"),
+        ("[" * 100_000, "c.json: not used"),
         (json.dumps(list(range(10_000))), "more than 5000 values"),
     ],
 )
@@ -190,7 +190,7 @@ def test_bounds_on_files_and_on_depth(tmp_path: Path):
     chain = {f"m{n}.py": f"import m{n + 1}\ndef go(): m{n + 1}.go()\n" for n in range(12)}
     last = {"m12.py": "def go(): f(batch_size=4)\n"}
     folder = project(tmp_path, {"train.py": "import m0\nm0.go()\n", **chain, **last})
-    assert facts_of(folder).batch_size is None, "calls are followed eight deep"
+    assert facts_of(folder).batch_size is None, "calls are followed to a depth of eight"
     assert facts_of(folder, limits=ReadingLimits(depth=20)).batch_size is not None
     found = facts_of(folder, limits=ReadingLimits(depth=20, files=5))
     assert "5 files were read already" in found.absent["batch_size"]

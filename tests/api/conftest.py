@@ -1,4 +1,4 @@
-"""A manager's socket under a test's control for the client's side of the protocol; a private home."""
+"""A manager's socket that the test controls, and a private home."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 @pytest.fixture(autouse=True, scope="session")
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give tests a state folder of their own."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_HOME", str(home))
@@ -61,7 +60,7 @@ def _until() -> Callable[..., Any]:
 
 
 class Router:
-    """The manager's end of one link. `frames`: (sequence, messages) in order of arrival."""
+    """The manager's side of a link. `frames`: (sequence number, messages) in order of arrival."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
@@ -83,7 +82,7 @@ class Router:
         listen_at(self._address, self.socket)
 
     def hang_up(self) -> None:
-        """Break the connection, as a killed manager does. The port stays reserved for `listen`."""
+        """Close the connection but keep the port, as a killed manager does."""
         self.socket.close(0)
 
     def break_connection(self, link: Link) -> None:
@@ -92,7 +91,7 @@ class Router:
         self.frames.clear()
 
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
-        """Return the messages of this type since the last call, after `count` of them have come."""
+        """Wait for `count` messages of this type, and return all since the last call."""
 
         until(lambda: self.read() or len(self.all(wanted)) >= count)
         return self.all(wanted)

@@ -1,5 +1,3 @@
-"""Options of calls; packing of functions and arguments; ends as values and errors."""
-
 from __future__ import annotations
 
 import functools
@@ -71,6 +69,26 @@ def test_a_specification_says_everything_that_it_can():
     assert options.variants == (recipe.key,)
 
 
+def test_an_app_states_its_objectives():
+    objective = stoker.app(ttft="300 ms", tpot=0.05, latency="2 s")(double).specification.wants.options.objective
+    assert (objective.ttft_s, objective.tpot_s, objective.latency_s) == (0.3, 0.05, 2.0)
+
+
+def test_other_options_of_calls_share_the_pickled_function():
+    made = stoker.app(context=recipe, priority=2, cache=True)(double)
+    again = made.with_options(ttft="1 s", features={"input_length": 7})
+    assert again.func is made.func
+    wants, before = again.specification.wants, made.specification.wants
+    assert (wants.options.objective.ttft_s, wants.options.priority, wants.recipe) == (1.0, 2, recipe)
+    assert wants.features == Features(input_length=7)
+    assert (before.options.objective.ttft_s, before.features) == (0.0, None)
+    assert again.with_options(priority=3).specification.wants.options.objective.ttft_s == 1.0
+    with pytest.raises(SpecificationError, match=r"^ttft: 0 "):
+        made.with_options(ttft=0)
+    with pytest.raises(errors.ConfigError, match="has no option tftt; did you mean ttft"):
+        made.with_options(tftt="1 s")
+
+
 def test_a_deadline_counts_from_the_submission():
     def function() -> None: ...
 
@@ -79,9 +97,9 @@ def test_a_deadline_counts_from_the_submission():
     first = prepared.submission(function, wants)
     assert before + 100 <= first.due_at <= time.monotonic() + 100
     assert prepared.submission(function, wants).due_at > first.due_at
-    assert prepared.submission(function, wants, due_at=7.0).due_at == 7.0, "a call that is tried again"
+    assert prepared.submission(function, wants, due_at=7.0).due_at == 7.0, "a retried call"
     assert prepared.submission(function, read_wants({})).due_at is None
-    assert first.options.objective.deadline_at == 0, "only the manager knows its clock"
+    assert first.options.objective.deadline_at == 0, "only the manager uses its clock"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +170,7 @@ def test_a_function_is_pickled_once_and_forgotten_with_it():
     first = cache.blob(local, takes_context=False)
     assert cache.blob(local, takes_context=False) is first
     assert cache.blob(local, takes_context=True).key != first.key
-    assert cache.blob(made(), takes_context=False).key == first.key, "an equal function"
+    assert cache.blob(made(), takes_context=False).key == first.key, "an equal function has the same key"
     assert payloads.loads(first.blob)[0](7) == 7
     preparer = Preparer()
     prepared = preparer.function(local)
@@ -185,7 +203,7 @@ def _key(preparer, function):
         ("scale = iter([1, 2])", "next(scale)"),
         ("def scale(): return 1", "def scale(): return 2"),
         ("def inner(): return 1\ndef scale(): return inner()", "def inner(): return 2"),
-        ("pass", "scale = 3"),  # its first call raised a NameError
+        ("pass", "scale = 3"),  # the first call raised a NameError
         ("class scale: size = 1", "class scale: size = 2"),
         ("scale = 1; import functools; times = functools.partial(max, ['a'])", "times.args[0].append('b')"),
         ("scale = 1; times = type('Made', (), {'rates': [1]})", "times.rates.append(2)"),
@@ -200,7 +218,7 @@ def test_a_function_is_sent_again_if_something_that_it_uses_changed(before, afte
     names = _in_a_namespace(f"def times(x):\n    return x, scale\n{before}\n")
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
-    if "iter(" not in before:  # an iterator is pickled by what is left of it
+    if "iter(" not in before:  # except iterators, whose pickle contains the remaining items
         assert _key(preparer, times) == first
     exec(compile(after, "<cell>", "exec"), names)
     second = _key(preparer, times)
@@ -230,7 +248,7 @@ def test_a_large_captured_value_is_told_of_once(caplog):
     names = _in_a_namespace("small, table = [1], bytearray(2_000_000)\ndef use():\n    return small, table\n")
     preparer = Preparer()
     _key(preparer, names["use"])
-    assert not caplog.records  # it may be the only call
+    assert not caplog.records  # no warning yet: this may be the only call
     for _ in range(3):
         names["table"][5] += 1
         _key(preparer, names["use"])
@@ -246,7 +264,7 @@ def test_a_name_that_is_bound_to_an_equal_value_changes_nothing(caplog):
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
     names["scale"] = float("10")
-    exec(cell, names)  # the cell was run again as it is
+    exec(cell, names)  # the cell was run again unchanged
     assert _key(preparer, times) == first
     assert not caplog.records
 
@@ -323,7 +341,7 @@ def test_last_user_of_large_arguments_removes_their_file(tmp_path):
     [file] = tmp_path.iterdir()
     assert payloads.loads(file.read_bytes()) == ((data,), {})
     assert file.stat().st_mode & 0o077 == 0
-    other = LargeArguments(tmp_path)  # of another program
+    other = LargeArguments(tmp_path)  # the large arguments of another program
     others = pack_arguments((data,), {}, name="f", large=other)
     assert others.name == large.name
     store.drop(large)
@@ -408,7 +426,7 @@ def test_exit_in_a_call_does_not_end_the_program():
 
 
 def test_an_error_names_the_log_that_holds_output_of_its_call():
-    none_kept = "nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3"
+    none_kept = "its output was not kept; its library's log, also of other calls: stoker logs lib-3"
     for printed, line in (
         (Printed("/l", 3, 9), "its output: stoker logs c-7"),
         (Printed("/l", 3, 3), none_kept),
@@ -436,8 +454,8 @@ def test_collector_is_calm_while_a_session_is_loaded():
     before = gc.get_threshold()
     try:
         gc.set_threshold(701, 11, 12)
-        executor.calm_collector()
-        executor.calm_collector()
+        executor.raise_gc_thresholds()
+        executor.raise_gc_thresholds()
         assert gc.get_threshold() == executor.THRESHOLDS
         executor.restore_collector()
         assert gc.get_threshold() == executor.THRESHOLDS
@@ -459,7 +477,7 @@ def test_blocks_that_bring_no_pilot_say_why_once():
         "no pilot could be started on site lab",
         "  block 0, 1: exit code 1",
         "  block 2: lost by the batch system",
-        "  mend the site file, or what the job misses on its node, and load again",
+        "  fix the site file, or install what the job lacks on its node, and load again",
         "  the scripts and their output: /runs/submit_scripts",
     ]
     assert error.log == "/runs/submit_scripts"

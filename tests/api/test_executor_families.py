@@ -1,4 +1,4 @@
-"""The runtime of a family that a call wants, by the length of its input."""
+"""A call's input length selects the runtime within a family."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_length_that_features_say_counts():
     wants = read_wants({"context": FAMILY, "features": {"input_length": 20}})
     assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
     wants = read_wants({"context": stoker.family({8: runtime(8)})})
-    with pytest.raises(ConfigError, match="how long its input is"):
+    with pytest.raises(ConfigError, match="needs the length of its input"):
         wants.chosen(("x",), {})
 
 

@@ -1,4 +1,4 @@
-"""The client's link against a manager's socket under the test's control."""
+"""The client's link to a manager's socket that the test controls."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ def test_a_callback_may_submit(link, router, until):
     router.answer([done(router.calls(1)[0].call)])
     first.result(PATIENCE_S)
     router.answer([done(router.calls(2)[1].call, "chained")])
-    assert until(lambda: second)[0].result(PATIENCE_S) == "chained"  # the call leaves before the callback has come back
+    # the callback has sent its own call before it returns
+    assert until(lambda: second)[0].result(PATIENCE_S) == "chained"
 
 
 def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
@@ -276,7 +277,7 @@ def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monke
     router.hear(to_manager.ClientHello)
     router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: full}))
     until(lambda: unwelcomed.journal_trouble)
-    with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
+    with pytest.raises(SessionError, match=f"accepts no programs: {re.escape(full)}; this program waited for 1 s"):
         unwelcomed.wait_joined(1.0)
     assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
     router.welcome()
@@ -291,7 +292,7 @@ def test_welcome_clears_the_journal_trouble(link, router, until):
     router.break_connection(link)
     router.listen()
     router.hear(to_manager.ClientHello)
-    assert link.journal_trouble, "it may be full still"
+    assert link.journal_trouble, "the journal's disk may still be full"
     router.welcome()
     link.wait_joined(PATIENCE_S)
     assert not link.journal_trouble
@@ -315,7 +316,7 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router, until):
     del future
     router.answer([done(submit(link, submission()).call)])
     router.calls(2)
-    until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still be at the end of the first
+    until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still hold the first call
 
 
 def test_forked_child_leaves_its_parents_argument_files(link, router):
@@ -361,7 +362,7 @@ def test_open_questions_are_asked_again_after_a_break(link, router):
 def test_cancelled_questions_take_no_answer_of_others(link, router):
     for number in range(5):
         asked = link.ask_story(f"c-{number}")
-        router.hear(to_manager.AskStory, count=number + 1)  # one that is given up before it has left never leaves
+        router.hear(to_manager.AskStory, count=number + 1)  # a request that is abandoned before sending is never sent
         with pytest.raises(TimeoutError):
             wait_for_answer(asked, timeout_s=0)
     story = link.ask_story("c-5")
@@ -378,7 +379,7 @@ def test_link_closes_while_its_thread_reads_the_wake_up(tmp_path, monkeypatch):
 
     def slow_turn(link, ready):
         reads.set()
-        time.sleep(0.2)  # the link is closed now, and this turn reads that it was woken
+        time.sleep(0.2)  # the link is closed now, and its thread reads the wake-up message in this iteration
         turn(link, ready)
 
     monkeypatch.setattr(Link, "_turn", slow_turn)

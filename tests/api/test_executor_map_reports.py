@@ -1,5 +1,3 @@
-"""A map reports its length and its progress to the manager."""
-
 from __future__ import annotations
 
 import stoker

@@ -1,5 +1,3 @@
-"""A client's messages as frames."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from stoker.contexts.recipe import BARE, NO_LIMITS, LibraryLimits
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.outgoing import OpenCall, Outgoing, Replaced, Submission
-from stoker.manager.live.doors import FRAME_LIMIT_BYTES
+from stoker.manager.live.sockets import FRAME_LIMIT_BYTES
 from stoker.protocol import to_manager, wire
 from stoker.protocol.calls import CallOptions, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey
@@ -22,7 +20,7 @@ SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, Call
 
 
 def outgoing() -> tuple[Outgoing, Callable[..., OpenCall]]:
-    """Return the sending side, and a function that opens a call for its queue."""
+    """Return the outgoing queue, and a function that adds a call to it."""
     calls: dict[CallId, OpenCall] = {}
 
     def opened(number: int, submission: Submission = SUBMISSION) -> OpenCall:
@@ -43,7 +41,7 @@ def test_what_comes_while_frames_leave_waits_for_the_next_time() -> None:
     frames = []
     for frame in out.frames(0.0):
         frames.append(calls_of(frame))
-        out.queue.append(opened(100 + len(frames)))  # as another thread does, when one leaves
+        out.queue.append(opened(100 + len(frames)))  # another thread may add a call whenever a frame is sent
         assert len(frames) < 10
     assert frames == [[0, 1, 2]]
     out.queue.append(opened(5))
@@ -96,14 +94,15 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     gone = Replaced(submissions[0].function.key, by=submissions[1].function.key)
     old, new = (opened(n, submission) for n, submission in enumerate(submissions))
     assert leaves(old, gone, new) == ["define f0", "call f0", "define f1", "call f1", "unused f0"]
-    for late in (old, (gone, old)):  # made before, and sent behind the word that it is unused
+    # a late call was made before, and is sent after, the message that its function is unused
+    for late in (old, (gone, old)):
         assert leaves(*(late if late is not old else [late])) == ["define f0", "call f0", "unused f0"]
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]
     assert leaves(gone) == []
     assert leaves(new) == ["call f1"]
     back = Replaced(submissions[1].function.key, by=submissions[0].function.key)
     assert leaves(back, old) == ["define f0", "call f0", "unused f1"]
-    assert leaves(old) == ["call f0"]  # it is the one in use again, and stays defined
+    assert leaves(old) == ["call f0"]  # the function is in use again and stays defined
 
 
 DUE_AT = 160.0

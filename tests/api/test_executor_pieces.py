@@ -1,5 +1,3 @@
-"""Pieces of a call reach the program once and in order."""
-
 from __future__ import annotations
 
 import asyncio
@@ -90,7 +88,8 @@ def test_acknowledgements_go_together_unless_the_call_waits() -> None:
     assert inbox.add(pieces(*range(ACK_PIECES - 1))) is None
     assert inbox.add(pieces(ACK_PIECES - 1)) == PiecesTaken(CALL, 1, ACK_PIECES)
     assert inbox.add(pieces(ACK_PIECES, waits=True)) == PiecesTaken(CALL, 1, ACK_PIECES + 1)
-    again = Pieces(CALL, 1, ACK_PIECES + 1, [], waits=True)  # the acknowledgement was lost
+    # the pilot asks again, because the acknowledgement was lost
+    again = Pieces(CALL, 1, ACK_PIECES + 1, [], waits=True)
     assert inbox.add(again) == PiecesTaken(CALL, 1, ACK_PIECES + 1)
 
 
@@ -116,7 +115,7 @@ def test_a_new_run_gives_what_the_program_has_not_taken(keeps_all: bool) -> None
     assert read(inbox, 0, 1) == [b"0"]
     inbox.add(pieces(0, run=2))
     inbox.add(pieces(1, run=2, mark="!"))
-    assert read(inbox, 1, 9) == [b"1!"], "those that wait are those of the last run"
+    assert read(inbox, 1, 9) == [b"1!"], "only pieces of the last run wait"
     inbox.add(pieces(2, 3, run=2, mark="!"))
     assert read(inbox, 2, 9) == [b"2!", b"3!"]
 
@@ -126,7 +125,7 @@ def test_run_that_differs_from_taken_pieces_ends_the_stream(keeps_all: bool) -> 
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
-    with pytest.raises(StreamDiffersError, match=r"piece 1 .*2 pieces were handed on.*rerun_may_differ") as caught:
+    with pytest.raises(StreamDiffersError, match=r"piece 1 .*2 pieces were delivered.*rerun_may_differ") as caught:
         inbox.add(Pieces(CALL, 2, 0, [b"0", b"other"]))
     assert (caught.value.piece, caught.value.handed_on, caught.value.call) == (1, 2, "c-3")
     with pytest.raises(StreamDiffersError):
@@ -157,7 +156,7 @@ def test_a_new_run_that_is_shorter_differs_too() -> None:
 def test_an_end_that_counts_more_pieces_than_came_is_an_error() -> None:
     inbox = make(keeps_all=True)
     inbox.add(pieces(0))
-    with pytest.raises(CallError, match="2 of its 3 pieces did not come"):
+    with pytest.raises(CallError, match="2 of its 3 pieces did not arrive"):
         inbox.values_at_end(CallEnd(CALL, ok=True, pieces=3))
 
 
@@ -175,7 +174,7 @@ def test_earlier_run_may_go_on_after_a_later_one_began() -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     inbox.add(pieces(0, run=2))
-    inbox.add(pieces(2, 3, run=1))  # its pilot is back
+    inbox.add(pieces(2, 3, run=1))  # the first run's pilot is connected again
     assert read(inbox, 0, 9) == [b"0", b"1", b"2", b"3"]
 
 

@@ -1,5 +1,3 @@
-"""Programs that start together in one folder get separate run folders."""
-
 from __future__ import annotations
 
 import os

@@ -23,7 +23,7 @@ from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import opens_at_once
 from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.settling import Settling
+from stoker.manager.executor.settling import WorkerThreads
 from stoker.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
@@ -37,7 +37,7 @@ def _rebuild(name: str) -> str:
 
 
 class Gated:
-    """A result that unpickles when its gate is open."""
+    """A result that unpickles after its gate opens."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,8 +84,8 @@ def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
     def of_parsl(_):
         gate[1].wait(30)
 
-    of_parsl.__module__ = "parsl.dataflow.dflow"  # those run on the thread that brings results
-    monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback is a slow one
+    of_parsl.__module__ = "parsl.dataflow.dflow"  # Parsl's callbacks run on the thread that receives results
+    monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback counts as slow
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, 1)])
     assert first.result(PATIENCE_S) == 1
@@ -111,7 +111,8 @@ def test_closing_gives_the_results_that_have_come(link, router, gate, until, mon
 
 
 def test_future_cancelled_before_opening_leaves_no_file(link, router, gate, tmp_path, until, monkeypatch):
-    monkeypatch.setattr(link.settling, "start_thread_if_behind", lambda now: None)  # so that one thread does all
+    # no second thread starts: one thread unpickles all results
+    monkeypatch.setattr(link.settling, "start_thread_if_behind", lambda now: None)
     place = tmp_path / "result-1"
     place.write_bytes(pickle.dumps("large", 5))
     (large,) = submitted(link, router, 1)
@@ -136,10 +137,10 @@ def test_only_builtin_types_are_opened_at_once(value):
 
 
 def test_threads_are_started_only_for_work_that_waits(monkeypatch):
-    begun: list[Settling] = []
-    monkeypatch.setattr(Settling, "_begin", lambda self: begun.append(self))
-    monkeypatch.setattr(Settling, "_watch", lambda self: None)
-    here = Settling("results")
+    begun: list[WorkerThreads] = []
+    monkeypatch.setattr(WorkerThreads, "_begin", lambda self: begun.append(self))
+    monkeypatch.setattr(WorkerThreads, "_watch", lambda self: None)
+    here = WorkerThreads("results")
     here.start_thread_if_behind(0.0)
     assert not begun
     here.add(lambda: None)
@@ -156,7 +157,7 @@ def test_threads_are_started_only_for_work_that_waits(monkeypatch):
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """Make starts of settling threads fail, as at the limit of a user's processes."""
+    """Make settling threads fail to start, as at a process limit."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -177,7 +178,7 @@ def test_results_come_where_no_thread_can_be_started(link, router, no_threads):
 
 
 def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
-    here, gate = Settling("results"), threading.Event()
+    here, gate = WorkerThreads("results"), threading.Event()
     done: list[int] = []
     here.add(lambda: gate.wait(30))
     until(here._work.empty)
@@ -192,7 +193,7 @@ def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
 
 
 def test_work_gets_more_threads_again_after_none_could_be_started(no_threads, monkeypatch, gate, until):
-    here, done, start = Settling("done-callbacks"), [], threading.Thread.start
+    here, done, start = WorkerThreads("done-callbacks"), [], threading.Thread.start
     here.add(lambda: gate[1].wait(30))
     until(here._work.empty)
     no_threads()
@@ -241,7 +242,7 @@ def test_hundreds_of_waiting_callbacks_do_not_stop_a_program(link, router, until
 
 
 def test_callbacks_that_wait_for_each_other_get_threads(link, router, until, soon, caplog, monkeypatch):
-    monkeypatch.setattr(settling_module.callbacks, "_has_warned", False)  # an earlier test may have had as many threads
+    monkeypatch.setattr(settling_module.callbacks, "_has_warned", False)  # an earlier test may have issued the warning
     count = settling_module.MANY_THREADS + 20
     here, last, through = submitted(link, router, count), threading.Event(), []
     for number, future in enumerate(here):
@@ -251,7 +252,7 @@ def test_callbacks_that_wait_for_each_other_get_threads(link, router, until, soo
     assert last.wait(PATIENCE_S)
     until(lambda: len(through) == count)
     [warning] = [record.message for record in caplog.records if "done-callbacks" in record.message]
-    assert "64 done-callbacks of this program take long or wait for something, and more of them wait" in warning
+    assert "64 done-callbacks of this program run long, and others wait for a thread" in warning
 
 
 def test_callbacks_run_in_order_whatever_they_raise(link, router, until):
@@ -314,9 +315,9 @@ def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate)
 
 
 class OneEndsAtEachLook:
-    """A clock for `wait_done`: at each look one callback ends and 0.2 s pass."""
+    """A clock for `wait_done`: each reading lets one callback end and adds 0.2 s."""
 
-    def __init__(self, settling: Settling) -> None:
+    def __init__(self, settling: WorkerThreads) -> None:
         self.may_end = threading.Semaphore(0)
         self._settling, self._waits, self._now = settling, threading.current_thread(), 0.0
 
@@ -334,7 +335,7 @@ class OneEndsAtEachLook:
 
 
 def test_closing_waits_while_callbacks_end(monkeypatch):
-    here, done = Settling("done-callbacks"), []
+    here, done = WorkerThreads("done-callbacks"), []
     clock = OneEndsAtEachLook(here)
     monkeypatch.setattr(settling_module, "time", clock)
     for _ in range(5):
@@ -345,7 +346,7 @@ def test_closing_waits_while_callbacks_end(monkeypatch):
 
 def test_closing_does_not_wait_for_a_callback_that_does_not_end(gate):
     done = []
-    there = Settling("done-callbacks")
+    there = WorkerThreads("done-callbacks")
     there.add(lambda: (gate[1].wait(100), done.append(2)))
     there.close(limit_s=0.1)
     assert not done

@@ -1,4 +1,4 @@
-"""Notices while a program waits: once, again after a minute, and when the reason changes."""
+"""A waiting program prints a notice, repeats it after a minute, and prints changed reasons."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from stoker.protocol.to_client import Status
 PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
 RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"
 FULL = "the journal cannot be written (No space left on device): the disk of /runs is full; make room there"
-ALONE = "Pilots cannot reach each other: p1, p2 read from where the files lie, which is slower."
+ALONE = "Pilots cannot reach each other: p1, p2 read the files from their origin, which is slower."
 
 
 def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> Status:
-    """Return the status of a session whose calls wait for this reason."""
+    """Return a session status whose calls wait for `why`."""
     context = ContextStatus("k", "llm", hot, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, why)
     device = DeviceStatus("cpu:0", "cpu", 8_000_000_000, 0, ())
     here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (device,), "", 0, 0.0, 0.0) for n in range(pilots))
@@ -36,8 +36,8 @@ def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> S
     return msgspec.structs.replace(made, **more)
 
 
-class Desk:
-    """A program whose calls wait, with its own clock."""
+class WaitingProgram:
+    """A program with waiting calls and its own clock."""
 
     def __init__(self, *, faults_only: bool = False) -> None:
         self.now = 1000.0
@@ -63,7 +63,7 @@ class Desk:
         return self.here
 
     def look(self, seconds: float) -> list[str]:
-        """Look every second for this time; return the new lines."""
+        """Check every second for `seconds`; return the new lines."""
         before = len(self.said)
         until = self.now + seconds
         while self.now < until:
@@ -73,24 +73,24 @@ class Desk:
 
 
 def test_a_long_wait_is_told_of_each_minute_and_a_new_reason_sooner() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     assert desk.look(FIRST_S) == []
     assert desk.look(1) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
     desk.here = status(PRIORITY.format("9.5 min"))
-    assert desk.look(AGAIN_S - 1) == [], "another number is no news"
+    assert desk.look(AGAIN_S - 1) == [], "a changed number causes no notice"
     assert desk.look(1) == [f"{PRIORITY.format('9.5 min')}; more: stoker status k3v9"]
     desk.here = status(RESOURCES)
     assert desk.look(FIRST_S - 1) == []
     assert desk.look(1) == [f"{RESOURCES}; more: stoker status k3v9"]
     said = []
-    for n in range(40):  # reasons that take turns are each said once a minute
+    for n in range(40):  # alternating reasons are each printed once a minute
         desk.here = status(PRIORITY.format("1 h") if n % 2 else RESOURCES)
         said += desk.look(2)
     assert len(said) <= 3
 
 
 def test_notices_stop_with_a_pilot_and_resume_without() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.look(FIRST_S + 1)
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
     assert desk.look(2 * AGAIN_S) == []
@@ -99,7 +99,7 @@ def test_notices_stop_with_a_pilot_and_resume_without() -> None:
 
 
 def test_session_with_pilots_is_seldom_asked() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.here = status(pilots=1)
     desk.look(FIRST_S)
     desk.asked = 0
@@ -115,7 +115,7 @@ NO_DISK = "1 of 1 pilots that are here cannot hold llm: n0 has 5.0 GB free on it
 
 
 def test_calls_that_no_pilot_takes_are_reported() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.here = status(pilots=1)
     assert desk.look(2) == []
     desk.here = status(NO_DISK, pilots=1)
@@ -126,23 +126,23 @@ def test_calls_that_no_pilot_takes_are_reported() -> None:
 
 
 def test_what_is_no_wait_of_this_program_is_not_told_of() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.look(FIRST_S - 1)
-    desk.waits = False  # time without calls is no waiting
+    desk.waits = False  # time without calls does not count as waiting
     desk.look(600)
     desk.waits = True
     assert desk.look(FIRST_S - 1) == []
     desk.ours.clear()
     desk.here = status(NO_DISK, pilots=1)
     assert desk.look(3 * AGAIN_S) == []
-    desk.here = None  # a manager that does not answer is no reason to say anything
+    desk.here = None  # a silent manager causes no notice
     assert desk.look(300) == []
     desk.waits, desk.journal = False, FULL
     assert desk.look(2 * AGAIN_S) == []
 
 
 def test_pilots_that_cannot_reach_each_other_are_told_of_once() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.here = status(pilots=2, trouble={"peers": ALONE})
     assert desk.look(300) == [ALONE]
     desk.here = status(pilots=3, trouble={"peers": ALONE.replace("p2", "p2, p3")})
@@ -150,7 +150,7 @@ def test_pilots_that_cannot_reach_each_other_are_told_of_once() -> None:
 
 
 def test_silent_connected_manager_is_reported_each_minute() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.here, desk.silence = None, "its manager does not answer"
     assert desk.look(FIRST_S) == []
     assert desk.look(AGAIN_S) == ["its manager does not answer"]
@@ -161,7 +161,7 @@ def test_silent_connected_manager_is_reported_each_minute() -> None:
     assert desk.look(FIRST_S / 2) == []
 
 
-# ---- where it is said
+# ---- where notices are printed
 
 
 def loading(seconds: float, line: str, *, hot: int = 0) -> Status:
@@ -171,18 +171,18 @@ def loading(seconds: float, line: str, *, hot: int = 0) -> Status:
 
 
 def test_a_load_that_takes_long_is_told_of_with_its_last_line() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.here = loading(2.0, "")
     assert desk.look(5) == []
     desk.here = loading(12.0, "Loading weights 61 %")
     assert desk.look(1) == ["context llm is loading (12 s); its last line: Loading weights 61 %"]
     desk.here = loading(25.0, "Loading weights 73 %")
-    assert desk.look(AGAIN_S - 5) == []  # another number is no news
+    assert desk.look(AGAIN_S - 5) == []  # a changed number causes no notice
     assert desk.look(10) == ["context llm is loading (25 s); its last line: Loading weights 73 %"]
     desk.here = loading(90.0, "Retrying in 8 s")
     assert desk.look(FIRST_S + 1) == ["context llm is loading (1 min 30 s); its last line: Retrying in 8 s"]
     desk.here = loading(120.0, "slow", hot=1)
-    assert desk.look(40) == [], "it is hot elsewhere"
+    assert desk.look(40) == [], "the context is hot elsewhere"
 
 
 def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -225,7 +225,7 @@ def test_program_without_pilots_says_why(tmp_path) -> None:
     line = next(line for line in program.stderr if wanted in line)
     assert line.startswith("stoker: ")
     assert "stoker status" in line
-    assert wanted not in program.communicate("go on\n", timeout=PATIENCE_S)[1], "it is said once"
+    assert wanted not in program.communicate("go on\n", timeout=PATIENCE_S)[1], "the notice is printed once"
     assert program.returncode == 0
 
 
@@ -237,13 +237,13 @@ def test_program_says_nothing_of_its_wait_if_it_is_told_not_to(tmp_path, monkeyp
     with stoker.load(provider=provider, run_dir=tmp_path, strategy="none", progress=False):
         asked.clear()
         stoker.app()(abs)(-1)
-        assert asked.wait(PATIENCE_S), "the notices look"
+        assert asked.wait(PATIENCE_S), "the notices query the status"
         time.sleep(0.3)
     assert "no pilot has joined" not in caplog.text
 
 
 def test_full_disk_is_reported_at_once_and_each_minute() -> None:
-    desk = Desk()
+    desk = WaitingProgram()
     desk.journal = FULL
     assert desk.look(1) == [FULL]
     assert desk.look(AGAIN_S - 1) == []
@@ -255,11 +255,11 @@ def test_full_disk_is_reported_at_once_and_each_minute() -> None:
 
 
 def test_without_progress_faults_alone_are_told() -> None:
-    desk = Desk(faults_only=True)
+    desk = WaitingProgram(faults_only=True)
     desk.journal = FULL
     assert desk.look(1) == [FULL]
     desk.journal = ""
     assert len(desk.look(1)) == 1
-    assert desk.look(3 * AGAIN_S) == [], "a missing pilot is no fault"
+    assert desk.look(3 * AGAIN_S) == [], "a missing pilot does not count as a fault"
     desk.here, desk.silence = None, "its manager does not answer"
     assert desk.look(AGAIN_S) == ["its manager does not answer"]

@@ -1,4 +1,4 @@
-"""The memory of a `stoker.map` is bounded in bytes: results not taken, and results to come."""
+"""The memory of `stoker.map` is limited in bytes: received and expected results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, orde
     stream = stoker.map(app, range(count), ordered=ordered)
     window = stream._window
     window.most_bytes = 6 * MB
-    window._clock = lambda: 0.0  # however long the first result takes, the window does not open by that
+    window._clock = lambda: 0.0  # the clock stands still, so that a slow first result does not widen the window
     held, on_disk, numbers = [], [], []
     for number, data in stream:
         assert len(data) == size
@@ -62,7 +62,7 @@ def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_
     stream._window.most_bytes = 6 * MB
     wait, sent = stream._wait, []
 
-    def look():  # the loop waits for the first item, and others come
+    def look():  # the loop waits for the first item while other results arrive
         sent.append(came(stream))
         if stream._room() == 0 and sent[-1] > 4 * MB:
             Path(gate).touch()
@@ -138,11 +138,11 @@ def test_calls_in_flight_count_with_the_mean_of_the_last_results():
     calls = Calls(2_000)
     calls.fill()
     calls.end(56, size_bytes=1 * MB)
-    assert calls.fill() == 192  # 56 MB are there, and 200 MB will come
+    assert calls.fill() == 192  # 56 MB have arrived, and 200 MB are expected
     for _ in range(20):
         calls.take()
     assert calls.fill() == 20
-    calls.end(220, size_bytes=1_000)  # this frame is small, and so is the next
+    calls.end(220, size_bytes=1_000)  # small results: the window may hold many
     assert calls.fill() > 1_000
 
 

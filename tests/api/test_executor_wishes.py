@@ -1,4 +1,4 @@
-"""Options that a policy must honour, and their refusal if no policy does."""
+"""Options that need a policy's support are refused without it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str
         if wish in honours:
             check_wants(site, wants, honours=honours)
         else:
-            with pytest.raises(ConfigError, match=f"the policy {policy} does not honour .*leave {wish} away"):
+            with pytest.raises(ConfigError, match=f"the policy {policy} does not honour .*leave out {wish}"):
                 check_wants(site, wants, honours=honours)
         check_wants(site, wants, honours=None)  # a joined session has its own policy
 
@@ -60,7 +60,7 @@ def test_the_shipped_policies_honour_what_the_page_says() -> None:
         "infless": alone,
         "elastic-flow": alone,
         "arlo": both | {"variants", "latency_s"},
-        "slinfer": both | {"ttft_s", "tpot_s", "expected_output"},
+        "slinfer": both | limits | {"ttft_s", "tpot_s", "expected_output"},
         **dict.fromkeys(
             ("default", "shortest-first", "exclusive", "disk-only", "no-awareness", "random"), both | limits
         ),
@@ -80,7 +80,7 @@ def test_manager_refuses_only_options_its_policy_ignores() -> None:
         failure = c.ended[name].failure
         assert failure is not None
         assert failure.kind is FailureKind.DROPPED
-        assert f"leave {wish} away" in failure.message
+        assert f"leave out {wish}" in failure.message
     c.ready().end("yes")
     assert c.ended["yes"].ok
     assert c.refused == {"wish that the policy does not honour": 2}
@@ -89,13 +89,13 @@ def test_manager_refuses_only_options_its_policy_ignores() -> None:
 
 def test_several_wishes_are_named_together() -> None:
     grows = Objective(ttft_per_token_s=0.01)
-    assert "leave ttft_s away" in refusal(CallOptions(objective=grows), frozenset({"tpot_s"}))
+    assert "leave out ttft_s" in refusal(CallOptions(objective=grows), frozenset({"tpot_s"}))
     said = refusal(CallOptions(priority=1, objective=Objective(ttft_s=1.0)), frozenset({"deadline"}))
-    assert "a priority, a time to first token (it honours a deadline); leave priority, ttft_s away" in said
+    assert "a priority, a time to first token (it honours a deadline); leave out priority, ttft_s" in said
 
 
 def test_late_without_a_deadline_is_refused() -> None:
-    with pytest.raises(SpecificationError, match="late: 'drop' is not of any use without a deadline"):
+    with pytest.raises(SpecificationError, match="late: 'drop' is not allowed without a deadline"):
         read_wants({"late": "drop"})
     assert read_wants({"late": "drop", "deadline_s": 5}).options.objective.drop_late
     assert not read_wants({"late": "run"}).options.objective.drop_late
@@ -105,7 +105,7 @@ def test_text_option_of_an_app_is_one_name() -> None:
     named = stoker.app(executors="gpus", cache=True, ignore_for_cache="mark")(echo)
     assert (named._labels, named.ignore_for_cache) == (["gpus"], ["mark"])
     assert stoker.app(executors="all")(echo)._labels is None
-    with pytest.raises(ConfigError, match="executors: an empty list"):
+    with pytest.raises(ConfigError, match="executors: the list is empty"):
         stoker.app(executors=[])
     with pytest.raises(ConfigError, match="ignore_for_cache: 3 is not a list of names"):
         stoker.app(ignore_for_cache=3)

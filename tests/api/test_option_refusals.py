@@ -1,4 +1,4 @@
-"""Each option of the Python API with a wrong value raises a declared error that names it."""
+"""A wrong option of the Python API raises a declared error that names the option."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ APP: dict[str, list[Any]] = {
     "timeout": ["soon", "4", -1, 0, math.nan, math.inf, [1], True, "9" * 400 + " s"],
     "priority": ["high", 1.5, True, 10**30],
     "deadline": ["soon", "4", -1, 0, math.inf, True, 9e9],
-    "late": ["later", 3, ["drop"], "drop"],  # the last: without a deadline it has no effect
+    "late": ["later", 3, ["drop"], "drop"],  # the last value has no effect without a deadline
     "latency": [-1, "1", math.inf, "soon", True],
+    "ttft": [0, "0 s", -1, "1", math.inf, "soon", True],
+    "tpot": [0, -1, "1", math.inf, "soon", True],
     "gang": [0, -1, (2, 1), (1, 2, 3), "2", True, 10**30, (1, 10**30)],
     "features": [3, "items", {"itms": 1}, {"items": "many"}, {"items": -1}, {"kind": 3}, {"fixed_s": math.inf}],
     "variants": [3, MODEL, "llm", [3], [load_model], 0],
     "stream": ["no", 1],
     "cache": ["no", 1],
-    "ignore_for_cache": [3, [3], ["mark"]],  # the last: without cache=True it has no effect
+    "ignore_for_cache": [3, [3], ["mark"]],  # the last value has no effect without cache=True
     "executors": [3, [3], []],
 }
 CONTEXT: dict[str, list[Any]] = {
@@ -90,7 +92,7 @@ LOAD: dict[str, list[Any]] = {
     **{name: EXECUTOR[name] for name in ("site", "session", "provider", "label", "working_dir", "drain_s", "progress")},
     "run_dir": ["", 3, None],
     "retries": [-1, "2", True, None],
-    # from Parsl's options
+    # options of Parsl's executors
     "strategy": ["nope", 3],
     "max_idletime": ["2 min"],
     "usage_tracking": [9],
@@ -107,7 +109,7 @@ SPECIFICATION: dict[str, list[Any]] = {
     "latency_s": [-1, "1", math.inf],
     "ttft_s": [-1, "1"],
     "ttft_per_token_s": [-1, "1"],
-    "ttft_most_s": [-1, "1", 8],  # it bounds ttft_per_token_s, which is not there
+    "ttft_most_s": [-1, "1", 8],  # without ttft_per_token_s it limits nothing
     "tpot_s": [-1, "1"],
     "features": APP["features"],
     "variants": APP["variants"],
@@ -117,13 +119,15 @@ SPECIFICATION: dict[str, list[Any]] = {
 
 
 def refuse_each(call: Callable[..., Any], option: str, values: list[Any]) -> None:
-    """Each value raises a declared error that names the option."""
+    """Check that each value raises a declared error that names the option."""
     for value in values:
         with pytest.raises(StokerError) as caught:
             call(**{option: value})
         said = str(caught.value)
         assert option in said, (value, said)
-        assert not any(word in said for word in ("$", "_bytes", "limit_s")), f"no word of the wire: {said}"
+        assert not any(word in said for word in ("$", "_bytes", "limit_s")), (
+            f"the error mentions the message format: {said}"
+        )
         assert "was called before a site was loaded" not in said
         assert len(said) < 700, said
 
@@ -150,7 +154,7 @@ def specification(**given: Any) -> Any:
 
 
 def warm(context: Any = MODEL, count: Any = 1) -> Any:
-    return object.__new__(Session).warm(context, count)  # it looks at its options before it asks a session
+    return object.__new__(Session).warm(context, count)  # options are checked before the session is used
 
 
 WARM = {"context": [load_model], "count": [0, -1, "2", True, 1.5, 10**30]}
@@ -263,7 +267,7 @@ def test_what_yields_gives_pieces_unless_it_is_told_otherwise(function: Any) -> 
     assert not stoker.app(stream=False)(function).specification.wants.options.stream
     assert stoker.app(stream=True)(echo).specification.wants.options.stream
     assert not stoker.app(echo).specification.wants.options.stream
-    with pytest.raises(ConfigError, match="gives its result in pieces, which calls of a gang cannot"):
+    with pytest.raises(ConfigError, match="yields its result in pieces, which calls of a gang cannot"):
         stoker.app(gang=2)(function)
     assert stoker.app(gang=2, stream=False)(function).specification.wants.options.gang == (2, 2)
 
@@ -288,7 +292,7 @@ def test_an_async_function_is_an_app_and_no_loader(loader: Any) -> None:
 
 @pytest.mark.parametrize("function", [int, max, dict, range])
 def test_what_has_no_signature_is_no_app(function: Any) -> None:
-    with pytest.raises(ConfigError, match=f"Python knows no signature of {function.__name__}"):
+    with pytest.raises(ConfigError, match=f"Python finds no signature of {function.__name__}"):
         stoker.app(function)
 
 

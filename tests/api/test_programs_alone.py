@@ -1,5 +1,3 @@
-"""Whole programs as processes, and sessions from load to end: output, exit status, and leftovers."""
-
 from __future__ import annotations
 
 import contextlib
@@ -96,7 +94,7 @@ def test_figure_5_with_its_import_lines_changed(run_program, tmp_path):
 
 @pytest.mark.long
 def test_program_without_stderr_or_docstrings_may_forget_to_stop(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # keeps no docstrings
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # Python then keeps no docstrings
     (tmp_path / "program.py").write_text(
         'import stoker\n@stoker.app\ndef documented():\n    "Not kept."\n    return documented.__doc__\n'
         "stoker.load()\nprint(documented().result())\n"
@@ -136,7 +134,7 @@ def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path):
     )
     assert [program.stdout.readline() for _ in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
     time.sleep(0.2)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole group
+    os.killpg(program.pid, signal.SIGINT)  # like a terminal, signal the whole group
     _, said = program.communicate(timeout=PATIENCE_S)
     assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
     assert "KeyboardInterrupt" in said
@@ -182,7 +180,7 @@ def test_exit_mode_says_whether_the_end_of_the_block_waits(tmp_path, mode):
         future = gated(str(gate))
         if mode == "wait":
             threading.Timer(0.5, gate.touch).start()
-    if mode == "skip":  # the session goes on, and the program ends it
+    if mode == "skip":  # the session continues until the program ends it
         assert not future.done()
         gate.touch()
         assert future.result(60) == "done"

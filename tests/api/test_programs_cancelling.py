@@ -1,5 +1,3 @@
-"""Cancelled futures cancel their calls, in a real session."""
-
 from __future__ import annotations
 
 import os
@@ -35,10 +33,10 @@ def left(session) -> int:
 def test_a_call_that_runs_is_stopped_and_not_tried_again(session, tmp_path):
     begun = tmp_path / "begun"
     future = nap(600, str(begun))
-    until(begun.exists, why="it runs")
+    until(begun.exists, why="the call runs")
     before = session.status().cancelled
     assert future.cancel()
-    assert future.cancel(), "it is cancelled already"
+    assert future.cancel(), "the future is already cancelled"
     assert (future.done(), future.cancelled()) == (True, True)
     with pytest.raises(CancelledError):
         future.result(0)
@@ -82,7 +80,7 @@ packing, go_on = threading.Event(), threading.Event()
 
 
 class SlowToPack:
-    """A text whose pickling waits."""
+    """A text whose pickling waits until the test sets `go_on`."""
 
     def __init__(self, text):
         self.text = text
@@ -95,12 +93,13 @@ class SlowToPack:
 
 def test_a_call_cancelled_while_packed_never_begins(session, tmp_path):
     begun = tmp_path / "begun"
-    future = nap(600, SlowToPack(str(begun)), after=nap(0))  # with a future: its arguments are packed late
+    # arguments with a future are packed when the future is done
+    future = nap(600, SlowToPack(str(begun)), after=nap(0))
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
     go_on.set()
     until(lambda: future.task_record["exec_fu"] is not None, why="the kernel has its future")
-    assert future.task_record["exec_fu"].call is None, "it was not submitted"
+    assert future.task_record["exec_fu"].call is None, "the call was not submitted"
     assert nap(0.0).result(PATIENCE_S) == 0.0
     assert not begun.exists()
 
@@ -151,12 +150,12 @@ def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
     assert (tmp_path / "deaths").read_text() == "xx"
 
 
-# ---- calls that a model answers
+# ---- calls of a model
 
 
 @pytest.fixture(scope="module")
 def writer(session, tmp_path_factory):
-    """Return the recipe of a model with long texts, and the process that holds it."""
+    """Return a recipe of a model with long texts, and its process."""
     for name in ("torch", "transformers", "tokenizers", "safetensors"):
         pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -182,7 +181,7 @@ def streams(model, begun):
 
 def cancel_future(recipe, begun):
     future = stoker.app(context=recipe)(writes)(begun)
-    until(lambda: os.path.exists(begun), why="it runs")
+    until(lambda: os.path.exists(begun), why="the call runs")
     assert future.cancel()
 
 
@@ -201,13 +200,11 @@ def cancel_stream(recipe, begun):
 
 
 def cancel_silent_stream(recipe, begun):
-    """Leave a stream before its first piece."""
-
     def silent(model, begun):
         yield writes(model, begun)
 
     with stoker.stream(stoker.app(context=recipe, stream=True)(silent), begun):
-        until(lambda: os.path.exists(begun), why="it runs")
+        until(lambda: os.path.exists(begun), why="the call runs")
 
 
 def time_out(recipe, begun):

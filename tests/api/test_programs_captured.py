@@ -1,4 +1,4 @@
-"""Calls see what a program changed in captured objects, and leave the program's own objects alone."""
+"""Calls see changes to captured objects, but do not change the program's objects."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Deadlines when clocks differ, and when Parsl retries a call."""
-
 from __future__ import annotations
 
 import time
@@ -20,7 +18,7 @@ LOAD = {"retries": 3}
 
 @pytest.fixture(params=[-HOURS_S, HOURS_S], ids=["behind", "ahead"])
 def ahead_s(request, monkeypatch, session):
-    """Shift this program's wall clock by hours; the manager's clock stays."""
+    """Shift this program's wall clock by hours, but not the manager's clock."""
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + request.param)
     return request.param
@@ -49,13 +47,13 @@ def test_a_forecast_is_told_on_the_clock_of_the_program(until):
         time.sleep(0.2)
 
     late().result(PATIENCE_S)
-    late().result(PATIENCE_S)  # its time is known from here on
+    late().result(PATIENCE_S)  # the manager knows the duration of such calls from now on
     futures = [late() for _ in range(8)]
     sent = [until(lambda future=future: future.task_record["exec_fu"]) for future in futures]
     for future in futures:
         future.result(PATIENCE_S)
     told = [call.forecast for call in sent if call.forecast is not None]
-    assert told, "the manager tells of calls that are late"
+    assert told, "the manager reports late calls"
     assert all(abs(said.ends_at - time.time()) < 60 for said in told)
 
 
@@ -78,7 +76,7 @@ def test_each_call_of_a_map_has_its_time_from_when_it_is_sent(monkeypatch):
 
 
 class Ahead:
-    """The module `time` with a monotonic clock that is `seconds` ahead."""
+    """The module `time` with a monotonic clock shifted by `seconds`."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -118,6 +116,7 @@ def test_a_call_that_is_tried_again_keeps_its_first_deadline(tmp_path, of):
             future = of_parsl(str(tries), parsl_resource_specification=wants)
         with pytest.raises(errors.CallDroppedError, match="past its deadline"):
             future.result(PATIENCE_S)
-        if tries.exists() or not more:  # on a busy machine its second may be over before it begins
+        # try again: on a busy machine the deadline of a second may pass before the call begins
+        if tries.exists() or not more:
             break
     assert tries.read_text() in ("x", "xx")

@@ -1,5 +1,3 @@
-"""Programs with a loaded session: apps, contexts, map, errors."""
-
 from __future__ import annotations
 
 import asyncio
@@ -160,7 +158,7 @@ def test_map_without_order_gives_all_and_the_quick_ones_first(session, tmp_path,
         return os.getpid()
 
     while len(set(stoker.map(where, range(4)))) < 2:
-        pass  # behind a slow one in the only library that is up nothing is quick
+        pass  # wait until both libraries run: while a slow call occupies the only one, no call is quick
     naps = [True, False, False, False]
     results = stoker.map(nap, naps, ordered=False)
     assert list(itertools.islice(results, 3)) == [False] * 3
@@ -183,7 +181,8 @@ def test_a_loop_that_is_left_cancels_the_calls_that_are_left(session):
     for seconds in stoker.map(nap, [0.05] * 1_000):
         assert seconds == 0.05
         break
-    assert nap(0.0).result(20) == 0.0  # behind a thousand naps it would take 25 s and more
+    # the map's other calls do not run first: after a thousand naps this call would take over 25 s
+    assert nap(0.0).result(20) == 0.0
     assert session.status().queued == 0
 
 
@@ -276,7 +275,7 @@ def test_progress_counts_items_and_not_batches(session, capsys):
     next(stopped)
     said = stopped.interrupted()
     assert said.startswith("stoker.map stopped: 1 of 10 results were taken")
-    assert said.endswith("they came in any order; to continue, return the item's name with each result")
+    assert said.endswith("with ordered=False, return the item's name with each result to continue")
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -481,7 +480,7 @@ class Later:
 def test_all_kinds_of_functions_travel(session, function, value, result):
     [got] = stoker.map(function, [value])
     assert got.limit == 5 if result is None else got == result
-    if function is not int:  # which has no signature, so that it is no app
+    if function is not int:  # int has no signature, so it cannot be an app
         got = stoker.app(function)(value).result(60)
         assert got.limit == 5 if result is None else got == result
 
@@ -609,7 +608,7 @@ def test_a_session_says_how_it_is(session, greet):
     assert session.explain(status.pilots[0].pilot).found
     call = session.executor.submit(abs, {}, -1)
     call.result(60)
-    ended = session.explain(call.parsl_executor_task_id)  # a manager forgets what went well; the journal does not
+    ended = session.explain(call.parsl_executor_task_id)  # a manager forgets successful calls; the journal keeps them
     assert "ended with a result" in ended.lines[-1].text
     assert not session.explain("c-99999999").found
     assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"

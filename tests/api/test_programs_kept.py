@@ -1,5 +1,3 @@
-"""`stoker.map(..., keep=PATH)` keeps results as they come, and the next run continues."""
-
 from __future__ import annotations
 
 import asyncio
@@ -53,7 +51,7 @@ def ran(log: Path):
     return sorted(map(int, items))
 
 
-# ---- a run that continues
+# ---- a continued run
 
 
 PROGRAM = """
@@ -130,7 +128,8 @@ def test_a_loop_that_is_left_keeps_what_came(session, tmp_path, kept):
     count = len(stoker.kept(kept))
     assert count >= 10
     assert list(stoker.map(work, range(50), keep=kept)) == [[each, each * each] for each in range(50)]
-    assert len(set(ran(tmp_path / "log"))) == 50 - count  # calls that were cancelled while they ran are noted twice
+    # a set, because a call cancelled while it ran is in the log twice
+    assert len(set(ran(tmp_path / "log"))) == 50 - count
 
 
 def test_failed_items_run_again(session, tmp_path, kept):
@@ -153,7 +152,7 @@ def test_failed_items_run_again(session, tmp_path, kept):
 def test_items_may_be_reordered_and_repeated(session, tmp_path, kept):
     work = noted(tmp_path / "log")
     list(stoker.map(work, [5, 1, 5, 2], keep=kept))
-    assert ran(tmp_path / "log") == [1, 2, 5, 5], "equal items are items of their own"
+    assert ran(tmp_path / "log") == [1, 2, 5, 5], "equal items are separate items"
     assert list(stoker.map(work, [2, 5, 7, 5, 5], keep=kept)) == [[each, each * each] for each in [2, 5, 7, 5, 5]]
     assert ran(tmp_path / "log") == [5, 7]
 
@@ -166,7 +165,7 @@ def test_amap_keeps_and_continues(session, tmp_path, kept):
 
     assert asyncio.run(collect(work, 4)) == [[each, each * each] for each in range(4)]
     assert asyncio.run(collect(work, 8)) == [[each, each * each] for each in range(8)]
-    assert ran(tmp_path / "log") == list(range(8)), "each ran once"
+    assert ran(tmp_path / "log") == list(range(8)), "each item ran once"
     changed = noted(tmp_path / "other log")
     with pytest.raises(ConfigError, match="has changed since"):
         asyncio.run(collect(changed, 8))
@@ -219,7 +218,7 @@ def test_the_bar_begins_with_what_is_kept(session, tmp_path, kept, capsys):
     bar.close()
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
@@ -230,7 +229,7 @@ def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
     with pytest.raises(ConfigError, match=r"has changed since \d{4}-.*name a new file.*or write reuse=True"):
         stoker.map(made(2), [1, 2], keep=kept)
     assert list(stoker.map(made(2), [1, 2, 3], keep=kept, reuse=True)) == [2, 3, 5]
-    assert list(stoker.map(made(2), [1, 2, 3], keep=kept)) == [2, 3, 5], "it was said once"
+    assert list(stoker.map(made(2), [1, 2, 3], keep=kept)) == [2, 3, 5], "the warning was printed once"
     with pytest.raises(ConfigError, match=r"it has results of .*, and this map calls len; name another file"):
         stoker.map(len, ["a"], keep=kept, reuse=True)
     with pytest.raises(ConfigError, match=r"single items, and this map has batches of 2; name another file"):
@@ -238,7 +237,10 @@ def test_another_function_is_refused_and_a_changed_one_reused(session, kept):
 
 
 def test_a_place_that_can_hold_no_file_is_refused(session):
-    for keep, words in (("no/such/run.jsonl", "no folder no/such"), (".", "is a folder; name a file in it")):
+    for keep, words in (
+        ("no/such/run.jsonl", "folder no/such does not exist"),
+        (".", "is a folder; name a file in it"),
+    ):
         with pytest.raises(ConfigError, match=words):
             stoker.map(abs, [1], keep=keep)
     with pytest.raises(ConfigError, match="reuse=True has no effect without keep="):
@@ -256,7 +258,9 @@ def test_a_file_of_something_else_stays_as_it_is(session, kept):
 
 def test_two_maps_cannot_write_one_file(session, kept):
     stream = stoker.map(abs, [1, 2], keep=kept)
-    with pytest.raises(ConfigError, match=rf"pid {os.getpid()} .*keeps its results there just now; wait for it"):
+    with pytest.raises(
+        ConfigError, match=rf"pid {os.getpid()} .*is writing its results to this file; wait for its end"
+    ):
         stoker.map(abs, [1, 2], keep=kept)
     stream.close()
     assert list(stoker.map(abs, [1, 2], keep=kept)) == [1, 2]
@@ -304,7 +308,7 @@ def test_a_torn_line_is_cut_off(kept, torn):
     written(kept, ["x" * 200, "y" * 200])
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-torn])
-    assert list(stoker.kept(kept)) == ["x" * 200], "a reader passes it over"
+    assert list(stoker.kept(kept)) == ["x" * 200], "a reader skips the line"
     file = open_kept(kept)
     assert file.find(key(0)) is not None
     assert file.find(key(1)) is None
@@ -348,7 +352,9 @@ def test_a_disk_that_refuses_what_it_took_ends_the_map(session, kept, monkeypatc
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(StokerError, match="the disk refuses it: Disk quota exceeded; the last results may be lost"):
+    with pytest.raises(
+        StokerError, match="the disk failed to write: Disk quota exceeded; the last results may be lost"
+    ):
         list(stoker.map(abs, [1, 2], keep=kept))
 
 
@@ -358,7 +364,9 @@ def test_a_full_disk_leaves_whole_results(kept):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 2_000_000, hard))
     try:
-        with pytest.raises(StokerError, match="cannot be written: File too large; the 1 results before are in it"):
+        with pytest.raises(
+            StokerError, match="cannot be written: File too large; it has the 1 results before this one"
+        ):
             written(kept, ["y" * 500_000, "z" * 3_000_000], start=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -367,7 +375,7 @@ def test_a_full_disk_leaves_whole_results(kept):
 
 def test_a_map_on_a_full_disk_says_so(session, kept):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 40_000_000  # the session's own writes stay below
+    limit = 40_000_000  # the session's own files are smaller than this
     list(stoker.map(abs, [1], keep=kept))
     with kept.open("ab") as file:
         file.truncate(limit - 10)

@@ -1,4 +1,4 @@
-"""Modules next to the program: their classes and globals are the same in the program, a loader and a function."""
+"""The program, a loader and a function share the classes and globals of modules next to the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook in a real kernel: bars in place, source lines of cells, `await`, changed helpers."""
+"""A notebook in a real kernel: progress bars, source lines, `await`, changed helpers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 
 
 class Cell:
-    """The result of a cell: its output as text, displays by id, and its error."""
+    """A cell's output text, displays by id, and error."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""A plan against reality: short runs are measured, a longer one is forecast and then run."""
+"""A plan forecasts a long run from measured short runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SITE = 'name = "here"\n[pilot]\ndevices = "cpu:2"\n'
 
 
 def took_s(folder: Path, inputs: int) -> float:
-    """Return the seconds that these calls take."""
+    """Return the seconds that a run of this many inputs takes."""
     command = [sys.executable, "program.py", str(inputs)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=True)
     return float(done.stdout)
@@ -62,13 +62,13 @@ def test_a_plan_holds_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "here.toml").write_text(SITE)
     said = []
-    for home in ("first", "second", "third"):  # other users of the cores make runs differ: measure again
+    for home in ("first", "second", "third"):  # up to three tries: other users of the cores change the times
         monkeypatch.setenv("STOKER_HOME", str(tmp_path / home))
         for _ in range(2):
             took_s(tmp_path, 30)
         finish = planned(tmp_path, 90)["as_written"]["finish_s"]
         really_s = took_s(tmp_path, 90)
-        busy = 1.0 + max(0.0, os.getloadavg()[0] - 2.0) / 2.0  # processes start slower meanwhile
+        busy = 1.0 + max(0.0, os.getloadavg()[0] - 2.0) / 2.0  # processes start more slowly on a busy machine
         said.append((finish, really_s))
         says_something = finish["p90"] <= 1.6 * finish["p10"]
         if says_something and 0.9 * finish["p10"] <= really_s <= 1.1 * busy * finish["p90"] + 1.0:

@@ -1,4 +1,4 @@
-"""A session with a user's policy, from its site file to a call's story after its end."""
+"""A session with a user's policy, from the site file to `explain`."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_own_policy_decides_and_its_file_may_go(site, tmp_path):
 
 def test_one_that_cannot_be_made_is_refused_before_anything_starts(site, tmp_path):
     (site.parent / "fussy.py").write_text("class Fussy: pass")
-    with pytest.raises(ConfigError, match=r"policy .*fussy\.py:Fussy: it answers at no seam"):
+    with pytest.raises(ConfigError, match=r"policy .*fussy\.py:Fussy: it has no method of a seam"):
         stoker.load(site, run_dir=str(tmp_path / "runs"))
     assert not list(tmp_path.glob("runs/**/keys"))

@@ -1,4 +1,4 @@
-"""Results of a map do not wait for its next slow input."""
+"""Results of a map do not wait for the next slow input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.manager.executor import mapping
 from stoker.manager.executor.map_inputs import FORGOTTEN_S, SLOW_S
 
 QUICK = 4
-"""Items after which a slow input is known to be one."""
+"""Number of items after which an input counts as slow."""
 
 
 def readers():
@@ -37,12 +37,12 @@ def assert_no_reader():
 
 @pytest.fixture(autouse=True)
 def _no_reader_before():
-    """Wait for the thread of an earlier test's input."""
+    """Wait until the thread that read an earlier test's input has ended."""
     assert_no_reader()
 
 
 class Source:
-    """An input that makes no item before the last result was taken."""
+    """An input whose items from number `QUICK` on each wait until the program has taken a result."""
 
     def __init__(self):
         self.taken = threading.Semaphore(0)
@@ -82,7 +82,7 @@ def test_a_result_does_not_wait_for_the_next_item(session, ordered):
 
 
 class Bell:
-    """A stream's bell with an event for a waiting stream."""
+    """The signal for which a stream waits, and an event that is set when the stream waits."""
 
     def __init__(self, bell):
         self.waited_for = threading.Event()
@@ -95,7 +95,7 @@ class Bell:
 
 
 def two_items():
-    """Return an input of two items, an event for the request of the second, and one that releases it."""
+    """Return an input of two items, an event set when the second is requested, and one that releases it."""
     at_item, go = threading.Event(), threading.Event()
 
     def items():
@@ -114,7 +114,7 @@ def for_ever(number):
 
 @contextlib.contextmanager
 def consumed(session, results):
-    """Loop over a map on a thread, which ends without a result and an open call."""
+    """Consume a map's results on a thread, which must end without a result."""
     got = []
     thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
     thread.start()
@@ -233,7 +233,7 @@ def test_batches_of_a_slow_input_come_too(session):
 
 
 class Indexed:
-    """A sequence by `__getitem__` only, as torch's data sets."""
+    """A sequence with only `__getitem__`, like torch's data sets."""
 
     def __getitem__(self, place: int) -> int:
         return [0, -1, -2][place]
@@ -261,7 +261,7 @@ def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
     for position in range(6):
         source.take(next(results), position)
     [reader] = readers()
-    source.taken.release()  # it is at an item: that one is finished first
+    source.taken.release()  # the reader thread is making an item, and finishes it before it ends
     if how == "close":
         results.close()
     del results
@@ -272,7 +272,7 @@ def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
 
 
 class Clock:
-    """A clock for tests on busy machines, where quick items may be slow."""
+    """A clock that the machine's load does not change."""
 
     now = 0.0
 
@@ -280,11 +280,11 @@ class Clock:
         return self.now
 
 
-def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session, monkeypatch):
+def test_a_fast_iterator_is_read_in_the_callers_thread(session, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
-        table = sqlite3.connect(":memory:")  # its cursors are bound to this thread
+        table = sqlite3.connect(":memory:")  # sqlite allows the cursors only in the thread that made them
         clock.now += 3 * SLOW_S
         yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
                                                     " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
@@ -309,7 +309,7 @@ def test_quick_input_with_rare_slow_items_stays_in_its_thread(session, tmp_path,
         (tmp_path / "gate").touch()
 
     got = []
-    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # a call is in flight all the time
+    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # a call is always in flight
     for result in stoker.map(function, rows(), window=4, ordered=False):
         got.append(result)
         clock.now += FORGOTTEN_S / 10
@@ -376,6 +376,6 @@ def test_ctrl_c_stops_a_program_whose_input_is_slow(tmp_path):
         if line == "5\n":  # the next item takes ten minutes
             break
     os.kill(program.pid, signal.SIGINT)
-    _, complaint = program.communicate(timeout=120)  # a fifth of the time of the next item
+    _, complaint = program.communicate(timeout=120)  # a fifth of the ten minutes
     assert "stoker.map stopped: 6 results were taken; to continue, map the items after these" in complaint
     assert complaint.splitlines()[-1] == "KeyboardInterrupt"

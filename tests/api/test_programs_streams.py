@@ -1,5 +1,3 @@
-"""Programs that read a call's pieces while it runs."""
-
 from __future__ import annotations
 
 import asyncio
@@ -192,7 +190,7 @@ def test_a_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
 def test_leaving_the_loop_ends_the_call_not_its_library(tmp_path, until):
     loads = tmp_path / "loads"
 
-    @stoker.context(max_libraries=1)  # else another device may load it while the call ends
+    @stoker.context(max_libraries=1)  # without this limit another device may load the context while the call ends
     def loaded(path):
         with open(path, "a") as file:
             file.write("x")
@@ -229,9 +227,10 @@ def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
     first = next(slow)
 
     def given():
-        """Return the pieces that the call has sent, once it waits for its reader."""
+        """Return the number of sent pieces if the call waits for its reader, else False."""
         told = session.explain(slow.call).headline
-        return "waits for its reader" in told and int(told.partition(" pieces")[0].rpartition(" ")[2].replace(",", ""))
+        pieces = told.partition(" pieces")[0].rpartition(" ")[2]
+        return "has waited for its reader" in told and int(pieces.replace(",", ""))
 
     assert MOST_PIECES < until(lambda: (number := given()) > MOST_PIECES and number) < count_all
     assert [each for _, each in stoker.stream(count_beside, 1000)] == list(range(1000))

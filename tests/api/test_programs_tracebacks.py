@@ -1,4 +1,4 @@
-"""Errors show the user's lines and advice, and no frame of Stoker."""
+"""Errors show the user's lines and advice, but no frame of Stoker."""
 
 from __future__ import annotations
 

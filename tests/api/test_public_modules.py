@@ -1,4 +1,4 @@
-"""Names of the public modules. Adding one is a decision; losing one breaks programs."""
+"""Names of the public modules. Removing a name breaks programs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ HERE = Path(__file__).parents[2]
 APPS = sorted((HERE / "apps").rglob("*.py"))
 NAMES = {
     "config": {
-        "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "decided_by",
-        "load_site", "parse_site", "read_unit",
+        "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
+        "parse_site", "read_unit", "with_default_policy",
     },
     "console": {
         "ByteSize", "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines",
         "note", "redrawn",
     },
     "contexts": {
-        "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "Evicted", "Family", "Gang", "Needs", "ObjectRef",
-        "Recipe", "RecipeFactory", "RuntimeLengths",
-        "as_recipe", "causal_lm", "context", "default_model", "device", "devices", "dtype_named", "encoder",
-        "encoder_class", "encoder_family", "engine_options", "longest_input",
+        "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "EngineSettings", "Evicted", "Family", "Gang",
+        "Needs", "ObjectRef", "Recipe", "RecipeFactory", "RuntimeLengths",
+        "as_recipe", "causal_lm", "check_adapter", "context", "default_model", "device", "devices", "dtype_named",
+        "encoder", "encoder_class", "encoder_family", "longest_input", "may_be_shared",
         "family", "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
         "load_variable_from_serverless", "token_counter",
         "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
@@ -38,20 +38,21 @@ NAMES = {
     "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},
     "sessions": {
         "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
-        "Features", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer", "ServedModelFigures",
-        "Session", "Status", "StokerApp", "WRITTEN_EVERY_S",
+        "Features", "FollowedSession", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer",
+        "ServedModelFigures", "Session", "Status", "StokerApp", "WRITTEN_EVERY_S",
         "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session",
         "journal_trouble", "kept_session", "observe", "policy_of",
         "remove_gateway_note", "sent_call", "write_gateway_note",
     },
-    "toml_files": {"nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"},
+    "toml_files": {"nearest", "parse_toml", "read_struct", "setting_error", "refuse_unknown"},
     "tuning": {
         "RESULT", "SHIPPED_PROMPTS", "BankPlace", "Candidate", "Job", "Metric", "Order", "Sample", "Saved", "Tuned",
         "digest_job", "digest_samples", "fill_bank", "is_over", "pack", "read_candidates", "read_job", "read_paces",
         "read_samples", "refuse_unreachable", "run_job", "split", "unpack", "write_tuned",
     },
 }  # fmt: skip
-"""The names of each public module that has more to show than its definitions (`errors` and `units` are all public)."""
+"""The names of each public module that exports more than its definitions (`errors` and `units` export all definitions).
+"""
 NEED_TORCH = {"CausalLM", "fill_bank", "run_job"}
 
 

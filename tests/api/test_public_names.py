@@ -1,4 +1,4 @@
-"""Names for programs. Adding one is a decision; losing one breaks programs."""
+"""Names for programs. Removing a name breaks programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_exported_names():
 def test_a_future_cannot_be_looped_over():
     future = AppCallFuture.of(AppFuture({}))
     for loop in (list, iter, lambda one: [*one]):
-        with pytest.raises(TypeError, match="a future cannot be looped over; loop over its result"):
+        with pytest.raises(TypeError, match="a future is not iterable; loop over its result"):
             loop(future)
 
 
@@ -96,7 +96,7 @@ def test_every_error_survives_pickling_with_its_facts(kind):
         (lambda: stoker.app(deadline="4"), "^deadline: '4' is not"),
         (lambda: stoker.app()(7), "7"),
         (lambda: stoker.app()(stoker.app()(len)), "one decorator"),
-        (lambda: stoker.app(context=stoker.context(dict)())(lambda *, x: x), "first one"),
+        (lambda: stoker.app(context=stoker.context(dict)())(lambda *, x: x), "first parameter"),
     ],
 )
 def test_a_decorator_that_cannot_be_meant_is_refused_where_it_stands(make, words):

@@ -1,4 +1,4 @@
-"""A bank in several processes, some of which are killed while they write."""
+"""Several processes share a bank, and some are killed while writing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def made(folder: Path) -> None:
 
 
 def test_a_kill_during_insertions_loses_no_reported_prompt(tmp_path):
-    """SIGKILL at a random moment of a loop of insertions, again and again; the bank is rewritten on the way too."""
+    """SIGKILL at random moments during insertions and rewrites of the bank."""
     made(tmp_path)
     told: set[str] = set()
     rng = np.random.default_rng()
@@ -87,7 +87,7 @@ def test_a_kill_during_insertions_loses_no_reported_prompt(tmp_path):
         time.sleep(float(rng.uniform(0, 0.15)))
         process.send_signal(signal.SIGKILL)
         assert process.stdout is not None
-        rest = process.stdout.read()  # `communicate` would leave out what `line` has read ahead
+        rest = process.stdout.read()  # `communicate` would omit the text that `line` has read ahead
         process.wait(60)
         numbers = [0, *(int(one) for one in rest.split("\n")[:-1])]
         assert numbers == list(range(len(numbers)))
@@ -96,7 +96,7 @@ def test_a_kill_during_insertions_loses_no_reported_prompt(tmp_path):
         assert told <= set(bank.layers.candidates)
         assert len(told) + 20 <= len(bank.layers) <= len(told) + 20 + turn + 1
         assert sum(map(len, bank.layers.clusters)) == len(bank.layers)
-    # The lock is free, and a dead writer's files disturb no later one.
+    # The lock is free, and a dead writer's files do not disturb later writers.
     assert bank.insert(Candidate(text="after all"), np.ones(8, dtype=np.float32)).did.value == "added"
     assert open_bank(tmp_path, **OF).layers.clusters == bank.layers.clusters
     assert not list(tmp_path.glob("*.damaged-*"))
@@ -123,12 +123,12 @@ def test_a_killed_build_goes_on_and_two_builders_make_one_bank(tmp_path):
     for _ in range(2):
         assert line(process) == "64"
         go(process)
-    assert line(process) == "64"  # this pass waits until it is killed
+    assert line(process) == "64"  # this pass waits until the process is killed
     process.kill()
     process.communicate(timeout=60)
     builders = [start(BUILD, str(tmp_path), stdin=subprocess.DEVNULL) for _ in range(2)]
     said = [builder.communicate(timeout=120)[0].split() for builder in builders]
     assert all(one[-2:] == ["bank", "640"] for one in said)
     read = sorted(len(one) - 2 for one in said)
-    assert read[0] == 0  # one has waited for the other
-    assert read[1] == 8  # of ten passes two had been kept
+    assert read[0] == 0  # one process waited while the other scored, and scored nothing
+    assert read[1] == 8  # the killed process had kept two of ten passes, so eight remain

@@ -1,5 +1,3 @@
-"""The bank's structure over made-up features: clusters, insertion, removal and search."""
-
 from __future__ import annotations
 
 import math
@@ -20,7 +18,7 @@ WIDTH = 6
 
 
 def features(count: int, seed: int = 0) -> Array:
-    """Half of them in one place, as in real banks: one cluster is large."""
+    """Return features with half of the rows in one large cluster, as in real banks."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(count, WIDTH))
     rows[: count // 2] = 3.0 + rng.normal(scale=0.2, size=(count // 2, WIDTH))
@@ -59,7 +57,7 @@ def validate(layers: Layers) -> None:
 
 
 class Bank(RuleBasedStateMachine):
-    """Any order of insertions, new texts and old ones, below the capacity and at it."""
+    """A bank that gets new and known texts in any order, below and at its capacity."""
 
     @initialize(count=st.integers(1, 40), k=st.integers(1, 8), room=st.integers(0, 5), seed=st.integers(0, 99))
     def made(self, count, k, room, seed):
@@ -123,7 +121,7 @@ def test_a_large_cluster_costs_what_the_limit_says():
     assert len(largest) > 200
     target = layers.vectors[largest[150]]
 
-    def score(texts):  # the best prompt is one of the large cluster
+    def score(texts):  # the best prompt is in the large cluster
         return [float(cosine_distances(layers.vectors[key_of(text)][None], target[None])[0, 0]) for text in texts]
 
     assert two_layers(layers, score).scores == 10 + len(largest) - 1
@@ -133,7 +131,9 @@ def test_a_large_cluster_costs_what_the_limit_says():
 
 
 def test_the_second_best_cluster_is_looked_into():
-    """The best prompt's representative is not the best one: two layers cannot find it, best bin first does."""
+    """The representative of the best prompt's cluster is not the best representative. A two-layer search misses the
+    prompt; best-bin-first finds it.
+    """
     layers = bank(200, k=8)
     first, second = sorted(range(8), key=lambda number: len(layers.clusters[number]))[-2:]
     losses = dict.fromkeys(layers.candidates, 5.0)

@@ -1,4 +1,4 @@
-"""K-medoids: no single swap improves it, near the optimum, and deterministic."""
+"""K-medoids is near the optimum, deterministic, and no single swap improves it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.tuning.bank.layers import Array, cosine_distances, k_medoids, medoid
 
 
 def points(count: int, seed: int, *, width: int = 5, copies: int = 0) -> Array:
-    """Unit rows; the first `copies` are the same."""
+    """Return unit rows; the first `copies` rows are equal."""
     rows = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
     rows[:copies] = rows[0]
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)

@@ -1,5 +1,3 @@
-"""A bank over a small real model: its features, its losses."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -43,7 +41,7 @@ def test_a_bank_over_a_real_model(tmp_path: Any, model: Any) -> None:
     read = reader(model)
     bank = ensure_bank(tmp_path, candidates, model="smollm2", reading=reading_of(), read=read, k=3)
     assert bank.layers.scale.width == 576
-    # Prompts of one meaning are nearer to each other than to others, mostly.
+    # Prompts of one meaning are mostly nearer to each other than to other prompts.
     homes = [{bank.layers.cluster_of(Candidate(text=text).key) for text in texts} for texts in TEXTS.values()]
     assert sum(len(home) for home in homes) <= 5
 

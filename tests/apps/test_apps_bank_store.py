@@ -1,5 +1,3 @@
-"""A bank on disk: reopened unchanged; damage is reported and repaired."""
-
 from __future__ import annotations
 
 import os
@@ -23,7 +21,7 @@ OF = {"model": "model-a", "reading": "letters"}
 
 
 class Letters:
-    """A reader whose features are counts of letters; it remembers what it was asked to read."""
+    """A reader that counts letters as features and remembers its texts."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -98,7 +96,7 @@ def test_two_see_each_others_insertions(tmp_path):
 
 
 def test_a_long_tail_is_written_anew(tmp_path):
-    """One text that is tuned again and again does not make the file grow for ever; others notice the new file."""
+    """Repeated insertions of one text do not grow the file without limit; other readers notice its rewritten file."""
     bank, other = made(tmp_path, 20), open_bank(tmp_path, **OF)
     sizes = []
     for number in range(50):
@@ -213,7 +211,7 @@ def test_frames_tell_torn_from_damaged(tmp_path):
 
 
 def test_a_full_disk_costs_the_insertion_alone(tmp_path):
-    """A file size limit stands in for the full disk: write(2) is cut short in the same way."""
+    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
     bank = made(tmp_path)
     before = bank.path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,5 +1,3 @@
-"""Records of a `stoker batch`, and its two output files."""
-
 import json
 
 import pytest
@@ -39,7 +37,7 @@ def checked(tmp_path):
 
 @pytest.fixture
 def log(tmp_path, checked):
-    """Answers to a and c, which came in another order, and the model's answer to b."""
+    """Yield a log with answers to a and c, out of order, and the model's error for b."""
     with RecordLog(tmp_path / "log", key=KEY) as log:
         for one in (answer("c", 4, text="é"), answer("b", 3, error=ApiError("too long")), answer("a", 1)):
             log.append([make_record(one, digest=checked.digest)])

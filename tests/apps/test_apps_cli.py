@@ -35,8 +35,8 @@ def here(tmp_path, monkeypatch):
         (["--batch-size", "0"], "0 is not a whole number from 1 to"),
         (["--awareness", "some"], "'some' is not one of 'none', 'disk', 'full'"),
         (["--format", "xlsx"], "'xlsx' is not one of"),
-        (["--all", "--limit", "5"], "--all and --limit say different things"),
-        (["--resume", "a", "--fresh"], "leave --out and --fresh away"),
+        (["--all", "--limit", "5"], "--all and --limit exclude each other"),
+        (["--resume", "a", "--fresh"], "leave --out and --fresh out"),
         (["--limt", "5"], "--limit"),
     ],
 )
@@ -136,11 +136,11 @@ def test_progress_says_what_it_waits_for():
 GONE = "no pilot is here any more (the last one, p1, {} ago: its job was preempted; block b2: queued for {})"
 
 
-def lines_of(progress, facts, looks, *, begins=0.0):
-    """The plain lines of a number of looks, two a second, by the second of each. `facts` gives the facts at a time."""
+def lines_of(progress, facts, polls, *, first_at=0.0):
+    """Look `polls` times, twice a second; return the plain lines by second. `facts` maps a time to the status."""
     lines = []
-    for look in range(looks):
-        now = begins + look / 2
+    for look in range(polls):
+        now = first_at + look / 2
         progress._ask = lambda now=now: facts(now)
         progress.refresh()
         if line := progress.due_line(now):
@@ -155,15 +155,15 @@ def test_a_wait_is_reported_once_a_minute_or_when_it_changes():
     progress = Progress(total=600, done=212, noun="claims", facts=lambda: None)
     hot = ContextFacts(names=("llm-a",), hot=1, loads=1, load_total_s=0.4, pilots=1)
     assert lines_of(progress, lambda _: hot, 200) == [(0.0, "context llm-a   hot, 1 load of 0.4 s")]
-    assert [at for at, _ in lines_of(progress, gone, 2 * 150, begins=100.0)] == [100.0, 160.0, 220.0]
-    (line,) = lines_of(progress, gone, 2 * 60, begins=280.0)
+    assert [at for at, _ in lines_of(progress, gone, 2 * 150, first_at=100.0)] == [100.0, 160.0, 220.0]
+    (line,) = lines_of(progress, gone, 2 * 60, first_at=280.0)
     assert line[1].startswith("waiting for a pilot: no pilot is here any more (the last one, p1, 4 min 40 s ago")
 
     def other(now):
         return ContextFacts(loads=1, waits_for=GONE.replace("p1", "p2").format(show_seconds(now), "1.0 s"))
 
-    assert [at for at, _ in lines_of(progress, other, 2, begins=285.0)] == [285.0], "another pilot has gone"
-    assert [at for at, _ in lines_of(progress, lambda _: hot, 2, begins=290.0)] == [290.0]
+    assert [at for at, _ in lines_of(progress, other, 2, first_at=285.0)] == [285.0], "another pilot has gone"
+    assert [at for at, _ in lines_of(progress, lambda _: hot, 2, first_at=290.0)] == [290.0]
 
 
 def test_after_ten_loads_lines_report_only_lost_pilots():
@@ -173,7 +173,7 @@ def test_after_ten_loads_lines_report_only_lost_pilots():
         return ContextFacts(names=("llm-a",), hot=int(now) + 1, loads=int(now) + 1, load_total_s=1.0, pilots=1)
 
     assert len(lines_of(progress, loads, 60)) == 9
-    assert lines_of(progress, lambda _: ContextFacts(loads=30, waits_for="no pilot yet"), 10, begins=30.0) == [
+    assert lines_of(progress, lambda _: ContextFacts(loads=30, waits_for="no pilot yet"), 10, first_at=30.0) == [
         (30.0, "waiting for a pilot: no pilot yet")
     ]
 
@@ -187,7 +187,7 @@ def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
     progress.advance(1, also=500)
     now = 102.0
     progress.advance(20, also=2000)
-    progress.advance(1)  # a request without an answer
+    progress.advance(1)  # this request ended without an answer
     now = 105.0
     assert progress.numbers() == "22/100   11.0 requests/s   1,250 tokens/s   hot 1/1   left 0:06"
 

@@ -1,4 +1,4 @@
-"""Damaged files of applications: an error names the file; a replaceable file counts as missing."""
+"""An error names a damaged file of an application; a replaceable damaged file counts as missing."""
 
 from __future__ import annotations
 

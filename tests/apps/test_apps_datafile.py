@@ -56,11 +56,11 @@ def test_parquet_with_lists_of_evidence(tmp_path):
         ("a.jsonl", '{"claim": "A.", "label": "true", "id": [1]}\n', ["line 1", "id must be a number or text"]),
         ("a.jsonl", JSONL + JSONL, ["line 4", "id 7", "line 1"]),
         ("a.jsonl", "[1]\n", ["line 1", "is list, must be an object"]),
-        ("a.jsonl", "", ["holds no claims"]),
+        ("a.jsonl", "", ["has no claims"]),
         ("a.jsonl", b'{"claim": "\xff", "label": "SUPPORTS"}\n', ["is not UTF-8"]),
         ("a.csv", "claim,label\nA, b.,SUPPORTS\n", ["line 2", "has 3 cells, the header has 2"]),
         ("a.csv", 'claim,label\n"A.,SUPPORTS\n', ["line 2"]),
-        ("a.csv", "claim,label\n", ["holds no claims"]),
+        ("a.csv", "claim,label\n", ["has no claims"]),
         ("a.parquet", "PAR1 nothing", ["cannot be read as Parquet"]),
         ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
     ],
@@ -163,7 +163,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="its schema: two columns are called a"):
         list(read_rows(tmp_path / "a.parquet"))
     [row] = read_rows(put(tmp_path, "b.csv", "claim,label,,\nA.,B.,,\n"))
-    assert (row.fields["claim"], row.fields["label"]) == ("A.", "B."), "columns without a name are nobody's"
+    assert (row.fields["claim"], row.fields["label"]) == ("A.", "B."), "columns without a name are ignored"
 
 
 @pytest.mark.parametrize("text", [r'{"id": "\ud800"}', r'{"id": {"a": ["b\uDC00"]}}'])

@@ -1,4 +1,4 @@
-"""Arrow files and streams, Feather, and folders of Hugging Face's `save_to_disk`."""
+"""Arrow files and streams, Feather, and Hugging Face's `save_to_disk` folders."""
 
 import json
 
@@ -27,7 +27,7 @@ def write_feather(path, table=TABLE):
 
 
 def save_data_set(folder, *, shards=2):
-    """What `Dataset.save_to_disk` writes, without the facts that are for people."""
+    """Write the files of `Dataset.save_to_disk` without its descriptive fields."""
     folder.mkdir(parents=True)
     names = [f"data-{number:05}-of-{shards:05}.arrow" for number in range(shards)]
     rows = TABLE.num_rows // shards
@@ -58,7 +58,7 @@ def test_splits_are_named_unless_there_is_one(tmp_path):
     for split in ("train", "test"):
         save_data_set(tmp_path / split, shards=1)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(ConfigError, match=r"holds the splits train, test; name one, as .*train"):
+    with pytest.raises(ConfigError, match=r"has the splits train, test; name one, as .*train"):
         read_rows(tmp_path)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["test"]}')
     assert len(list(read_rows(tmp_path))) == 10_000
@@ -96,9 +96,9 @@ def test_files_that_are_no_tables(tmp_path, name, data, says):
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (None, "none that a data set's save_to_disk wrote"),
-        ("{}", "is no list of _data_files as save_to_disk writes it"),
-        ('{"_data_files": [{"filename": "../b"}]}', "is no list of _data_files"),
+        (None, "a data set's save_to_disk did not write"),
+        ("{}", "is not a list of _data_files as save_to_disk writes it"),
+        ('{"_data_files": [{"filename": "../b"}]}', "is not a list of _data_files"),
         ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: no such file, and .* names it"),
     ],
 )

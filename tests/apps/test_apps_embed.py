@@ -1,5 +1,3 @@
-"""`stoker run embed`: its output files, and a run that is killed and resumed."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -33,7 +31,7 @@ def items(*ids: str) -> list[DataItem]:
 
 
 def records() -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Of a, b and c, where the model could not take b."""
+    """Return the records of a, b and c; the model refused b."""
     vectors = [np.float32(VECTORS["a"]).tobytes(), b"", np.float32(VECTORS["c"]).tobytes()]
     made, failed = make_records(("a", "b", "c"), EmbeddedTexts(0, vectors, ["", "too long", ""], 9, 0.1))
     return {(each["id"],): each for each in made}, {(each["id"],): each for each in failed}
@@ -63,14 +61,14 @@ def test_the_first_text_without_a_vector_is_told_with_its_place() -> None:
 
 
 def test_vectors_that_are_missing_are_no_results(tmp_path: Path) -> None:
-    with pytest.raises(StokerError, match="2 texts went out and 1 vectors came back"):
+    with pytest.raises(StokerError, match="2 texts were sent and 1 vectors were returned"):
         make_records(("a", "b"), EmbeddedTexts(0, [b""], [""], 1, 0.1))
     with pytest.raises(StokerError, match="there is no result for row z"):
         write_parquet(tmp_path / "x", items("z"), *records())
 
 
 class Letters:
-    """An embedder that counts letters, and takes no empty text."""
+    """An embedder that counts letters and refuses empty texts."""
 
     def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
         for number, text in enumerate(texts):
@@ -160,17 +158,17 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
         deadline = time.monotonic() + LIMIT_S
         while not part.exists() or part.read_bytes().count(b"\n") < 100:
             assert running.poll() is None
-            assert time.monotonic() < deadline, "no vectors came"
+            assert time.monotonic() < deadline, "the run gave no vectors"
             time.sleep(0.02)
         running.send_signal(signal.SIGKILL)
         running.wait()
         kept = part.read_bytes().count(b"\n")
         assert kept < 1500
         out = stoker(tmp_path, *options, "--out", "out", *up.joined, code=1)
-        assert f"going on with out: {kept:,} of 1,500 are there" in out
+        assert f"continuing out: {kept:,} of 1,500 are kept" in out
         assert "failed: 1 of 1,500 texts have no vector" in out
-        assert "texts.jsonl: line 10: row r9: the text comes to 62 tokens; the model reads 40" in out
-        assert "Split it, or read its beginning alone: --truncate" in out
+        assert "texts.jsonl: line 10: row r9: the text has 62 tokens; the model reads 40" in out
+        assert "Split it, or use only its beginning: --truncate" in out
         assert "try them again:  stoker run embed --resume out" in out
         out = stoker(tmp_path, *options, "--truncate", "--out", "whole", "--format", "npy", "--json", *up.joined)
         summary = json.loads(out)
@@ -189,9 +187,9 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["embed"], "embed wants a file of texts: stoker run embed FILE"),
-        (["embed", "t.csv"], "embed wants an encoder: --model PATH"),
-        (["embed", "t.csv", "--model", "{model}"], "t.csv: line 2: text is missing, and --text wants it (the row has"),
+        (["embed"], "embed needs a file of texts: stoker run embed FILE"),
+        (["embed", "t.csv"], "embed needs an encoder: --model PATH"),
+        (["embed", "t.csv", "--model", "{model}"], "t.csv: line 2: text is missing, and --text needs it (the row has"),
         (
             ["embed", "t.jsonl", "--model", "{model}", "--text", "n"],
             "n must be text, and is 1; name another column with --text",
@@ -219,7 +217,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence(
 
 
 def _reads_requests(work: Any, options: Any, recipe: Any, rows: Any) -> None:
-    """Steps of a run before it needs a session."""
+    """Read all requests, which needs no session."""
     from stoker.apps.embed.run import _requests
 
     list(_requests(options, rows, work.log, sent={}))

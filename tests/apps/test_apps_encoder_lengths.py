@@ -1,5 +1,3 @@
-"""`stoker run encoder_lengths`: input, output, and a small encoder in a real session."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -38,7 +36,7 @@ def profile(*seconds: float, **more: Any) -> EncoderProfile:
     return EncoderProfile(lengths=times, **given | more)
 
 
-# ---- what is printed
+# ---- output
 
 
 def test_the_staircase_has_a_row_for_each_length() -> None:
@@ -64,7 +62,7 @@ def test_the_lengths_that_pay_are_a_line_for_a_program() -> None:
 def test_a_model_without_a_staircase_gets_one_runtime() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
     lines = advice("models/m", flat, lengths_that_pay(flat))
-    assert lines[0] == "one runtime is right, of 192 tokens: shorter ones would save less than 5%"
+    assert lines[0] == "one runtime is enough, of 192 tokens: shorter ones would save less than 5%"
     assert lines[2].strip() == "encoder('models/m', length=192)"
     assert "nothing was compiled on this device" in lines[-1]
 
@@ -109,7 +107,7 @@ def test_rows_without_a_text_are_named(tmp_path: Path, lines: str, says: str) ->
         sample_texts(tmp_path / "t.jsonl", "text")
 
 
-# ---- what runs on a pilot
+# ---- code on a pilot
 
 
 def test_the_model_is_asked_for_what_the_command_was_told() -> None:
@@ -151,7 +149,7 @@ def test_an_encoder_is_measured_and_its_family_finds_the_profile(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "encoder_lengths wants an encoder: --model PATH"),
+        ([], "encoder_lengths needs an encoder: --model PATH"),
         (["--model", "./nowhere"], "there is no model at ./nowhere"),
         (["--model", "tiny", "--text", "said"], "--text names a column of --texts FILE, which is missing"),
         (["--model", "tiny", "--texts", "none.csv"], "none.csv: no such file"),

@@ -1,5 +1,5 @@
-"""Applications and `stoker batch` on real sessions, killed, interrupted and resumed with the same end. The small model
-has random weights; `make run` and the tests of the documents run the shipped one.
+"""Applications and `stoker batch` in real sessions give the same results after kills, interruptions and resumption. The
+small model has random weights; `make run` and the docs tests use the shipped model.
 """
 
 import base64
@@ -40,9 +40,9 @@ REQUESTS = 60
 
 
 def stoker(folder, *arguments, code=0):
-    """Run a command in this process, and return its standard output."""
+    """Run a command in this process and return its standard output."""
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_SESSION", "")  # `run --session` sets it
+        patch.setenv("STOKER_SESSION", "")  # `run --session` sets this variable; the patch restores it
         done = Stoker()(*arguments)
     assert done.exit_code == code, f"{done.output}{done.exception}"
     return done.stdout
@@ -57,7 +57,7 @@ def read_lines(path):
 
 
 class HeldRun:
-    """A run that writes `more` results and waits. The block begins then, and its end kills the run."""
+    """A run that waits after writing `more` results. Leaving the block kills the run."""
 
     def __init__(self, folder, *arguments, out="run", more=HELD_AT):
         self.part = folder / out / "results.jsonl.part"
@@ -71,7 +71,7 @@ class HeldRun:
         deadline = time.monotonic() + LIMIT_S
         while self.kept < self._until:
             assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < deadline, "no results came"
+            assert time.monotonic() < deadline, "the run gave no results"
             time.sleep(0.02)
         return self
 
@@ -84,7 +84,7 @@ class HeldRun:
         return self.part.read_bytes().count(b"\n") if self.part.exists() else 0
 
     def end(self, number=0):
-        """Send a signal, and return the exit code and output."""
+        """Send a signal; return the exit code and output."""
         self.process.send_signal(number)
         out, _ = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out
@@ -92,7 +92,6 @@ class HeldRun:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The path of a small model."""
     model = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(model)
     return str(model)
@@ -100,7 +99,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory):
-    """A session that runs join which are to find the model hot."""
+    """A session for runs that must find the model hot."""
     with SessionUp(tmp_path_factory.mktemp("up")) as session:
         yield session
 
@@ -110,13 +109,13 @@ def up(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(tiny):
-    """The command line that verifies seven claims."""
+    """The command line to verify seven claims."""
     return ["run", "fact_verification", "--limit", "7", "--format", "jsonl", "--model", tiny]
 
 
 @pytest.fixture(scope="module")
 def whole_facts(tmp_path_factory, facts, up):
-    """The folder and output of an undisturbed run: the shipped prompts, one claim a call."""
+    """The folder and output of an undisturbed run with the shipped prompts, one claim per call."""
     folder = tmp_path_factory.mktemp("whole")
     return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run", *up.joined)
 
@@ -138,19 +137,19 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
     with HeldRun(tmp_path, *options, out="broken", more=4) as held:
         assert held.end(signal.SIGKILL)[0] == -signal.SIGKILL
         kept = held.kept
-        # A torn line, as a crashed host leaves it, is cut off; its result is made again.
+        # A crashed host leaves an incomplete last line. The next run removes the line and computes its result again.
         with held.part.open("ab") as file:
             file.write(b'{"prompt":"to')
     with HeldRun(tmp_path, *options, out="broken", more=4) as held:
         code, out = held.end(signal.SIGINT)
-    assert f"going on with broken: {kept} of 21 are there" in out
+    assert f"continuing broken: {kept} of 21 are kept" in out
     assert code == 130
     assert "results are kept in broken" in out
     assert "continue:  stoker run fact_verification --resume broken" in out
     assert not list((tmp_path / "broken").glob("results.jsonl")), "a half-written result file"
 
     out = stoker(tmp_path, "run", "fact_verification", "--resume", "broken", *up.joined)
-    assert "more were there from before" in out
+    assert "more were kept from before" in out
     resumed = read_lines(tmp_path / "broken" / "results.jsonl")
     assert not held.part.exists()
     for one, other in zip(expected, resumed, strict=True):
@@ -188,10 +187,12 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path, tiny):
     assert [(row["model"], row["max_new_tokens"], row["id"]) for row in rows] == [
         (model, tokens, name) for model in ("one", "two") for tokens in (2, 4) for name in ("a", "b")
     ]
-    # Calls of two models on one device overlap: their time is called what it is, and no time of devices.
+    # Calls of two models on one device overlap: the sum of their durations is reported as calls' time, not as devices'
+    # time.
     assert summary["attempt"]["infer_s"] == pytest.approx(sum(row["infer_s"] for row in rows), abs=1e-4)
     assert "infer_device_s" not in summary["attempt"]
-    # The same weights at one precision in two libraries: greedy texts agree, the longer begins as the shorter.
+    # The same weights and precision in two libraries: greedy texts agree, and the longer text begins like the shorter
+    # text.
     outputs = {(row["model"], row["max_new_tokens"], row["id"]): row["output"] for row in rows}
     for name in ("a", "b"):
         assert outputs["one", 4, name] == outputs["two", 4, name]
@@ -215,7 +216,7 @@ def test_a_killed_sweep_has_each_row_once_and_in_order(tmp_path, tiny, up):
     with HeldRun(tmp_path, *options, out="broken", more=20) as held:
         code, out = held.end(signal.SIGINT)
     assert code == 130
-    assert f"going on with broken: {kept} of 200 are there" in out
+    assert f"continuing broken: {kept} of 200 are kept" in out
     stoker(tmp_path, "run", "inference_sweep", "--resume", "broken", *up.joined)
     whole, broken = (read_lines(tmp_path / folder / "results.jsonl") for folder in ("whole", "broken"))
     assert [(row["max_new_tokens"], row["id"]) for row in broken] == [
@@ -246,7 +247,7 @@ def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path, t
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["errors"] == 2
 
     again = stoker(tmp_path, "run", "inference_sweep", "--resume", "run", *up.joined, code=1)
-    assert "going on with run: 3 of 5 are there" in again
+    assert "continuing run: 3 of 5 are kept" in again
     assert read_lines(tmp_path / "run" / "results.jsonl")[0] == made[0]
 
 
@@ -273,7 +274,7 @@ def choices(line):
 
 
 def pilots_below(folder):
-    """The processes of pilots whose session lies in this folder."""
+    """Return the pilot processes of sessions in this folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -285,7 +286,7 @@ def pilots_below(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tiny, up):
-    """The answers of a run that nothing disturbed."""
+    """The answers of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     write_lines(folder / "r.jsonl", map(request, range(REQUESTS)))
     out = batch(folder, "--model", tiny, *up.joined)
@@ -301,16 +302,17 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny
     with HeldRun(tmp_path, *command) as held:
         held.end(signal.SIGKILL)
         kept = held.kept
-        # A torn line, as a crashed host or a full disk leaves it, is cut off; its request is answered again.
+        # A crashed host or a full disk leaves an incomplete last line. The next run removes the line and answers its
+        # request again.
         with held.part.open("ab") as file:
             file.write(b'{"custom_id":"r5')
     with HeldRun(tmp_path, *command) as held:
         code, out = held.end(signal.SIGINT)
     assert code == 130
-    assert f"going on with run: {kept} of 60 are there" in out
+    assert f"continuing run: {kept} of 60 are kept" in out
     assert "of 60 answers are kept in run" in out
     assert f"to continue, the same command:  stoker batch r.jsonl --model {tiny} --out run" in out
-    assert not (tmp_path / "run" / "responses.jsonl").exists(), "a file that is not whole"
+    assert not (tmp_path / "run" / "responses.jsonl").exists(), "an incomplete file"
 
     summary = json.loads(batch(tmp_path, "--model", tiny, "--json", *up.joined))
     made = read_lines(tmp_path / "run" / "responses.jsonl")
@@ -352,7 +354,7 @@ def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, ti
     shutil.copytree(tiny, tmp_path / "second")
     models = ["--model", f"m={tiny}", "--model", "other=second"]
     out = batch(tmp_path, *models, "--check", code=1)
-    assert "4 lines cannot be answered, and the others can" in out
+    assert "4 lines cannot be answered; the others run" in out
     assert not (tmp_path / "run").exists(), "a check runs nothing"
 
     out = batch(tmp_path, *models, *up.joined, code=1)
@@ -376,7 +378,7 @@ def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, ti
     ids = [line["id"] for line in [*answered, *errors]]
     assert len(set(ids)) == len(ids)
 
-    # Nothing is left to do: the same command begins another run only with --fresh.
+    # Everything is done: the same command needs --fresh to run again.
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         again = Stoker()("batch", "r.jsonl", *models, "--out", "run")
@@ -418,33 +420,41 @@ def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, tiny, up)
 
 def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, tiny, up):
     chat = request(1, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    forms = {
+        name: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": kind}}}
+        for name, kind in (("json", "null"), ("wrong", "nil"))
+    }
+    asked = {"model": "m", "messages": chat["body"]["messages"]}
     lines = [
         chat, request(2, max_tokens=4, temperature=0, logprobs=2), request(4, max_tokens=4, logprobs=0),
-        {**chat, "custom_id": "json", "body": {**chat["body"], "response_format": schema}},
+        *(
+            {**chat, "custom_id": name, "body": {**asked, "response_format": form}}
+            for name, form in forms.items()
+        ),
     ]  # fmt: skip
     write_lines(tmp_path / "r.jsonl", lines)
     batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
-    first, second, third = (
-        line["response"]["body"]["choices"][0]["logprobs"] for line in read_lines(tmp_path / "run" / "responses.jsonl")
-    )
+    answers = [line["response"]["body"]["choices"][0] for line in read_lines(tmp_path / "run" / "responses.jsonl")]
+    first, second, third = (answer["logprobs"] for answer in answers[:3])
+    assert answers[3]["message"]["content"] == "null"
     assert len(first["content"]) == len(second["tokens"]) == len(third["tokens"]) == 4
     for place in first["content"]:
-        assert place["logprob"] == pytest.approx(place["top_logprobs"][0]["logprob"])  # the likeliest was taken
+        # the model chose the most likely token
+        assert place["logprob"] == pytest.approx(place["top_logprobs"][0]["logprob"])
         assert len(place["top_logprobs"]) == 2
         assert bytes(place["bytes"]).decode(errors="replace") == place["token"]
     assert max(second["token_logprobs"]) <= 0
     assert [len(each) for each in third["top_logprobs"]] == [0] * 4
     assert second["text_offset"][0] == 0
     (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
-    assert refused["custom_id"] == "json"
+    assert refused["custom_id"] == "wrong"
     assert "schema" in refused["response"]["body"]["error"]["message"]
 
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
 def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, tiny, up):
-    """The run folder's disk has room for some answers; the same command continues once there is more room."""
+    """The run folder's disk has space for some answers. When it has more space, the same command continues the run."""
     write_lines(tmp_path / "r.jsonl", (request(number, max_tokens=200) for number in range(REQUESTS)))
     (tmp_path / "small").mkdir()
     words = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "r.jsonl", "--model", tiny]

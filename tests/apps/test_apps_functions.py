@@ -1,5 +1,3 @@
-"""The decorated functions of applications, and the contexts that they share."""
-
 from __future__ import annotations
 
 import json
@@ -36,8 +34,9 @@ def test_each_application_has_functions_under_app():
 
 
 def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
-    """So a model is hot for every application of a session, and for programs that ask for `causal_lm`. Those that have
-    texts written ask for as many slots as the engine serves; those that score or tune run one call at a time."""
+    """Applications and programs with `causal_lm` share one hot model. Loaders for written texts request as many slots
+    as the engine serves; loaders that score or tune run one call at a time.
+    """
     assert isinstance(tuning.language_model, RecipeFactory)
     for slots in ("auto", 1):
         recipe = model_recipe(tuning.language_model, model, slots=slots)

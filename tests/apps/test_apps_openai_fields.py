@@ -1,4 +1,4 @@
-"""Every field of OpenAI's types is honoured, ignored or refused, and its answers are accepted back."""
+"""Every field of OpenAI's types is honoured, ignored or refused, and answers have OpenAI's types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ from stoker.apps.gateway.answering import read_asked
 from stoker.datafile import Line
 
 ANY = ModelPaths(named={}, every="models/m", engine="continuous")
-WITH_VLLM = ModelPaths(named={}, every="models/m", engine="vllm")
 QUESTION = {"role": "user", "content": "Say hi"}
 
 
@@ -126,14 +125,53 @@ def test_what_the_engine_can_do_reaches_it(read):
         "logit_bias": {"50256": -100}, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3, 4],
     }  # fmt: skip
     for endpoint, words in ((Endpoint.CHAT, {"messages": [QUESTION]}), (Endpoint.COMPLETIONS, {"prompt": "x"})):
-        found = read(endpoint, {"model": "m", **words, **given}, models=WITH_VLLM)
+        found = read(endpoint, {"model": "m", **words, **given})
         assert dict(found.sampling.engine_options) == {**given, "logit_bias": {50256: -100}}
-        for name in given.keys() - {"ignore_eos", "stop_token_ids"}:
-            with pytest.raises(RequestRefused) as refused:
-                read(endpoint, {"model": "m", **words, name: given[name]})
-            assert refused.value.error.param == name
-        own = {name: given[name] for name in ("ignore_eos", "stop_token_ids")}
-        assert dict(read(endpoint, {"model": "m", **words, **own}).sampling.engine_options) == own
+
+
+SCHEMA = {"type": "integer"}
+FORMS = [
+    ({"response_format": {"type": "json_object"}}, "response_format", "json_schema", '{"type":"object"}'),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "response_format",
+     "json_schema", '{"type":"integer"}'),
+    ({"guided_json": SCHEMA}, "guided_json", "json_schema", '{"type":"integer"}'),
+    ({"guided_json": "{}"}, "guided_json", "json_schema", "{}"),
+    ({"guided_regex": "a+"}, "guided_regex", "regex", "a+"),
+    ({"guided_choice": ["a", "b"]}, "guided_choice", "choice", ["a", "b"]),
+    ({"guided_grammar": "start: A"}, "guided_grammar", "grammar", "start: A"),
+    ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json", "json_schema", '{"type":"integer"}'),
+    ({"structured_outputs": {"json_object": True, "regex": None}}, "structured_outputs.json_object", "json_schema",
+     '{"type":"object"}'),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", "choice", ["a"]),
+]  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize(("body", "field", "option", "value"), FORMS)
+def test_every_way_to_ask_for_a_form_reaches_the_engine(read, body, field, option, value):
+    for endpoint, words in ((Endpoint.CHAT, {"messages": [QUESTION]}), (Endpoint.COMPLETIONS, {"prompt": "x"})):
+        sampling = read(endpoint, {"model": "m", **words, **body}).sampling
+        assert {"json_schema": sampling.json_schema, **dict(sampling.engine_options)}[option] == value
+        assert sampling.form_field == field
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": 3}, "guided_regex"), ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_choice": []}, "guided_choice"), ({"guided_json": [1]}, "guided_json"),
+        ({"structured_outputs": "x"}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)  # fmt: skip
+def test_a_form_that_is_none_is_refused_by_name(read, body, param):
+    with pytest.raises(RequestRefused) as refused:
+        read(Endpoint.CHAT, {"model": "m", "messages": [QUESTION], **body})
+    assert refused.value.error.param == param
 
 
 def test_each_ignored_field_is_told():

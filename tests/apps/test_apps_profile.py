@@ -1,5 +1,3 @@
-"""`stoker profile`: the tables, and a small model in a real session."""
-
 from __future__ import annotations
 
 import importlib.util

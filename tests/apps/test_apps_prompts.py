@@ -9,7 +9,7 @@ def test_the_shipped_templates():
     assert [one.name for one in plain] == ["plain", "definitions", "question"]
     assert not any(one.wants_evidence for one in plain)
     assert all(one.wants_evidence for one in read_prompts(SHIPPED_EVIDENCE))
-    # Each ends where its answer begins: no space or line after it, which would split the answer's token.
+    # Each prompt ends where its answer begins. A trailing space or line break would split the answer's token.
     assert all(one.text == one.text.rstrip() for one in plain)
 
 
@@ -40,10 +40,10 @@ def test_jsonl_templates(tmp_path):
         ("[[prompts]]\nname = 'a'\n", "template 1: text must be text"),
         ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "(a): text has no {claim}"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim} {evidnce}'\n", "{evidnce} is not a place"),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\n" * 2, "a template named a stands before it"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\n" * 2, "the name a was already used"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n[[prompts]]\nname = 'b'\ntext = '{claim}'\n",
-            "b asks just what a",
+            "b and a are the same",
         ),
         ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS?"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORTS = ' x' }\n", "no word for REFUTES, NOT"),
@@ -55,7 +55,7 @@ def test_jsonl_templates(tmp_path):
         ),
         ("prompts = 3\n", "must be tables"),
         ("prompts = [\n", "line 2: not TOML"),
-        ("", "holds no templates"),
+        ("", "has no templates"),
     ],
 )
 def test_a_bad_template_is_named(tmp_path, text, says):

@@ -41,7 +41,7 @@ def test_any_truncation_costs_at_most_the_last_record(tmp_path, count, cut, agai
     complete = whole[:at].count(b"\n")
     with RecordLog(path, key=KEY) as log:
         assert list(log) == [record(number) for number in range(complete)]
-        # Resuming writes what is missing, and nothing twice.
+        # Resuming writes the missing records, and no record twice.
         log.append(record(number) for number in range(max(count, again)))
     with RecordLog(path, key=KEY) as log:
         assert list(log) == [record(number) for number in range(max(count, again))]
@@ -55,7 +55,7 @@ def test_a_damaged_line_before_the_last_is_named(tmp_path):
 
 
 def test_a_full_disk_leaves_no_torn_record(tmp_path):
-    """A file size limit stands in for the full disk: write(2) is cut short in the same way."""
+    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
     path = tmp_path / "log"
     with RecordLog(path, key=KEY) as log:
         log.append([record(1)])

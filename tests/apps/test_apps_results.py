@@ -31,7 +31,9 @@ CLAIMS = [
 
 
 def scores(prompt, claims, *, number=0):
-    """Good is right but for every tenth claim, bad always says the same; both like REFUTES five nats too much."""
+    """Return scores: the good prompt errs in every tenth claim, the bad prompt always gives one answer. Both prefer
+    REFUTES by five nats too much.
+    """
     rows = []
     for claim in claims:
         row = [-9.0, -4.0, -9.0]
@@ -79,7 +81,7 @@ def test_rows_are_in_order_whatever_order_the_calls_ended_in(tmp_path, log):
 
 def test_figures_of_answers_raw_and_calibrated(log):
     good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
-    # Claims 0, 10 and 20 say SUPPORTS; claim 0 is one.
+    # The uncalibrated answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only.
     assert (good.right, good.raw_right) == (28, 10)
     assert good.matrix == [[10, 0, 0], [1, 9, 0], [1, 0, 9]]
     assert good.recalls == [1.0, 0.9, 0.9]
@@ -105,7 +107,7 @@ def test_a_missing_result_and_a_short_call_are_errors(tmp_path):
         log.append(make_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
         with pytest.raises(StokerError, match="no result for claim 29 with good"):
             make_rows([GOOD], CLAIMS, log, calibrate=True)
-    with pytest.raises(StokerError, match="a call of 3 claims brought back 2 rows"):
+    with pytest.raises(StokerError, match="a call of 3 claims returned 2 rows"):
         make_records(GOOD, CLAIMS[:3], scores(GOOD, CLAIMS[:2]))
 
 
@@ -143,17 +145,17 @@ def test_the_report_says_what_was_measured(log):
     assert len(head) >= len(bad)
     assert "93.3 %  (78.7-98.2)" in good
     assert good.endswith("   best")
-    # Columns stand under their heads.
+    # Columns are aligned with their heads.
     for name, share in zip(results.SHORT, ("100.0", "90.0", "90.0"), strict=True):
         assert good[: head.index(name) + len(name)].endswith(share)
     verdict = "\n".join(results.verdict(rows, made, calibrated=True))
     assert "ahead of bad by more than chance (McNemar p = less than 0.001)" in verdict
-    assert "always saying" not in verdict
+    assert "constant answer" not in verdict
     assert "uncalibrated 33.3, 33.3 %" in verdict
     cost = "\n".join(results.cost_lines(attempt()))
     assert "60 inferences in 15 s, 4.0/s on 2 devices" in cost
     assert "30 s inferring, 0.8 s loading (2 loads, 6 calls found it hot)" in cost
-    assert "had each of the 8 calls loaded its context, the loads would have been 3.2 s of device time" in cost
+    assert "if each of the 8 calls had loaded its context, the loads would have taken 3.2 s of device time" in cost
     tables = results.confusion_tables(made)
     assert len(tables) == 8
     assert tables[2].split()[-3:] == ["1", "9", "0"]
@@ -163,19 +165,17 @@ def test_the_report_is_honest_about_chance(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
     verdict = "\n".join(results.verdict(rows, figures(rows), calibrated=False))
     assert "but bad got as many right" in verdict
-    assert "not shown to be better than always saying SUPPORTS (33.3 %)" in verdict
-    assert "plumbing" not in verdict
-    assert "plumbing" in "\n".join(results.verdict(rows, figures(rows), calibrated=False, demo=True))
+    assert "not shown to be better than the constant answer SUPPORTS (33.3 %)" in verdict
+    assert "so small a model" not in verdict
+    assert "so small a model" in "\n".join(results.verdict(rows, figures(rows), calibrated=False, demo=True))
     assert "calibrated" not in verdict
     calibrated = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     assert compare(calibrated, "good", "bad") < 0.001
 
 
 def test_the_report_of_a_resumed_run():
-    assert "(40 more were there from before)" in results.cost_lines(attempt(made=20, kept=40))[0]
-    assert results.cost_lines(attempt(made=0, kept=60)) == [
-        "nothing was left to infer (60 more were there from before)"
-    ]
+    assert "(40 more were kept from before)" in results.cost_lines(attempt(made=20, kept=40))[0]
+    assert results.cost_lines(attempt(made=0, kept=60)) == ["nothing was left to infer (60 more were kept from before)"]
 
 
 def test_verify_asks_for_the_words_and_times_itself():
@@ -184,7 +184,7 @@ def test_verify_asks_for_the_words_and_times_itself():
 
         def label_scores(self, prompts, labels, *, batch_size=1, prefix=""):
             if "" in labels:
-                raise ValueError("prompt 1 comes to 9000 tokens")
+                raise ValueError("prompt 1 has 9000 tokens")
             prompts = [prefix + prompt for prompt in prompts]
             return [[float(len(prompt) + len(label) + batch_size) for label in labels] for prompt in prompts]
 
@@ -198,7 +198,7 @@ def test_verify_asks_for_the_words_and_times_itself():
         verify.function(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
     calls = [VerificationCall(prompt=GOOD, claims=()), VerificationCall(prompt=GOOD, claims=tuple(CLAIMS[3:5]))]
     told = explain(caught.value, calls, file=Path("c.csv"))
-    assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 comes to 9000 tokens"
+    assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 has 9000 tokens"
     other = StokerError("the session is over")
     assert explain(other, calls, file=Path("c.csv")) is other
 

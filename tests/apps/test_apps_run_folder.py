@@ -90,7 +90,7 @@ def test_two_processes_do_not_write_one_run(tmp_path):
 
 @contextlib.contextmanager
 def full_disk(room_bytes):
-    """A file size limit stands in for the full disk: write(2) is cut short in the same way."""
+    """A file size limit replaces the full disk: write(2) is cut short in the same way."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, limits[1]))

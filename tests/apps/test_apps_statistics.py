@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stoker.apps.fact_verification.results import calibrated_answers, confusion, mcnemar, raw_answers, wilson
 
 
-# Values of R's prop.test(right, total, correct = FALSE) and of Newcombe (1998), table I.
+# Expected intervals from R's prop.test(right, total, correct = FALSE) and from Newcombe (1998), table I.
 @pytest.mark.parametrize(
     ("right", "total", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
@@ -37,7 +37,7 @@ def test_wilson_solves_its_own_equation():
 
 
 def test_mcnemar_known_values():
-    # 1 against 9 discordant pairs: 2 * (1 + 10) / 2**10.
+    # 1 of 10 discordant pairs favours the second: p = 2 * (1 + 10) / 2**10.
     first = [True] * 9 + [False] + [True] * 30
     second = [False] * 9 + [True] + [True] * 30
     assert mcnemar(first, second) == pytest.approx(22 / 1024)
@@ -65,7 +65,7 @@ def test_confusion_counts_truth_by_answer():
 def test_calibration_takes_a_favourite_word_away():
     chance = random.Random(1)
     truth = [chance.randrange(3) for _ in range(300)]
-    # Right in itself, but the second word is always five nats ahead.
+    # The scores favour the right word, but the second word always has five nats too many.
     scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
     assert set(raw_answers(scores)) == {1}
     assert calibrated_answers(scores) == truth

@@ -73,15 +73,18 @@ def test_an_empty_cell_is_no_text_and_is_told_of(files):
         (("[4, 8]", "[4, 4.5]"), "max_new_tokens is 4.5; it must be a whole number"),
         (("[4, 8]", "[4, true]"), "max_new_tokens is True"),
         (("[4, 8]", "[]"), "max_new_tokens has no value"),
-        (("[0, 0.7]", "[0, 0.0]"), "temperature has twice the same value"),
-        (("[0, 0.7]", "nan"), "temperature is nan; it must be a number, 0.0 or more (from 1e-06 on, if it is not 0)"),
+        (("[0, 0.7]", "[0, 0.0]"), "temperature has the same value twice"),
+        (("[0, 0.7]", "nan"), "temperature is nan; it must be a number, 0.0 or more (0, or 1e-06 or more)"),
         (("[0, 0.7]", "inf"), "temperature is inf"),
         (("[0, 0.7]", "1e-320"), "temperature is 1e-320"),
         (("[0, 0.7]", "-1"), "temperature is -1; it must be a number, 0.0 or more"),
-        (("{topic}", "{topics}"), "line 2: topics is missing, and the prompt plain wants it"),
+        (("{topic}", "{topics}"), "line 2: topics is missing, and the prompt plain needs it"),
         (('data = "rows.csv"', 'data = "no.csv"'), "no.csv: no such file"),
         (('data = "rows.csv"', ""), "top: data is missing"),
-        (('data = "rows.csv"', 'data = "rows.csv"\nid = "name"'), "line 2: name must name the row, and is None"),
+        (
+            ('data = "rows.csv"', 'data = "rows.csv"\nid = "name"'),
+            "line 2: name must be the row's name, a text or a whole number, and is None",
+        ),
         (('text = "Q', 'chat = 1\ntext = "Q'), "prompts 1: chat must be true or false"),
         (("[[prompts]]", "prompts = 3\n[x]"), "x is not a setting"),
         (("data =", "data ="), None),
@@ -89,7 +92,7 @@ def test_an_empty_cell_is_no_text_and_is_told_of(files):
 )
 def test_a_bad_sweep_file_is_named(files, change, says):
     path = files(SWEEP.replace(*change))
-    if says is None:  # the unchanged file is fine: the failures above come from their changes
+    if says is None:  # the unchanged file is valid: the failures above come from their changes
         assert read_sweep(path).models[0].name == "small"
         return
     with pytest.raises(ConfigError) as caught:
@@ -104,7 +107,7 @@ def test_rows_named_twice(files):
 
 
 def test_models_of_one_name(files):
-    with pytest.raises(ConfigError, match="models 2: small stands there twice"):
+    with pytest.raises(ConfigError, match="models 2: small is used twice"):
         read_sweep(files(SWEEP + '[[models]]\nname = "small"\n'))
 
 
@@ -112,18 +115,28 @@ def test_two_names_for_one_model_or_one_prompt_are_refused(files, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "linked").symlink_to("model")
     for path in ("model", "./model", "linked"):
-        with pytest.raises(ConfigError, match="models 2: other asks just what small asks; leave one of them out"):
+        with pytest.raises(ConfigError, match="models 2: other and small are the same; leave one of them out"):
             read_sweep(files(SWEEP + f'[[models]]\nname = "other"\npath = "{path}"\n'))
     again = '[[prompts]]\nname = "other"\ntext = "Q: {question} ({topic})\\nA:"\n'
-    with pytest.raises(ConfigError, match="prompts 2: other asks just what plain asks"):
+    with pytest.raises(ConfigError, match="prompts 2: other and plain are the same"):
         read_sweep(files(SWEEP + again))
     others = '[[models]]\nname = "other"\npath = "model"\ndtype = "float32"\n' + again + "chat = true\n"
     combined = combinations(read_sweep(files(SWEEP + others)))
     assert len({one.digest for one in combined}) == len(combined) == 16
 
 
+def test_a_model_of_a_sweep_may_take_several_devices(files):
+    def swept(devices):
+        return read_sweep(files(SWEEP.replace('name = "small"', f'name = "small"\ndevices = {devices}')))
+
+    assert swept(2).models[0].devices == 2
+    for wrong in ("0", "true", '"2"'):
+        with pytest.raises(ConfigError, match=r"models 1: devices = .*: write a whole number, 1 or more"):
+            swept(wrong)
+
+
 class Toy:
-    """A model that takes no prompt with `long` in it."""
+    """A model that refuses prompts with `long`."""
 
     def chat(self, message):
         return f"<{message}>"
@@ -131,7 +144,7 @@ class Toy:
     def generate(self, prompts, *, max_new_tokens, batch_size, temperature, seed):
         for number, prompt in enumerate(prompts):
             if "long" in prompt:
-                raise ValueError(f"prompt {number} comes to 9005 tokens")
+                raise ValueError(f"prompt {number} has 9005 tokens")
         return [
             f"{prompt}!{max_new_tokens},{temperature},{batch_size},{own}"
             for prompt, own in zip(prompts, seed, strict=True)
@@ -157,15 +170,17 @@ def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
         said = first_error(sweep, combined, failed)
     assert [(row["id"], row["output"] is None, row["error"]) for row in rows] == 2 * [
         ("2", False, ""),
-        ("3", True, "the prompt comes to 9005 tokens"),
+        ("3", True, "the prompt has 9005 tokens"),
         ("4", False, ""),
     ]
     assert rows[2]["output"] == "Q: How? (sea)\nA:!4,0.0,0,7"
     assert rows[5]["output"] == "Q: How? (sea)\nA:!4,0.7,0,7"
-    assert [[item.id for item in call.items] for call in again] == [["3"], ["3"]], "a run that goes on tries them again"
+    assert [[item.id for item in call.items] for call in again] == [["3"], ["3"]], (
+        "a continued run tries failed rows again"
+    )
     assert said == (
         f"{tmp_path / 'rows.csv'}: line 3: row 3 with small, plain, max_new_tokens 4, temperature 0.0:"
-        " the prompt comes to 9005 tokens"
+        " the prompt has 9005 tokens"
     )
 
 
@@ -194,5 +209,5 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,6"
     chatted = generate.function(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
     assert chatted.texts == ["<a>!4,0.0,0,1"]
-    with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
+    with pytest.raises(StokerError, match="a call of 2 rows returned 1 texts"):
         make_records(sent[0], WrittenTexts(0, ["x"], 0.0, 0.0, "w", [""]))

@@ -1,4 +1,4 @@
-"""A sweep reads rows as it sends them, and holds a few in memory."""
+"""A sweep reads rows as it sends them, and keeps few in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stoker.errors import ConfigError
 
 WANTED = {"plain": ("question",)}
 HELD = frozenset((Row, DataItem, SweepCall, Request))
-"""Everything that carries a row's texts in the program."""
+"""All types that carry a row's texts in the program."""
 
 
 def write_data(path: Path, count: int) -> Path:
@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_file_in_each_pass(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
-    """Runs that were made when a sweep held its rows are gone on with."""
+    """So this version continues runs of versions that kept all rows in memory."""
     rows = checked(write_data(tmp_path / "rows.jsonl", 5))
     whole = repr([(item.id, sorted(item.fields.items())) for item in rows])
     assert rows.digest == hashlib.sha256(whole.encode()).hexdigest()[:16]
@@ -70,10 +70,10 @@ def test_a_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> 
         seen.extend(item.id for item in rows)
     assert seen == ["r0", "r1", "r2"]
     rows.path.write_text("".join(lines[:3]))
-    with pytest.raises(ConfigError, match=r"rows\.jsonl: its last 2 of 5 rows are gone since the file was checked"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: its last 2 of 5 rows were removed since the file was checked"):
         list(rows)
     rows.path.write_text("".join([*lines, lines[0]]))
-    assert len(list(rows)) == 5, "rows that were added later are of another sweep"
+    assert len(list(rows)) == 5, "rows that were added later are ignored"
 
 
 @stoker.context
@@ -88,17 +88,15 @@ def upper_case() -> object:
 
 
 def count_held() -> int:
-    """How many objects carry rows.
-
-    The list of all objects lives inside one call of `sum`, in which no other thread runs: a tuple that another thread
-    is making must not be referred to (it raises SystemError there).
-    """
+    """Return the number of objects that carry rows."""
+    # The list of all objects exists only inside one call of `sum`, during which no other thread runs. A reference to a
+    # tuple that another thread is creating would raise SystemError there.
     every = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
     return sum(map(HELD.__contains__, map(type, every)))
 
 
 def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pass over the file (check, send, first error, final file) counts the objects that carry rows."""
+    """Count the row objects in every pass over the file (check, send, first error, final file)."""
     count, batch = 9_000, 50
     write_data(tmp_path / "rows.jsonl", count)
     (tmp_path / "sweep.toml").write_text(
@@ -141,7 +139,7 @@ def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(held) >= 3 * 10
     assert 0 < min(held) <= max(held) <= 20 * batch, held
     assert run.calls_ahead(batch) == 20
-    assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many results that wait"
+    assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many waiting results"
     table = pyarrow.parquet.read_table(tmp_path / "run" / "results.parquet")
     assert table.column("id").to_pylist() == [f"r{number}" for number in range(count)]
     outputs = table.column("output").to_pylist()
@@ -158,7 +156,7 @@ def test_rows_ahead_fit_and_calls_keep_devices_busy() -> None:
 
 
 class Noted(dict[str, object]):
-    """A row that can be referred to weakly."""
+    """A row with weak references."""
 
 
 def test_a_table_is_written_a_part_at_a_time(tmp_path: Path) -> None:
@@ -204,9 +202,9 @@ def test_jobs_take_no_more_items_while_their_results_wait(tmp_path: Path, monkey
         while given != before:
             before = given
             time.sleep(0.5)
-        assert given <= 2 * 3 * 10 + 20, "of each job: calls in flight, and twice as many results"
+        assert given <= 2 * 3 * 10 + 20, "for each job: calls in flight, and twice as many results"
         assert sorted([first, *results]) == sorted(2 * [2 * number for number in range(500)])
-        # A program that leaves early lets go of the threads that wait.
+        # A program that leaves early releases the waiting threads.
         left = calls.run_calls([(double, items()), (double, items())], window=10)
         next(left)
         del left

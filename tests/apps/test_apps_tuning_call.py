@@ -1,5 +1,3 @@
-"""One job as a call: its initial prompt, its resumption, and the bank's new prompt."""
-
 import math
 
 import msgspec
@@ -48,7 +46,7 @@ def test_a_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
     assert (tuned.initial, tuned.initial_from) == ("say yes or no", "the job")
     assert tuned.first_step_at > 0
     assert not (tmp_path / "bank" / "bank").exists()
-    assert (tmp_path / "bank" / "readings").exists(), "what was tuned waits for the bank"
+    assert (tmp_path / "bank" / "readings").exists(), "the tuned prompt waits for the bank"
 
 
 def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_path):
@@ -66,7 +64,7 @@ def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_pa
 
 
 def begun_with(context, text, samples, job):
-    """The mean over samples of the loss that tuning has of each, before its first step from this text."""
+    """Return the mean loss over the samples with which tuning from this text begins, before its first step."""
     rows = encode_samples(context.tokenizer, samples, template=job.data.template)
     prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
     with passes.soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
@@ -74,7 +72,7 @@ def begun_with(context, text, samples, job):
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 
 
-@pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40: one of the texts is shorter, and is repeated
+@pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40 tokens: one of the texts is shorter, so tuning repeats it
 def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
     alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
     job = tiny.job(iterations=1)
@@ -87,7 +85,7 @@ def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
         assert score == pytest.approx(tuner.tune(context, begins, alike).points[0].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100: longer than every shipped prompt
+@pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100 tokens: longer than every shipped prompt
 def test_tuning_begins_with_the_loss_of_the_prompt_found(context, tmp_path, virtual_tokens):
     order = order_of(tmp_path, initial="", iterations=1, virtual_tokens=virtual_tokens)
     job, samples = order.job, order.samples
@@ -114,12 +112,12 @@ def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
 
 
 def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
-    # Nothing is known of this bank's lookups: a few scores tell that they do not fit into a millisecond.
+    # No lookup of this bank has been timed: a few scores show that a lookup takes longer than a millisecond.
     short = tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
     assert short.initial == "Answer with one of these: no, yes."
     assert "the targets (a lookup takes" in short.initial_from
-    assert "over 20% of the 1.0 ms that there are" in short.initial_from
-    # It is remembered, and asked for no more.
+    assert "over 20% of the 1.0 ms until the deadline" in short.initial_from
+    # A remembered pace is used; no new measurement is made.
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
@@ -127,12 +125,13 @@ def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
 
 def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0, 9))
-    # It would leave no time for a lookup; but it is another job's, so that this one's is measured, and fits.
+    # The remembered pace would leave no time for a lookup. But it belongs to another job, so this job's pace is
+    # measured, and the lookup fits.
     asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
     assert tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
     assert tuning_pace.read_paces(tmp_path, virtual_tokens=9)["cpu"] == tuning_pace.ScoringPace(1.0, 100.0, 9)
     assert 0 < tuning_pace.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
-    # Nor does a quick one promise anything to a job with other tokens.
+    # A fast pace of a job with other tokens does not count either.
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1e-9, 1e-9))
     hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
     assert "the targets (a lookup takes" in tune_prompt(context, hurried).initial_from
@@ -195,7 +194,7 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
     ambient.enter_call(hook=hook)
     monkeypatch.setattr(
         "stoker.tuning.call._REPORT_EVERY_S", 0.0
-    )  # so quick a job would report its first and last iteration alone
+    )  # otherwise such a fast job would report only its first and last iteration
     with pytest.raises(Evicted) as caught:
         tune_prompt(context, order_of(tmp_path, initial=""))
     assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]
@@ -219,7 +218,7 @@ def test_an_attempt_of_another_session_is_gone_on_with(context):
     assert isinstance(tuning_order.unpack(start), Saved)
     rest = tune_prompt(context, order_of(start=start))
     assert (rest.adapter, rest.points) == (whole.adapter, whole.points)
-    # An unreadable checkpoint costs only time; another job's is refused.
+    # An unreadable checkpoint costs only time; a checkpoint of another job is refused.
     assert tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
     with pytest.raises(ConfigError, match="another job"):
         tune_prompt(

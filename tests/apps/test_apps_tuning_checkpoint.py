@@ -35,7 +35,7 @@ def test_what_is_no_checkpoint_is_as_none(caplog):
     for damaged in (data[:-1], data[: len(data) // 2], data[:7], b"\0" * 100, b"{}", data[:8] + b"x" + data[9:]):
         caplog.clear()
         assert checkpoint.unpack_state(damaged, job="job") is None
-        assert "can't be read" in caplog.text
+        assert "cannot be read" in caplog.text
 
 
 def test_the_checkpoint_of_another_job_is_refused():

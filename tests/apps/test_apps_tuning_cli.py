@@ -1,4 +1,4 @@
-"""`stoker tune submit` refuses in one line before it submits anything."""
+"""`stoker tune submit` refuses wrong jobs in one line before it submits any job."""
 
 import shlex
 from pathlib import Path
@@ -39,7 +39,7 @@ def write(folder, **changes):
 
 
 def refused(here, *arguments):
-    """The error for a wrong job that is submitted after a good one; neither job may leave anything."""
+    """Submit a good job, then a wrong job, and return the error. No job may leave files."""
     before = sorted(path.name for path in here.iterdir())
     result = CliRunner().invoke(submit_jobs, ["good.toml", *arguments])
     assert sorted(path.name for path in here.iterdir()) == before
@@ -70,7 +70,7 @@ def test_a_deadline_or_a_target_that_cannot_be(here, until, line, said):
         (b"input,target\n", "bad.csv: is empty; give rows with the fields input and target"),
         (b"input,label\na,b\n", "bad.csv: line 2: target is missing (the row has input, label)"),
         (b"input,target\na,b\nc,\xe4\n", "bad.csv: line 3: byte 3 (0xe4) is not UTF-8"),
-        (b"input,target\na,b\nb,c\n", "bad.csv: has 2 different inputs; tuning wants at least 3"),
+        (b"input,target\na,b\nb,c\n", "bad.csv: has 2 different inputs; tuning needs at least 3"),
     ],
 )
 def test_data_that_nothing_can_be_tuned_on(here, content, said):
@@ -91,9 +91,9 @@ def test_a_metric_that_is_the_same_for_every_prompt(here):
 @pytest.mark.parametrize(
     ("targets", "reach", "said"),
     [
-        (("да", "нет"), "", "metric = 'rouge-l' is 0 for every prompt: its words are of the letters a to z and digits"),
+        (("да", "нет"), "", "metric = 'rouge-l' is 0 for every prompt: it counts words of the letters a to z"),
         (("да", "нет"), "reach = 0.5", "metric = 'rouge-l' is 0 for every prompt"),
-        (("да", "yes"), "reach = 0.9", "reach = 0.9 can never be reached: its words are of the letters a to z"),
+        (("да", "yes"), "reach = 0.9", "reach = 0.9 can never be reached: it counts words of the letters a to z"),
     ],
 )
 def test_a_target_that_rouge_l_cannot_reach_in_this_script(here, targets, reach, said):
@@ -116,7 +116,7 @@ def test_a_missing_model_a_twin_name_and_too_many_ranks(here):
     assert "20 devices for a [training] batch of 16 samples" in str(many)
     result = refused(here, "--gang", "4-2")
     assert result.exit_code == 2
-    assert "a range goes from at least 1 upwards" in result.output
+    assert "a range starts at 1 or more and rises" in result.output
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,6 @@ def test_the_command_that_goes_on_is_short_where_nothing_was_given():
 def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
     error = refused(here, "--late", "drop").exception
     assert isinstance(error, ConfigError)
-    assert str(error).startswith("good.toml: --late drop is of no use for jobs without a deadline")
+    assert str(error).startswith("good.toml: --late drop has no effect on jobs without a deadline")
     write(here, name="due", until='slo = "1 h"')
     assert list(checked([Path("good.toml"), Path("due.toml")], SubmissionOptions(late="drop"))) == ["good", "due"]

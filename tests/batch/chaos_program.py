@@ -1,4 +1,4 @@
-"""A program on the head node that joins a session and uses it until a file appears."""
+"""A program on the head node that uses a joined session until a file appears."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ session, name, folder = sys.argv[1:]
 log, stop = os.path.join(folder, "ran"), os.path.join(folder, "stop")
 
 ROUND_S = 10.0
-"""How long a context is in use."""
+"""Seconds that a context is in use."""
 FILE_BYTES = 8 << 20
 LARGE_BYTES = 3 << 19
-"""More than a message carries."""
+"""Bytes of a result larger than a message."""
 LARGE_EVERY = 40
 STEPS = 10
 STEP_S = 0.1
@@ -34,7 +34,7 @@ OPEN = {"plain": 12, "steps": 2, "gang": 1}
 LAST_S = 300.0
 """Seconds after `stop` after which a call counts as lost."""
 KEPT = 20
-"""Wrong results, and failures, that are reported in full."""
+"""Number of wrong results and of failures that are reported in full."""
 
 
 class Found:
@@ -86,7 +86,7 @@ def write(file: str, content: object) -> None:
 
 
 def note(call: str, what: str) -> None:
-    """A call begins or ends, on this node and in this process."""
+    """Record that a call begins or ends (`what`) on this node in this process."""
     with open(log, "a") as file:
         file.write(f"{call} {os.environ.get('SLURMD_NODENAME', 'head')} {os.getpid()} {what}\n")
 
@@ -109,7 +109,7 @@ def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
 
 
 def file_of(turn: int) -> tuple[str, str]:
-    """The file of a round, which has the same content for every program, and its digest. An old one goes."""
+    """Write the round's file, equal for every program; return its path and digest. Remove an old file."""
     content = random.Random(turn).randbytes(FILE_BYTES)
     Path(folder, f"model-{turn - 60}-{name}.bin").unlink(missing_ok=True)
     path = Path(folder, f"model-{turn}-{name}.bin")
@@ -118,12 +118,12 @@ def file_of(turn: int) -> tuple[str, str]:
 
 
 def blob_of(number: int) -> bytes:
-    """The text that a call gets with its number, and returns reversed."""
+    """Return the text that a call gets with its number and returns reversed."""
     return bytes([number % 256, 1]) * (LARGE_BYTES // 2 if number % LARGE_EVERY == 0 else 1)
 
 
 def mapped(found: Found) -> None:
-    """Map until it is to stop, a context after the other."""
+    """Map over one context after another until `stop` exists."""
 
     def items(turn: int) -> Iterator[tuple[int, bytes]]:
         while not os.path.exists(stop) and time.time() // ROUND_S == turn:
@@ -142,10 +142,10 @@ def mapped(found: Found) -> None:
                 number += 1
         except Exception as error:
             found.failure("map", number, error)
-            found.asked["map"] = number + 1  # calls queued after them were taken back
+            found.asked["map"] = number + 1  # the map has cancelled the calls queued after this item
 
 
-# ---- calls of several kinds at a time
+# ---- concurrent calls of several kinds
 
 
 @stoker.context
@@ -187,7 +187,9 @@ def take(peer: socket.socket, count: int) -> bytes:
 
 
 def greet(place: Any) -> socket.socket:
-    """The other rank, which has proved that it knows the gang's key; strangers knock there too. Raises OSError."""
+    """Return a socket to the other rank after it has proved that it knows the gang's key. Strangers connect to the same
+    port. Raises OSError.
+    """
     if place.rank:
         host, _, port = place.rendezvous.rpartition(":")
         peer = socket.create_connection((host, int(port)), timeout=30)
@@ -233,7 +235,7 @@ RIGHT = {
 
 
 def mixed(found: Found) -> None:
-    """Have calls of each kind under way until it is to stop."""
+    """Keep calls of each kind in flight until `stop` exists."""
     apps: dict[str, Any] = {"plain": plain, "steps": steps, "gang": gang}
     under_way: dict[str, deque[tuple[int, Future[int]]]] = {kind: deque() for kind in OPEN}
     until = float("inf")

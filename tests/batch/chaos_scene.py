@@ -1,4 +1,4 @@
-"""The session under chaos, its programs, their results, and the leftovers at the end."""
+"""The session under chaos, its programs and results, and leftovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.pilot.agent.scratch import sweep
 
 SHAPE = Shape(gpus=("a10:1", "a10:1", "titanx:1"), namespaces=True)
 PROGRAMS = ("main", "mixed")
-"""Programs that are never killed: each of their results must arrive exactly once."""
+"""Programs that are never killed: each result must arrive exactly once."""
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
@@ -42,11 +42,12 @@ class Scene:
         chaos_clocks.install(small.packages, self.clocks, (HEAD, *cluster.shape.nodes))
         self._python = small.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
-        for machine in cluster.machines.values():  # private shared memory, in which only the session leaves anything
+        # a shared memory that only the session uses, so that leftovers in it are visible
+        for machine in cluster.machines.values():
             subprocess.run(machine.inside("mount", "-t", "tmpfs", "shm", "/dev/shm"), check=True)
         self.session = self._up()
         self.folder = disk / "session"
-        # Objects of clients lie on a disk of their own: that one is never full.
+        # Clients' objects are on a separate disk that is never full.
         objects = world.path / "objects"
         shutil.copytree(self.folder / "objects", objects)
         shutil.rmtree(self.folder / "objects")
@@ -121,7 +122,7 @@ class Scene:
     # ---- the end
 
     def wait_for_programs(self, *, limit_s: float) -> list[str]:
-        """Wait until the programs have ended, after `stop`; return the ones that have not."""
+        """Wait for the programs after `stop`; return those still running."""
         until_s = time.monotonic() + limit_s
         slow = []
         for name in (*PROGRAMS, "guest"):
@@ -145,14 +146,28 @@ class Scene:
         return found
 
     def replayed(self) -> str:
-        """How a replay of the journal decides otherwise than the managers did; empty if it does not."""
+        """Return the difference between a replay of the journal and the managers' decisions, or ""."""
         said = self.stoker("replay", self.session, "--json")
         if said.returncode and not said.stdout.startswith("{"):
             return f"stoker replay: {said.stdout}{said.stderr}"[:2000]
         found = json.loads(said.stdout)["replayed"]["difference"]
         return json.dumps(found)[:2000] if found else ""
 
+    def _clear_completing_jobs(self) -> None:
+        """Take nodes whose jobs stay COMPLETING after a crash down and up again, as the operator of a cluster does."""
+
+        def nodes() -> set[str]:
+            return {node for _, _, state, _, node, *_ in self.cluster.queue() if state == "COMPLETING"}
+
+        ends_at = time.monotonic() + 10
+        while nodes() and time.monotonic() < ends_at:
+            time.sleep(0.5)
+        for node in nodes():
+            for state in ("DOWN", "RESUME"):
+                self.cluster.ask("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=completing")
+
     def end(self) -> list[str]:
+        self._clear_completing_jobs()
         left = []
         ended = self.stoker("down", self.session)
         if ended.returncode:
@@ -168,6 +183,6 @@ class Scene:
             ).stdout
             left += [f"{name}: /dev/shm/{each}" for each in listed.split()]
         for place in self.world.scratch.glob("*/stoker-*"):
-            sweep(place)  # as the next pilot there would: one that was killed could not do it
+            sweep(place)  # as the next pilot on the node does: a killed pilot could not sweep
             left += map(str, place.glob("pilot-*"))
         return left

@@ -1,4 +1,4 @@
-"""Batch system faults: ended jobs, hung and dead daemons, lost nodes, failing commands."""
+"""Batch system faults: ended jobs, hung or dead daemons, lost nodes, failing commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOODS = ("fail", "hang", "late", "mute", "lies")
 
 
 class Scheduler:
-    """The ways that a batch system has. `mood`: the file that wrappers obey."""
+    """Batch system faults. `mood`: the file that wrappers obey."""
 
     def __init__(self, stage: Stage, processes: Processes, *, mood: Path) -> None:
         self._stage = stage
@@ -53,7 +53,7 @@ class Scheduler:
             "commands": Way(250, self._spoil_commands),
         }
 
-    # ---- jobs and nodes: calls there are innocent
+    # ---- jobs and nodes whose calls run for the first time
 
     def _of_node(self, hit: Callable[[Step, str], bool]) -> Callable[[Step], str]:
         def do(step: Step) -> str:
@@ -62,7 +62,7 @@ class Scheduler:
             done = list[bool]()
 
             def end(pid: int) -> None:
-                node = node_of(pid)  # the head, if the process has ended meanwhile
+                node = node_of(pid)  # the process may have ended; then the node is the head
                 done.append(node in self._cluster.shape.nodes and hit(step, node))
 
             found = self._processes.end_pilot(step, end, head=False)
@@ -94,7 +94,7 @@ class Scheduler:
         return True
 
     def _of_job(self, *command: str) -> Callable[[Step], str]:
-        """Do something to the job of a pilot, or to one that is pending if no pilot may be hit."""
+        """Run `command` on a pilot's job, or on a pending job if no pilot may be hit."""
 
         def do(step: Step) -> str:
             if not self._is_there():
@@ -158,7 +158,7 @@ class Scheduler:
 
 
 def wrap(folder: Path, mood: Path) -> str:
-    """Make wrappers of Slurm's commands; return a PATH with them first."""
+    """Write wrappers of Slurm's commands; return a PATH that begins with them."""
     folder.mkdir()
     mood.write_text("")
     for name in COMMANDS:

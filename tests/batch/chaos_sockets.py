@@ -87,7 +87,7 @@ class Sockets:
         return f"{node}:{end.port} of {_module(end.pid)}" if said == "connected" else ""
 
     def _sockets(self, state: str) -> Iterator[tuple[str, End]]:
-        """TCP sockets of the session's processes, in one state, in their order."""
+        """Yield the TCP sockets of the session's processes in one state."""
         tables: dict[str, dict[str, tuple[int, str]]] = {}
         seen = set[str]()
         for node, pid in self._stage.victims.everything():
@@ -102,7 +102,7 @@ class Sockets:
     # ---- connections
 
     def _reset(self, step: Step) -> str:
-        """A firewall that forgets a connection: both sides hear that it is reset."""
+        """Reset a connection for both sides, as a firewall does."""
         found = list(self._sockets(_CONNECTED))
         if not found:
             return ""
@@ -115,7 +115,7 @@ class Sockets:
         return f"{node}, {_module(end.pid)}"
 
     def _garble(self, step: Step) -> str:
-        """A call writes to descriptors that are not its own: its library says nonsense to the agent, and dies of it."""
+        """Write to a library's descriptors as a faulty call does: the library sends nonsense to the agent and dies."""
         candidates = self._stage.victims.libraries()
         if not candidates:
             return ""
@@ -150,7 +150,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def _taken(end: End) -> Iterator[int | None]:
-    """A descriptor of another process, as one of this process; None if that is gone."""
+    """Yield a copy of another process's descriptor; None if the process is gone."""
     try:
         process = os.pidfd_open(end.pid)
     except OSError:
@@ -178,7 +178,7 @@ def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def _table(pid: int) -> dict[str, tuple[int, str]]:
-    """TCP sockets of a process's network by inode: local port and state."""
+    """Return the TCP sockets of a process's network by inode: local port and state."""
     found: dict[str, tuple[int, str]] = {}
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ def _table(pid: int) -> dict[str, tuple[int, str]]:
 
 
 def _unix_streams(pid: int) -> set[str]:
-    """Inodes of the connected Unix stream sockets of a process's network."""
+    """Return inodes of connected Unix stream sockets in a process's network."""
     try:
         lines = Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]
     except OSError:

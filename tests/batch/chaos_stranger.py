@@ -1,4 +1,4 @@
-"""A stranger on the head's network: `python -I -S chaos_stranger.py`."""
+"""A hostile client on the head's network: `python -I -S chaos_stranger.py`."""
 
 from __future__ import annotations
 

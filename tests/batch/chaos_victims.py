@@ -1,4 +1,4 @@
-"""A session's processes by kind, in a reproducible order: by node and age."""
+"""A session's processes by kind, ordered by node and age."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from faults.world import World, command_of, is_alive
 
 _ZYGOTE = "stoker.pilot.zygote"
 HEAD = "head"
-"""The node's name for processes outside Slurm's jobs."""
+"""Node name of processes outside Slurm's jobs."""
 
 
 class Ran:
-    """Lines that calls have written: name, node, process, and whether the call `begins` or `ends` there."""
+    """Lines that calls have written: name, node, process, `begins` or `ends`."""
 
     def __init__(self, path: Path) -> None:
         self.ends = 0
@@ -45,14 +45,14 @@ class Ran:
         return self._begun.total()
 
     def is_innocent(self, node: str, process: str) -> bool:
-        """True if this process runs nothing, or a call that has begun once only."""
+        """Return True if this process is idle, or if its call has never begun before."""
         self.look()
         name, ended = self._last.get((node, process), ("", False))
         return bool(name) and (ended or self._begun[name] == 1)
 
 
 class Victims:
-    """Who could be hit just now. `ran`: the file that calls write (see `Ran`)."""
+    """Processes that could be hit now. `ran`: the file that calls write (see `Ran`)."""
 
     def __init__(self, world: World, ran: Path) -> None:
         self.ran = Ran(ran)
@@ -62,7 +62,7 @@ class Victims:
         return _in_order(self._world.pilots())
 
     def managers(self) -> list[tuple[str, int]]:
-        """The one that serves; its keeper shows the same command."""
+        """Return the serving manager; its keeper has the same command."""
         return _in_order(pid for pid in self._world.of("stoker.manager.main") if "--kept" not in command_of(pid))
 
     def keepers(self) -> list[tuple[str, int]]:
@@ -75,7 +75,7 @@ class Victims:
         return _in_order(self._world.processes())
 
     def clients(self, name: str) -> list[int]:
-        """A client on the head node, and the way it was started."""
+        """Return a client's processes on the head node, and the processes that started it."""
         return [pid for pid in self._world.processes() if name in command_of(pid)]
 
     def zygotes(self) -> list[tuple[str, int]]:
@@ -91,7 +91,7 @@ class Victims:
         return [pid for pid in self._world.of(_ZYGOTE) if parent(pid) == zygote]
 
     def is_innocent(self, library: int) -> bool:
-        """Whether what a library runs has never begun elsewhere, or it runs nothing."""
+        """Return True if the library is idle or its call has never begun elsewhere."""
         return self.ran.is_innocent(node_of(library), "".join(_status(library, "NSpid").split()[-1:]))
 
 
@@ -123,7 +123,6 @@ def _status(pid: int, field: str) -> str:
 
 
 def parent(pid: int) -> int:
-    """The process id of a process's parent; 0 if it is gone."""
     return int(_status(pid, "PPid") or 0)
 
 

@@ -1,4 +1,4 @@
-"""Watches a session under chaos: its results, and the resources of its processes."""
+"""Watches a session under chaos: results and resources."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from faults.world import command_of
 
 SAMPLE_S = 10.0
 YOUNG_S = 300.0
-"""Seconds after its start in which a process may grow."""
+"""Seconds after its start during which a process may grow."""
 MORE_FDS = 64
 MORE_BYTES = 200 << 20
 LIBRARY_FDS = 4
-"""Descriptors of a pilot for each hot library: two sockets, two files of its cache."""
+"""Descriptors of a pilot per hot library: two sockets, two cache files."""
 KINDS = {
     "stoker.manager.main": "manager",
     "stoker.manager.factory.main": "factory",
@@ -33,7 +33,7 @@ KINDS = {
 
 
 class Growth:
-    """The resources of one process at the age `YOUNG_S`, and their maximum since."""
+    """The resources of a process at the age of `YOUNG_S` seconds, and their later maximum."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -47,7 +47,7 @@ class Growth:
         self.fds_most, self.rss_most = max(self.fds_most, fds), max(self.rss_most, rss)
 
     def too_much(self) -> str:
-        """Its growth beyond the bounds since it was young; empty if none."""
+        """Return the growth beyond the limits, or ""."""
         if self.age_s < 2 * YOUNG_S:
             return ""
         if self.fds_most > self.fds + MORE_FDS:
@@ -58,7 +58,7 @@ class Growth:
 
 
 class Watch(threading.Thread):
-    """Looks every second."""
+    """Checks the session every second."""
 
     def __init__(self, scene: Scene, *, limit_s: float, folder: Path, log: Callable[[], list[str]]) -> None:
         super().__init__(name="chaos-watch", daemon=True)
@@ -94,7 +94,7 @@ class Watch(threading.Thread):
         for kind, count in self._scene.results().items():
             before, since = self._seen.get(kind, (-1, now))
             if kind.partition(" ")[0] not in PROGRAMS:
-                continue  # it is killed itself
+                continue  # this process is killed on purpose
             if count != before:
                 self._seen[kind] = count, now
                 since = now if before < 0 else since
@@ -128,7 +128,7 @@ class Watch(threading.Thread):
             with contextlib.suppress(OSError):
                 shutil.copy(log, place)
 
-    # ---- what processes take
+    # ---- resources of processes
 
     def _sample(self) -> None:
         for pid in self._scene.world.processes():
@@ -142,7 +142,7 @@ class Watch(threading.Thread):
                 facts.sample(fds=own_fds(process, kind), rss=process.memory_info().rss, age_s=time.time() - born)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """The most that any process of a kind has taken, and the oldest one's growth."""
+        """Return the maximum over processes of each kind, and the oldest process's growth."""
         found: dict[str, dict[str, float]] = {}
         for kind in sorted({each.kind for each in self.growth.values()}):
             mine = [each for each in self.growth.values() if each.kind == kind]
@@ -163,7 +163,7 @@ class Watch(threading.Thread):
 
 
 def own_fds(process: psutil.Process, kind: str) -> int:
-    """A process's descriptors, without a pilot's for its libraries, whose number grows."""
+    """Return a process's descriptors without those that a pilot needs for its libraries."""
     children = len(process.children(recursive=True)) if kind == "pilot" else 0
     return max(0, process.num_fds() - LIBRARY_FDS * children)
 

@@ -1,4 +1,4 @@
-"""Real clusters for tests: a shared one, and ones of special shapes."""
+"""Real clusters for tests: one shared, others of special shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faults.world import World
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    """Four nodes with a GPU each, of two types, on this machine's network. Tests take it as `slurm`."""
+    """Four nodes on this machine's network with a GPU each, of two types. Tests take it as `slurm`."""
     if why := commands.missing_for_slurm():
         pytest.skip(why)
     with Cluster(Shape()) as cluster:
@@ -24,7 +24,7 @@ def shared_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The shared cluster, idle, and on this process's environment: Slurm's commands mean it."""
+    """Give this process's environment to the idle shared cluster's Slurm commands."""
     for name, value in shared_cluster.environ.items():
         monkeypatch.setenv(name, value)
     yield shared_cluster
@@ -33,7 +33,7 @@ def slurm(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], Cluster]]:
-    """Start a cluster of a special shape for one test; Slurm's commands mean it."""
+    """Start a cluster of a special shape for one test, with Slurm's commands."""
     with contextlib.ExitStack() as all_of_them:
 
         def make(shape: Shape) -> Cluster:
@@ -52,6 +52,6 @@ def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A corner of the machine for one test's session; no process of it may outlive the session."""
+    """A place on this machine for a test's session, which no process may outlive."""
     with World(tmp_path / "world").entered(limit_s=20, folders=False) as world:
         yield world

@@ -1,4 +1,4 @@
-"""Clients of a gateway under chaos: their requests, the right answers, and excused errors."""
+"""Clients of a gateway under chaos: requests, right answers, excused errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 READ_S = 240.0
-"""Seconds of silence after which a request has failed. (Streams have comments every 15 s.)"""
+"""Seconds of silence after which a request fails. (Streams have comments every 15 s.)"""
 LENGTHS = (8, 24, 64, 300)
 PROMPTS = (
     "What is two plus two?",
@@ -26,7 +26,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Question:
-    """The request: greedy, so that there is one right answer."""
+    """A greedy request: only one answer is right."""
 
     prompt: str
     tokens: int
@@ -42,7 +42,7 @@ QUESTIONS = tuple(Question(*each) for each in itertools.product(PROMPTS, LENGTHS
 
 @dataclass
 class Answer:
-    """The answer to a request so far. `pieces`: chunks with text; `tokens`: the gateway's count of written tokens."""
+    """An answer so far. `pieces`: chunks with text; `tokens`: the gateway's token count."""
 
     text: str = ""
     pieces: int = 0
@@ -54,14 +54,14 @@ class Answer:
 
 @dataclass
 class Outage:
-    """No gateway listens from `killed_at` to `back_at` (seconds of the monotonic clock)."""
+    """No gateway listens from `killed_at` to `back_at` (monotonic seconds)."""
 
     killed_at: float
     back_at: float = float("inf")
 
 
 class BadAnswer(Exception):
-    """An answer that is no right one; the message says why."""
+    """A wrong answer; the message says why."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ def percentiles(numbers: list[float]) -> dict[str, float]:
 
 
 async def receive(client: httpx.AsyncClient, question: Question, answer: Answer, *, stream: bool) -> None:
-    """Send a question, and put what comes into `answer`. Raises BadAnswer, and httpx.TransportError."""
+    """Send a question and fill `answer`. Raises BadAnswer and httpx.TransportError."""
     last = begun = time.monotonic()
     async with client.stream("POST", "/v1/chat/completions", json=question.body(stream=stream)) as response:
         if response.status_code != 200:
@@ -127,8 +127,7 @@ def _take(chunk: dict[str, Any], answer: Answer) -> None:
 
 
 class Clients:
-    """Clients that ask steadily, half of them with streams, and pause for `pause_s` at the most between two
-    questions."""
+    """Clients that send requests steadily, half of them streams, with pauses of up to `pause_s`."""
 
     def __init__(self, url: str, *, clients: int, seed: int, pause_s: float = 0.5) -> None:
         self.url = url
@@ -141,7 +140,7 @@ class Clients:
         self._begun = time.monotonic()
 
     async def learn(self) -> None:
-        """Ask each question alone, in a quiet moment: its answer is the right one. Raises BadAnswer."""
+        """Learn the right answers: ask each question alone. Raises BadAnswer."""
         async with self._client() as client:
             for question in QUESTIONS:
                 answer = Answer()

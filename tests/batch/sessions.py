@@ -1,5 +1,3 @@
-"""Sessions on a real cluster with short intervals and time limits."""
-
 from __future__ import annotations
 
 import json
@@ -13,7 +11,7 @@ from stoker.manager.executor.session import Session
 from stoker.protocol.blocks import BlockStatus
 from stoker.protocol.to_client import Status
 
-# A command tries for four seconds before it says that slurmctld is away.
+# A command retries for four seconds before it reports that slurmctld does not answer.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "provider": {
         "kind": "slurm",
@@ -30,7 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def write_site(folder: Path, *, name: str = "lab", **sections: Mapping[str, Any]) -> Path:
-    """A site file: one block of one core in `backfill`, but for what `sections` say."""
+    """Write a site file: one block of one core in `backfill`, changed by `sections`."""
     lines = [f"name = {json.dumps(name)}"]
     for section in (*DEFAULTS, *(section for section in sections if section not in DEFAULTS)):
         lines.append(f"[{section}]")
@@ -42,7 +40,7 @@ def write_site(folder: Path, *, name: str = "lab", **sections: Mapping[str, Any]
 
 
 def status_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> Status:
-    """The session's status, as soon as something holds of it."""
+    """Wait until the session's status meets a condition; return the status."""
 
     def found() -> Status | None:
         status = session.status(20)
@@ -54,6 +52,6 @@ def status_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0
 
 
 def block_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> BlockStatus:
-    """The first block that meets a condition, as soon as there is one."""
+    """Wait for the first block that meets a condition; return the block."""
     status = status_when(session, lambda status: any(map(true, status.jobs)), what=what, limit_s=limit_s)
     return next(block for block in status.jobs if true(block))

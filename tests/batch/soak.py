@@ -32,15 +32,13 @@ from batch.lab.shape import LabError
 from faults.world import World
 
 EVERY_S = 0.36
-"""Ten thousand in an hour."""
+"""Average seconds between faults: ten thousand in an hour."""
 STALL_S = 120.0
 FIRST_S = 180.0
-"""Until the first results there are pilots to come, with their environment."""
+"""Seconds until the first results: pilots and their environment must start."""
 
 
 class Soak:
-    """One run. `record` is its present result."""
-
     def __init__(
         self, folder: Path, *, seed: int, every_s: float, stall_s: float, before: dict[str, Any] | None = None
     ) -> None:
@@ -58,9 +56,9 @@ class Soak:
             (folder / "faults.log").unlink(missing_ok=True)
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> dict[str, Any]:
-        """Disturb a session, and look what came of it; the record. Raises nothing that has to do with the session."""
+        """Disturb a session and check its results; return the record. Failures of the session raise nothing."""
         environ = dict(os.environ)
-        place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets are short
+        place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets must be short
         world = World(place / "world")
         disk = place / "disk"
         machines = [world.scratch / name for name in (HEAD, *SHAPE.nodes)]
@@ -134,7 +132,7 @@ class Soak:
         chaos.run(seconds=seconds, faults=faults)
 
     def _finish(self, scene: Scene, chaos: Chaos, watch: Watch) -> None:
-        """Everything is restored: the results arrive, and then the session ends."""
+        """Check that the results arrive after restoration, and that the session ends."""
         record = self.record
         calm = sum(scene.results().values())
         if "error" not in record:
@@ -216,7 +214,7 @@ def told(record: dict[str, Any]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make soak", description="Disturb a session on a real Slurm.")
     parser.add_argument("--faults", type=int, default=10_000, help="how many (default 10,000, about an hour)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="at most so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="longest run in seconds")
     parser.add_argument("--every", type=float, default=EVERY_S, help="seconds between two faults (default %(default)s)")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6)))
     parser.add_argument(
@@ -232,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = before["seed"] if before else given.seed
     faults = max(0, given.faults - (before["faults_total"] if before else 0))
     print(f"soak: {faults} faults; to do the same again: STOKER_SOAK_SEED={seed}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends in good order then too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also lets the soak end properly
     soak = Soak(given.folder.absolute(), seed=seed, every_s=given.every, stall_s=given.stall, before=before)
     record = soak.run(seconds=given.seconds, faults=faults)
     print("\n".join(told(record)), flush=True)

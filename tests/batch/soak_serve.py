@@ -1,4 +1,4 @@
-"""`make soak-serve`: clients of `stoker serve` over a real Slurm whose jobs come and go, unattended."""
+"""`make soak-serve`: unattended clients of `stoker serve` over a real Slurm whose jobs start and end."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ MINUTES, EVERY_S, WALLTIME, CLIENTS = 30.0, 30.0, "3 min", 12
 PAUSE_S = 0.5
 """Longest pause of a client between requests, in seconds."""
 MANAGER_AT, GATEWAY_AT = 0.4, 0.7
-"""Shares of the time after which each is killed."""
+"""Times of the kills as shares of the run."""
 STREAMS_BAR = 0.999
 HOT_S = 400.0
-"""Longest time until two jobs and their models are up on a busy machine, in seconds."""
+"""Longest seconds until two jobs and their models are up on a busy machine."""
 SHAPE = Shape(gpus=("a10:1", "a10:1"), settings={"DefMemPerCPU": "1500"})
 MODELS = '[models.small]\npath = "models/tiny"\nmin = 2\n'
 
 
 class ServeSoak:
-    """One run. `record` is its present result."""
-
     def __init__(
         self, folder: Path, *, seed: int, every_s: float, walltime: str, clients: int, pause_s: float = PAUSE_S
     ) -> None:
@@ -55,9 +53,9 @@ class ServeSoak:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, *, seconds: float) -> dict[str, Any]:
-        """Serve, send requests and disturb for this time; return the record. Errors of the gateway do not end it."""
+        """Serve, send requests and disturb for this time; return the record. Ignore the gateway's errors."""
         environ = dict(os.environ)
-        place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets are short
+        place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets must be short
         self.record["load_before"] = os.getloadavg()
         try:
             with World(place / "world").entered(limit_s=60, folders=False) as world, Cluster(SHAPE) as cluster:
@@ -138,8 +136,6 @@ class ServeSoak:
 
 
 class Disturbance:
-    """Faults of the gateway, the manager and the jobs."""
-
     def __init__(
         self, world: World, cluster: Cluster, gateway: RunningGateway, clients: Clients, soak: ServeSoak
     ) -> None:
@@ -153,7 +149,7 @@ class Disturbance:
         begun = time.monotonic()
         for at_s, act in sorted(plan, key=lambda step: step[0]):
             self._wait(begun + at_s)
-            if at_s < seconds - every_s / 3:  # the rest of the time is left for open requests
+            if at_s < seconds - every_s / 3:  # no disturbance near the end, so that open requests can finish
                 act()
         self._wait(begun + seconds)
         self._soak.record["done"] = dict(self.done)
@@ -226,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
     print(f"soak of the gateway: {given.minutes:g} minutes; the same again: STOKER_SOAK_SEED={given.seed}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends in good order then too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also lets the soak end properly
     soak = ServeSoak(
         given.folder.absolute(), seed=given.seed, every_s=given.every, walltime=given.walltime, clients=given.clients
     )

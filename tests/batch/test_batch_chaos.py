@@ -1,4 +1,4 @@
-"""All faults at once on a real cluster: every call ends once, and nothing is left running."""
+"""All faults on a real cluster: every call ends once, and no process remains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_a_seed_decides_what_is_done_and_when_and_to_whom():
     steps = list(itertools.islice(plan(5, shares, every_s=0.1), 4000))
     assert steps == list(itertools.islice(plan(5, dict(reversed(shares.items())), every_s=0.1), 4000))
     assert steps != list(itertools.islice(plan(6, shares, every_s=0.1), 4000))
-    assert sorted(step.way for step in steps[:4]) == sorted(shares), "each once, so that a short run has them all"
+    assert sorted(step.way for step in steps[:4]) == sorted(shares), (
+        "each way occurs once, so that a short run has all of them"
+    )
     counts = {way: sum(step.way == way for step in steps) for way in shares}
     assert 0.4 < counts["manager"] / 4000 < 0.6
     assert 0.05 < counts["cable"] / 4000 < 0.15
@@ -80,15 +82,15 @@ def test_a_plan_that_is_resumed_goes_on_where_it_was():
 def test_who_is_innocent_is_read_from_what_calls_write(tmp_path: Path):
     file = tmp_path / "ran"
     ran = Ran(file)
-    assert not ran.is_innocent("n1", "7"), "it may be loading"
+    assert not ran.is_innocent("n1", "7"), "the library may be loading"
     file.write_text("a n1 7 begins\n")
     assert ran.is_innocent("n1", "7")
     with file.open("a") as more:
         more.write("a n1 7 ends\nb n2 8 begins\nb n1 7 begins\na n1")
-    assert not ran.is_innocent("n1", "7"), "b was elsewhere before"
+    assert not ran.is_innocent("n1", "7"), "call b began in another library before"
     with file.open("a") as more:
         more.write(" 9 begins\nb n1 7 ends\n")
-    assert ran.is_innocent("n1", "7"), "what it ran is over"
+    assert ran.is_innocent("n1", "7"), "its call has ended"
     assert not ran.is_innocent("n1", "9")
     assert (ran.begun(), ran.ends, ran.names()) == (4, 2, {"a", "b"})
 
@@ -100,7 +102,7 @@ def test_a_process_that_takes_ever_more_is_told(more_fds: int, more_rss: int, sa
     growth = Growth("manager")
     growth.sample(fds=30, rss=50 << 20, age_s=YOUNG_S / 2)
     growth.sample(fds=30 + more_fds, rss=(80 << 20) + more_rss, age_s=YOUNG_S + 1)
-    assert not growth.too_much(), "it is young"
+    assert not growth.too_much(), "the process is young"
     growth.sample(fds=30, rss=50 << 20, age_s=2 * YOUNG_S)
     assert said in growth.too_much()
     assert bool(said) == bool(growth.too_much())
@@ -111,7 +113,7 @@ def test_a_process_that_takes_ever_more_is_told(more_fds: int, more_rss: int, sa
 def test_every_call_ends_once_whatever_happens(tmp_path: Path, capfd, monkeypatch):
     if why := commands.missing_for_namespaces():
         pytest.skip(why)
-    monkeypatch.chdir(tmp_path)  # commands on the head begin where this process is
+    monkeypatch.chdir(tmp_path)  # commands on the head begin in this process's folder
     with capfd.disabled():
         sys.stderr.write(f"\nchaos for {SECONDS:g} s; to do the same again: STOKER_SOAK_SEED={SEED}\n")
     run = soak.Soak(tmp_path / "record", seed=SEED, every_s=soak.EVERY_S, stall_s=soak.STALL_S)

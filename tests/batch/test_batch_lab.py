@@ -20,7 +20,7 @@ def test_a_job_sees_the_gpus_that_it_was_granted(slurm, tmp_path):
     slurm.wait(job, "COMPLETED")
     granted, node = out.read_text().split()
     assert granted == "0"
-    assert node in ("n3", "n4"), "only these have a titanx"
+    assert node in ("n3", "n4"), "only these nodes have a titanx"
 
 
 def test_a_preempted_job_goes_back_into_the_queue(slurm):
@@ -84,7 +84,7 @@ def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(shared_cluster, tmp
     assert maker.stdout is not None
     folder = maker.stdout.readline().strip()
     assert folder, "the cluster came up"
-    assert len(_of(folder)) >= 5, "munged, slurmctld, slurmd, and what runs of the job"
+    assert len(_of(folder)) >= 5, "munged, slurmctld, slurmd, and processes of the job"
     maker.send_signal(signal.SIGKILL)
     maker.wait()
     maker.stdout.close()

@@ -42,7 +42,7 @@ def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monk
 
 
 def answers(*replies):
-    """Clients whose gateway gives these replies in turn; an exception is raised instead."""
+    """Return clients whose gateway gives these replies in order; it raises exceptions among them."""
     clients = Clients("http://gateway", clients=1, seed=1)
     clients.right[QUESTION] = "abc"
     queue = list(replies)
@@ -101,7 +101,7 @@ def test_requests_are_sent_again_after_the_gateway_was_down():
     clients, ask = answers(httpx.ConnectError("refused"))
     clients.outages.append(Outage(killed_at=0.0, back_at=1.0))
     ask()
-    assert clients.tally.ended == {"stream failed": 1}, "the gateway was back long before"
+    assert clients.tally.ended == {"stream failed": 1}, "the gateway had been restarted long before"
 
 
 def test_a_wrong_answer_is_not_excused_by_an_outage():

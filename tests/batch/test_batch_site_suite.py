@@ -1,5 +1,3 @@
-"""The site suite on a real Slurm: every promise holds on a site of two nodes."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,7 @@ NOT_TRIED = {
     "the memory ledger agrees with NVML within 5 %",
     "too much device memory is a clear error, and the device recovers",
 }
-"""They need a GPU."""
+"""Checks that need a GPU."""
 
 
 @pytest.mark.slow

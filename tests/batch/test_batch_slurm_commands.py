@@ -1,5 +1,3 @@
-"""The factory's commands over a real Slurm, and every end of a job in Slurm's words."""
-
 from __future__ import annotations
 
 import itertools
@@ -23,7 +21,9 @@ SESSIONS = itertools.count(1)
 
 @pytest.fixture
 def batch_of(tmp_path):
-    """A session's view of Slurm; its blocks run a command in place of a pilot. Slurm remembers earlier ones."""
+    """Return a function that makes a session's view of Slurm. Blocks run a command instead of a pilot; Slurm remembers
+    earlier sessions.
+    """
     own = f"k{next(SESSIONS)}"
 
     def make(command: str = "sleep 100", *, session: str = own, **provider: object) -> SlurmBatch:
@@ -51,7 +51,7 @@ def test_a_job_is_submitted_found_by_its_name_and_cancelled(slurm, batch_of):
     assert when(batch, job, BlockPhase.RUNNING).reason == "on n4"
     batch_of(session="other").submit(B1)
     successor = batch_of()
-    assert successor.find() == {job: B1}, "jobs of other sessions are not its own"
+    assert successor.find() == {job: B1}, "jobs of other sessions do not count"
     successor.cancel([job])
     assert when(batch, job, BlockPhase.ENDED).reason == "cancelled by someone (scancel)"
     batch.cancel([job, "999999"])
@@ -108,7 +108,7 @@ def test_an_array_is_one_job_as_lively_as_its_liveliest_task(slurm, batch_of):
     assert set(when(batch, job, BlockPhase.RUNNING).reason.removeprefix("on ").split(",")) <= {"n1", "n2"}
     until(lambda: [line[2] for line in slurm.queue()].count("RUNNING") == 2, what="two tasks that run")
     assert set(batch.query([job])[job].reason.removeprefix("on ").split(",")) == {"n1", "n2"}
-    assert batch.find() == {job: B1}, "the task that waits is part of it"
+    assert batch.find() == {job: B1}, "the waiting task belongs to the block"
     batch.cancel([job])
     assert when(batch, job, BlockPhase.ENDED).reason == "cancelled by someone (scancel)"
     until(lambda: not slurm.queue(), what="no task left")
@@ -126,11 +126,11 @@ def test_a_slurmctld_that_hangs_is_trouble_and_the_limit_holds(slurm, batch_of):
     slurm.freeze("slurmctld")
     with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
         batch_of(command_limit="1 s").query(["1"])
-    with pytest.raises(BatchTrouble, match="sbatch has not answered for 4 s"):  # by then it has asked
+    with pytest.raises(BatchTrouble, match="sbatch has not answered for 4 s"):  # after 4 s sbatch has sent its request
         batch_of(command_limit="4 s").submit(B2)
     slurm.thaw("slurmctld")
     batch = batch_of()
-    until(lambda: set(batch.find().values()) == {B2}, what="the job that was submitted all the same")
+    until(lambda: set(batch.find().values()) == {B2}, what="the job that was submitted despite the timeout")
 
 
 def test_a_slurmctld_that_is_away_is_trouble(slurm, batch_of):

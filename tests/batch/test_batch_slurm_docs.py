@@ -1,4 +1,4 @@
-"""The cluster commands of README and docs/clusters.md run on a cluster, in their order."""
+"""The cluster commands of README and docs/clusters.md run in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 
 def test_the_commands_for_a_cluster_work_as_they_stand(slurm, world: World) -> None:
-    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # its nodes have GPUs, and a driver
+    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # the cluster's nodes have GPUs and a driver
     program = programs("docs/contexts.md")[0].text
     (world.path / "my_program.py").write_text(program)
     session = "rwcz"

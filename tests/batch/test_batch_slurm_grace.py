@@ -1,5 +1,5 @@
-"""Preemption with GraceTime: a pilot that is the batch shell uses it, one in an srun step leaves at its start; neither
-loses a call.
+"""Preemption with GraceTime loses no call. A pilot as the batch shell uses the grace time; a pilot in an srun step
+leaves at its start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def ran_on(world, nodes: set[str]) -> list[float]:
 
 
 def preempted_at(cluster, job: str) -> float:
-    """When Slurm has told a job to go, in seconds since 1970; 0 if it has not."""
+    """Return when Slurm preempted a job, in seconds since 1970, or 0."""
     said = cluster.job(job).get("PreemptTime", "None")
     return 0.0 if said == "None" else time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
 
@@ -60,7 +60,7 @@ def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world
         told_at = until(lambda: preempted_at(cluster, block.job), what="the preemption")
         cluster.wait(pusher, "RUNNING")
         worked_s = max(ran_on(world, {node})) - told_at
-        assert worked_s > GRACE_S / 2, "it works on although it is to go"
+        assert worked_s > GRACE_S / 2, "the pilot still works during its grace time"
         assert [*got, *results] == list(range(CALLS))
         assert cluster.wait(block.job, *OVER)["JobState"] == "PREEMPTED"
         status = status_when(session, lambda status: status.losses == {"preempted": 1}, what="Slurm's reason")

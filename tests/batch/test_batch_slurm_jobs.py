@@ -1,5 +1,3 @@
-"""Blocks are Slurm jobs with the resources of the site file."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,7 @@ from faults.world import World
 
 import stoker
 
-# ---- test batch slurm jobs
+# ---- jobs
 
 
 @stoker.context
@@ -39,7 +37,7 @@ def whereabouts(_, meeting=None, number=0):
 
 @stoker.app(context=nothing())
 def met_by(_, meeting, number, *, count):
-    """The array task that this runs in, while this number of calls run at the same time."""
+    """Return the variables of this call's array task, when `count` calls run at the same time."""
     meeting.mkdir(exist_ok=True)
     (meeting / str(number)).touch()
     until(lambda: len(list(meeting.iterdir())) == count, what="the other calls")
@@ -47,7 +45,7 @@ def met_by(_, meeting, number, *, count):
 
 
 def two_at_once(world):
-    """The results of two calls that run at the same time."""
+    """Return the results of two calls that run at the same time."""
     meeting = world.path / "meeting"
     meeting.mkdir()
     return [call.result(60) for call in [whereabouts(meeting, number) for number in (0, 1)]]
@@ -108,7 +106,7 @@ def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
         assert {pilot.block for pilot in status.pilots} == {block.block}
         assert all(0 < pilot.ends_in_s <= 600 for pilot in status.pilots)
         slurm.cancel(f"{block.job}_2")
-        status_when(session, lambda status: len(status.pilots) == 3, what="the others alone")
+        status_when(session, lambda status: len(status.pilots) == 3, what="only the other tasks")
         assert met_by(world.path / "again", 0, count=1).result(60)["SLURM_ARRAY_TASK_ID"] in ("0", "1", "3")
         assert [(job.block, job.phase) for job in session.status().jobs] == [(block.block, "running")]
     until(lambda: not slurm.queue(), what="no task left")
@@ -127,10 +125,10 @@ def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, 
         ]
         given = two_at_once(world)
         assert {facts["CUDA_VISIBLE_DEVICES"] for facts in given} == {"1,2"}
-        assert {facts["visible"] for facts in given} == {"GPU-n1-1", "GPU-n1-2"}, "each call the one of its device"
+        assert {facts["visible"] for facts in given} == {"GPU-n1-1", "GPU-n1-2"}, "each call sees only its device"
 
 
-# ---- test batch slurm probe
+# ---- probe
 
 
 def probe(world: World, command: list[str], *, wait_s: int) -> subprocess.CompletedProcess[str]:
@@ -156,13 +154,14 @@ def test_a_pilot_that_waits_in_the_queue_proves_nothing(slurm, world):
 
 
 def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
-    monkeypatch.chdir(world.path)  # commands on the head begin where this process is
+    monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
-    write_site(world.path, session={"interface": "127.0.0.1"})  # of the head: a node has its own
+    # pilots get the head's loopback address, which on a node leads to the node itself
+    write_site(world.path, session={"interface": "127.0.0.1"})
     said = probe(world, cluster.on_head(), wait_s=30)
     assert said.returncode == 1, said.stdout
-    assert "the probe runs, and its pilot has not reached 127.0.0.1:" in said.stdout
-    assert "name the network that they share: [session] interface" in said.stdout
+    assert "the probe runs, but its pilot has not reached 127.0.0.1:" in said.stdout
+    assert "name their common network: [session] interface" in said.stdout
     until(lambda: not [job for job in cluster.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
     until(lambda: world.left() == [], what="nothing left")
 

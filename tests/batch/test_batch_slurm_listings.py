@@ -1,4 +1,4 @@
-"""Listings with lag or gaps, and commands with extra output: one job per block, and none left."""
+"""Listings with lag or gaps, and commands with extra output: one job per block, and no job left."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fill(slurm) -> list[str]:
 
 
 def jobs_of(session, slurm) -> list[str]:
-    """Every job of a session that Slurm remembers, over or not: the cluster has had other sessions before."""
+    """Return every job of a session that Slurm remembers, except cancelled ones."""
     shown = slurm.run("scontrol", "show", "job", "-o").splitlines()
     name = f"JobName={job_prefix(session.id)}"
     return [line.split()[0] for line in shown if name in line and "JobState=CANCELLED" not in line]
@@ -121,10 +121,10 @@ def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, mo
         until(lambda: len(jobs_of(session, slurm)) == 1, what="the job")
         for process in processes_of(session.folder, victim):
             os.kill(process.pid, signal.SIGKILL)
-        until(lambda: processes_of(session.folder, victim), what="another one")
+        until(lambda: processes_of(session.folder, victim), what="another process of this kind")
         site.remove("hang")
         site.wait_for_looks(3)
-        assert call.result(80) == 42, "its pilot needs no list"
+        assert call.result(80) == 42, "the block's pilot needs no listing"
         site.remove("hide")
         status_when(session, lambda status: [block.job for block in status.jobs if block.job], what="the job's id")
         site.wait_for_looks(3)

@@ -1,5 +1,3 @@
-"""Pilots lost in every way that Slurm knows: their calls run again, and each ends once."""
-
 from __future__ import annotations
 
 import os
@@ -13,11 +11,11 @@ from faults.world import count_lines, note
 
 import stoker
 
-# ---- test batch slurm losses
+# ---- losses
 
 
 CALLS, FREE = 60, 10
-"""There are `CALLS` calls. All but the first `FREE` wait until the test has seen the loss and lets them run."""
+"""`CALLS` calls. All but the first `FREE` wait until the test has seen the loss."""
 
 
 @stoker.context
@@ -170,12 +168,12 @@ def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream,
         slurm.update_node(node, "DRAIN")
         results = stream()
         got = [next(results) for _ in range(10)]
-        assert nodes_of(world) == {node}, "the pilot goes on"
+        assert nodes_of(world) == {node}, "the pilot continues"
         slurm.cancel(block.job)
         block_when(session, lambda new: new.block != block.block, what="another block")
         go.touch()
         assert [*got, *results] == list(range(CALLS))
-        assert len(nodes_of(world)) == 2, "its successor is elsewhere"
+        assert len(nodes_of(world)) == 2, "the next pilot is on another node"
 
 
 @pytest.mark.long
@@ -189,11 +187,11 @@ def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, worl
     until(lambda: not slurm.queue(), what="no job left")
 
 
-# ---- test batch slurm walltime
+# ---- walltime
 
 
 WALLTIME_CALLS = 120
-"""Of half a second each: longer than the first pilot may live."""
+"""Calls of half a second each: longer than the first pilot may live."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A first session: `init` in an empty folder, `up` on the file as written, two programs, `down`."""
+"""A first session: `init` in an empty folder, `up` with the written file, two programs, `down`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stoker(world, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_what_init_writes_is_all_that_it_takes(slurm, world):
-    world.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "driver")  # its nodes have GPUs, and a driver
+    world.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "driver")  # the nodes have GPUs and a driver
     for node in slurm.shape.nodes:
         slurm.submit("sleep 1000", "--partition=main", "--exclusive", f"--nodelist={node}", "--time=60")
     until(lambda: all(line[2] == "RUNNING" for line in slurm.queue()), what="a full cluster")
@@ -64,7 +64,7 @@ def test_what_init_writes_is_all_that_it_takes(slurm, world):
     program.write_text(PROGRAM)
     loaded_by_the_first = run(world, sys.executable, str(program), session, "1")
     used_by_the_second = run(world, sys.executable, str(program), session, "20")
-    assert loaded_by_the_first in used_by_the_second.split(), "what one has loaded is hot for the next"
+    assert loaded_by_the_first in used_by_the_second.split(), "a loaded context is hot for the next program"
     status = stoker(world, "status", session)
     assert "21 calls done, 0 running, 0 queued" in status
     assert re.search(r"^  pilots +[1-9] here", status, re.M), status

@@ -1,4 +1,4 @@
-"""Slurm refuses, hangs, is full, is away: the user sees its words, and work continues when it can."""
+"""Slurm refuses, hangs, is full, or is down: the user sees Slurm's message, and work continues when possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from batch.sessions import block_when, status_when, write_site
 import stoker
 from stoker.errors import StokerError
 
-# ---- test batch slurm troubles
+# ---- troubles
 
 
 def load(world, **sections):
@@ -34,7 +34,7 @@ def test_what_slurm_refuses_fails_the_calls_in_its_own_words(slurm, world):
     with load(world, provider={"partition": "gpu"}):
         with pytest.raises(StokerError, match="Invalid partition name specified") as caught:
             stoker.app()(double)(1).result(60)
-        assert "lab" in str(caught.value), "which site it is"
+        assert "lab" in str(caught.value), "the message names the site"
 
 
 def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
@@ -112,7 +112,7 @@ def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
         assert (status.lost_pilots, len(status.pilots), len(status.jobs)) == (0, 1, 1)
 
 
-# ---- test batch slurm away
+# ---- unreachable
 
 
 AWAY_S = 60.0
@@ -128,7 +128,7 @@ def test_slurmctld_is_away_for_a_minute(make_cluster, world):
         cluster.have_jobs_written()
         cluster.kill("slurmctld")
         gone_at = time.monotonic()
-        away = "Unable to contact slurm controller"  # a squeue that was under way may report a reset connection before
+        away = "Unable to contact slurm controller"  # a squeue that was running may report a reset connection first
         status_when(session, lambda status: away in status.trouble.get("lab", ""), what=away)
         cluster.crash("n2")
         rounds = 0
@@ -174,16 +174,16 @@ def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, wo
     assert cluster.queue() == []
 
 
-# ---- test batch slurm full
+# ---- full
 
 
 TRIES = 4
-"""Refusals that would end every waiting call: three are enough."""
+"""More refusals than would fail every waiting call, which is three."""
 
 
 @contextmanager
 def waiting_call(world, **provider) -> Iterator[tuple]:
-    """A session with a call that no pilot can serve yet."""
+    """Yield a session with a call that no pilot can serve yet."""
     site = write_site(world.path, provider=provider)
     with stoker.load(site, run_dir=str(world.runs)) as session:
         yield session, stoker.app()(lambda number: 2 * number)(4)
@@ -204,7 +204,7 @@ def test_too_many_jobs_of_this_user(make_cluster, world):
     with waiting_call(world, account="phys") as (session, call):
         trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]
         assert trouble.startswith("AssocMaxSubmitJobLimit; Batch job submission failed: ")
-        until(lambda: refusals(cluster) > TRIES, limit_s=60, what="the same, tried again and again")
+        until(lambda: refusals(cluster) > TRIES, limit_s=60, what="several refusals with the same trouble")
         assert not call.done()
         cluster.cancel(*(line[0] for line in cluster.queue()))
         assert call.result(60) == 8
@@ -225,16 +225,16 @@ def test_too_many_jobs_of_all_users(make_cluster, world):
     with waiting_call(world, command_limit="3 s") as (session, call):
         trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]
         said = "Slurm temporarily unable to accept job, sleeping and retrying"
-        assert trouble.startswith(f"sbatch has not answered for 3 s, after it had said: {said}: ")
+        assert trouble.startswith(f"sbatch has not answered for 3 s, after it printed: {said}: ")
         assert "MaxJobCount" in trouble
         assert not call.done()
         cluster.cancel(filler)
         assert call.result(60) == 8
         status_when(session, lambda status: not status.trouble, what="the trouble's end")
-        assert len(our_jobs(cluster)) == 1, "however often it was tried"
+        assert len(our_jobs(cluster)) == 1, "only one job, however often the factory tried"
 
 
-# ---- test batch slow node
+# ---- slow node
 
 
 RATE = ["root", "tbf", "rate", "800kbit", "burst", "16kb", "latency", "20s"]
@@ -264,7 +264,7 @@ print(json.dumps([nodes, status.lost_pilots, status.rerun_calls, status.failed])
 
 @pytest.mark.long
 def test_slow_node_is_kept_and_gets_fewer_calls(make_cluster, world, monkeypatch):
-    monkeypatch.chdir(world.path)  # commands on the head begin where this process is
+    monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), namespaces=True))
     slow = cluster.machines["n1"].inside("tc", "qdisc", "add", "dev", "eth0", *RATE)
     subprocess.run(slow, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Every step of docs/tutorial.md runs on a real Slurm, in order, and prints what the page shows."""
+"""Every step of docs/tutorial.md runs on a real Slurm and prints the page's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 
 def test_the_steps_of_the_tutorial_work_on_slurm(slurm, world: World, monkeypatch) -> None:
-    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # its nodes have GPUs, and a driver
+    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # the cluster's nodes have GPUs and a driver
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 
     def run(command: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""From nothing to results with README's commands: init, doctor, up, a program, attach, down."""
+"""README's commands lead to results: init, doctor, up, a program, attach, down."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_init_finds_the_cluster_and_writes_a_site_that_fits_it(slurm, world):
     assert made.stdout.startswith("wrote site.toml: Slurm, partition backfill\n")
     assert "preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2" in made.stdout
     checked = stoker(world, "doctor", "site.toml")
-    assert "site backfill: partition, account, walltime and GPUs are there" in checked.stdout
+    assert "site backfill: partition, account, walltime and GPUs are available" in checked.stdout
     assert "site backfill: Slurm would take this: Job " in checked.stdout
     assert "partitions backfill (preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2), main (" in checked.stdout
 
@@ -87,7 +87,7 @@ def test_session_of_two_sites_keeps_contexts_hot(slurm, world):
     assert re.search(r"pilots +1 here", status.stdout), status.stdout
     ended = stoker(world, "down", session)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 calls done, 1 pilot let go, 1 job ended; nothing of it is left running" in ended.stdout
+    assert "2 calls done, 1 pilot released, 1 job ended; nothing of it is left running" in ended.stdout
     until(lambda: slurm_jobs() == [], what="no job in the queue")
     assert world.left() == []
 
@@ -105,7 +105,7 @@ def test_doctor_asks_slurm_whether_it_would_take_a_block(slurm, world):
     write_site(world.path, provider={"memory": "4000 GB"})
     said = stoker(world, "doctor", "lab.toml")
     assert said.returncode == 1, said.stdout
-    assert "site lab: partition, account, walltime and GPUs are there" in said.stdout
+    assert "site lab: partition, account, walltime and GPUs are available" in said.stdout
     assert re.search(r"need +site lab: Slurm refuses this: .*(Memory|node configuration)", said.stdout), said.stdout
     assert slurm_jobs() == []
 
@@ -130,7 +130,7 @@ def test_refused_site_says_why_and_stays_only_on_request(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
     assert (said.returncode, said.stdout) == (1, "")
-    assert "site lab: [provider] partition nowhere is not up; there are " in said.stderr
+    assert "site lab: [provider] partition nowhere is not up; known partitions: " in said.stderr
     assert re.search(r"^Slurm refused the first job: .*invalid partition", said.stderr, re.I | re.M)
     assert "stoker up lab.toml --dry-run" in said.stderr
     assert "no session is up" in stoker(world, "down").stderr

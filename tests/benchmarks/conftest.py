@@ -1,4 +1,4 @@
-"""`cluster` and `toy` of `tests/core`, and a private home as in `tests/api`."""
+"""`cluster` and `toy` of `tests/core`, and a private home."""
 
 from api.conftest import own_home
 from core.conftest import cluster, toy

@@ -1,4 +1,4 @@
-"""Arlo: the instance that each strategy takes, on the paper's examples and against a plain search."""
+"""Arlo: each strategy's choice of an instance, on the paper's examples and against a plain search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STRATEGIES = {"ig": inter_groups_greedy, "any": pack_any_runtime, "shortest": pa
 
 
 def loaded(strategy: str, levels: Levels) -> Dispatcher:
-    """Instances with these loads, numbered in their order from 0 on."""
+    """Return instances with these loads, numbered from 0."""
     runtimes = [(length, capacity) for length, capacity, _ in levels]
     loads = [(runtime, load) for runtime, (_, _, several) in enumerate(levels) for load in several]
     if strategy in STRATEGIES:
@@ -45,8 +45,9 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
 
 
 def test_figure_4_what_each_strategy_does() -> None:
-    """Five late with the ideal runtime and eight with the least busy instance, as the paper says. Algorithm 1 with the
-    paper's settings gives GPU2 three, as 0.85 x 0.9 x 40 is 30.6, and GPU3 five; a more patient one gives GPU2 five."""
+    """As in the paper, ILB has five late requests and IG eight. Algorithm 1 gives GPU2 three, because 0.85 x 0.9 x 40
+    is 30.6.
+    """
     found = {name: outcome(each) for name, each in strategies()}
     assert found == {
         "ILB": Outcome((4, 4, 0, 0), 5),
@@ -59,11 +60,11 @@ def test_figure_4_what_each_strategy_does() -> None:
 @pytest.mark.parametrize(
     ("strategy", "instance"),
     [
-        ("rs", 4),  # Q3's head, as the paper says: 28/48 is under 0.765, and 54/60 not under 0.85
-        ("ilb", 2),  # the least busy one of Q2
-        ("ig", 5),  # five requests
-        ("any", 1),  # 56/60 is the fullest that has room
-        ("shortest", 5),  # no instance has room for a second request, and 5/40 is the least full
+        ("rs", 4),  # Q3's head, as the paper says: 28/48 is below 0.765, and 54/60 not below 0.85
+        ("ilb", 2),  # the least busy instance of Q2
+        ("ig", 5),  # the instance with the fewest requests: five
+        ("any", 1),  # 56/60 is the fullest instance with free capacity
+        ("shortest", 5),  # no instance can take a second request, and 5/40 is the least full
     ],
 )
 def test_figure_5_each_strategy_with_a_request_of_length_200(strategy: str, instance: int) -> None:

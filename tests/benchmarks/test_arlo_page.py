@@ -1,4 +1,4 @@
-"""Arlo's page: kept results are not computed again, and the page matches the records."""
+"""Arlo's page: stored results are not computed again, and the page matches the records."""
 
 from __future__ import annotations
 

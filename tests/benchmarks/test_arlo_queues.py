@@ -17,7 +17,7 @@ SHORT_S, LONG_S = 0.010, 0.040
 
 
 def fleet_of(counts: Sequence[int], agenda: Agenda) -> Fleet:
-    """Two runtimes, of 100 and 200 tokens, with these numbers of instances."""
+    """Return two runtimes, of 100 and 200 tokens, with these numbers of instances."""
     rows = [[SHORT_S] * 201, [LONG_S] * 201]
     fleet = Fleet(RuntimeQueues[int]([(100, 40), (200, 10)]), rows, agenda)
     fleet.start(counts)
@@ -34,7 +34,7 @@ def milliseconds(
 
 
 def test_requests_queue_at_the_least_busy_instance() -> None:
-    """Two short instances: the third request begins when the first ends; the long one does not wait."""
+    """Two instances serve short requests, so the third waits for the first; the long request has its own instance."""
     assert milliseconds([0.0, 0.001, 0.002, 0.003, 0.050], [50, 50, 50, 150, 50], [2, 1]) == [
         10.8, 10.8, 18.8, 40.8, 10.8
     ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_devices_count_from_their_addition_to_their_last_answer() -> None:
 
 
 def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> Measures:
-    """A run of half a dozen devices under a load that keeps Arlo's busy for the most part."""
+    """Run six devices under a load that keeps Arlo's devices mostly busy."""
     workload = Workload(1200.0, for_s, seed, "bursty")
     trace = make_trace(workload, [30, 60, 90, 100, 120, 500], [100, 200, 300, 400])
     return simulate(Case(system, LatencyProfile("base"), 6, workload, least=least), trace)
@@ -109,7 +109,6 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
 
 
 def test_padding_to_the_longest_costs_what_its_latency_says() -> None:
-    """ST's requests take 4.86 ms each; six devices cannot do 1,200 of them in a second that has many bursts."""
     workload = Workload(100.0, 20.0, 1)
     trace = make_trace(workload, [10], [10])
     found = simulate(Case("st", LatencyProfile("base"), 6, workload), trace)
@@ -121,7 +120,7 @@ def test_padding_to_the_longest_costs_what_its_latency_says() -> None:
 
 
 def test_arlo_goes_where_the_lengths_go() -> None:
-    """Reallocation in the middle of a run whose lengths differ from the period before it."""
+    """The lengths change before the reallocation."""
     workload = Workload(1200.0, 20.0, 1)
     trace = make_trace(workload, [60], [60])
     moved = Trace(trace.times, trace.lengths, [500] * 100)

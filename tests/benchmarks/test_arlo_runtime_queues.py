@@ -10,7 +10,7 @@ from benchmarks.papers.arlo.runtime_queues import RuntimeQueues, RuntimeTooShort
 
 
 def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
-    """Levels of a length, a capacity, and the outstanding requests of each instance, called q1a, q1b, q2a, ..."""
+    """Return levels by length, capacity and outstanding requests of each instance (q1a, q1b, q2a, ...)."""
     queues: RuntimeQueues[str] = RuntimeQueues([(length, capacity) for length, capacity, _ in levels])
     for number, (_, _, loads) in enumerate(levels):
         for letter, load in zip("abcdef", loads, strict=False):
@@ -20,11 +20,13 @@ def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
 
 
 def test_the_threshold_falls_from_level_to_level() -> None:
-    """0.8 is under 0.85 and not under 0.765; a level without an instance is no level."""
+    """A load of 0.8 is below the first threshold, 0.85, but not below the second, 0.765. Levels without instances do
+    not count.
+    """
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
 
-    # Where all are congested, the shortest takes it.
+    # If all levels are congested, the level of the shortest inputs takes the request.
     assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
 
 
@@ -42,7 +44,6 @@ def test_a_request_longer_than_every_runtime_gets_both_lengths() -> None:
 
 
 def test_loads_are_those_of_a_plain_count_whatever_happens() -> None:
-    """Requests come and end, instances come and go; the least loaded of a level is always at its head."""
     chance = random.Random(5)
     queues: RuntimeQueues[int] = RuntimeQueues([(128, 20), (256, 10), (512, 5)])
     runtime_of: dict[int, int] = {}

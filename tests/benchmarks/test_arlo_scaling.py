@@ -25,7 +25,7 @@ def every(period_s: float, *, until: float, tokens: int = 50) -> Trace:
 
 
 def test_headroom_adds_for_recent_work_and_releases_late() -> None:
-    """200 requests/s are the work of four long instances, so the headroom makes it five; then it is quiet."""
+    """200 requests/s keep four long instances busy, so the headroom needs five."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(0, 1, agenda)
     Headroom(fleet, agenda, least=1)
@@ -39,7 +39,7 @@ def test_headroom_adds_for_recent_work_and_releases_late() -> None:
     assert served.lost == 0
 
 
-def test_headroom_gives_a_new_device_to_the_runtime_with_the_fewest() -> None:
+def test_new_device_goes_to_the_runtime_with_fewest_devices() -> None:
     agenda = Agenda()
     fleet = fleet_of(1, 2, agenda)
     headroom = Headroom(fleet, agenda, least=1)
@@ -50,7 +50,7 @@ def test_headroom_gives_a_new_device_to_the_runtime_with_the_fewest() -> None:
 
 @pytest.mark.parametrize(("period_s", "grows"), [(0.018, True), (0.025, False)])
 def test_target_tracking_adds_to_the_longest_runtime_near_the_goal(period_s: float, grows: bool) -> None:
-    """A long instance answers 50 requests/s: at 55/s its queue grows to the objective, at 40/s it has none."""
+    """A long instance answers 50 requests/s: its queue grows at 55/s but not at 40/s."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(1, 1, agenda)
     trace = every(period_s, until=30.0, tokens=150)

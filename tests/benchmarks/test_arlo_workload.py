@@ -1,4 +1,4 @@
-"""Arlo: latencies by the paper's numbers, lengths, arrivals, and devices by length."""
+"""Arlo: latencies with the paper's numbers, lengths, arrivals, and devices by length."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_demands_are_the_requests_of_one_objective_in_each_bin() -> None:
 
 
 def test_requests_that_devices_cannot_serve_count_by_price_and_mix() -> None:
-    """Without it, equation 5 lets one instance of the longest runtime have half more than it can answer."""
+    """Otherwise equation 5 gives one instance of the longest runtime 1.5 times its capacity."""
     lengths = [64] * 80 + [512] * 20
     plain = demands(lengths, 1600.0, lengths_of(8), BASE)
     assert plain[-1].requests / plain[-1].capacity == pytest.approx(1.6)

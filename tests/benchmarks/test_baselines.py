@@ -1,4 +1,4 @@
-"""Invariants of INFless and ElasticFlow: every job ends once, and none waits forever."""
+"""Invariants of INFless and ElasticFlow: every job ends once, and no job waits forever."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BASELINES = ("infless", "elastic-flow")
 
 jobs = st.lists(
     st.tuples(
-        st.floats(0.0, 60.0),  # when it comes
+        st.floats(0.0, 60.0),  # arrival, in seconds
         st.sampled_from(("a", "b", "two")),
         st.sampled_from(((1, 1), (1, 4), (2, 2), (2, 8), (3, 3))),
-        st.sampled_from((0.0, 5.0, 40.0, 200.0)),  # until its deadline; 0 = none
+        st.sampled_from((0.0, 5.0, 40.0, 200.0)),  # seconds until its deadline; 0 = none
         st.integers(1, 60),  # items
-        st.booleans(),  # whether it says how far it is
+        st.booleans(),  # True if it reports its progress
     ),
     min_size=1,
     max_size=8,
@@ -46,7 +46,7 @@ def policies(name: str) -> Callable[[], Policies]:
 
 @pytest.mark.parametrize("name", BASELINES)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(  # the pair ends sooner than the assumed time for two ranks to meet: the learned pace is not zero
+@example(  # the pair of ranks ends sooner than their meeting is assumed to take: its learned pace must not be zero
     specs=[*SINGLE, (0.0, "a", (1, 1), 0.0, 3, False), PAIR, (6.0, "a", (1, 4), 5.0, 1, False)],
     lost_at=None,
     known=False,

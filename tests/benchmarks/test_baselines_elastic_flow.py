@@ -37,7 +37,7 @@ def starts(t: Toy, name: str) -> list[tuple[float, int]]:
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """A pilot of four devices; contexts `a` and `b` load in 10 s; an item takes 1 s on one replica, half on two."""
+    """Return four devices; contexts `a` and `b` load in 10 s; an item takes 1 s on one replica, half on two."""
 
     def make(*, devices: int = 4, **how: Any) -> Toy:
         t = toy(policies=elastic_flow(**how))
@@ -66,7 +66,7 @@ def test_one_job_alone_gets_all_that_helps_it(lab: Make) -> None:
 
 def test_two_jobs_get_their_shares_and_share_what_is_left(lab: Make) -> None:
     t = lab()
-    job(t, "tight", 80.0)  # 12 s until it works, then 100 s on one: two
+    job(t, "tight", 80.0)  # the job runs after 12 s and takes 100 s on one replica, so it needs two
     job(t, "loose", 500.0, context="b")
     t.run()
     assert next(size for _, size in starts(t, "tight")) == 2

@@ -44,7 +44,7 @@ def test_the_nearer_deadline_is_first_and_the_other_fills_the_rest() -> None:
 
 
 def test_a_share_is_smaller_while_others_need_the_devices() -> None:
-    # Of 4 devices the first job has 2 until 50. The second has the others till then, which is half of its work.
+    # The first job has 2 of 4 devices until 50 s. Until then the second job does half of its work on the other 2.
     slow = ((1, 200.0), (2, 100.0), (4, 50.0))
     shares = minimum_shares([job(1, 50.0), job(2, 80.0, slow)], 4, now=0.0)
     assert shares == {1: share_of((0.0, 50.0, 2)), 2: share_of((0.0, 50.0, 2), (50.0, 75.0, 4))}
@@ -163,8 +163,7 @@ def test_shares_are_in_time_and_never_more_than_there_is(
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), max_size=6))
 def test_on_one_device_all_are_in_time_whenever_that_is_possible(specs: list[tuple[int, int]]) -> None:
-    """There, filling by deadline is earliest deadline first: it succeeds if all work that is due by any moment fits
-    before it."""
+    """On one device, filling by deadline is earliest deadline first."""
     line = [job(n, float(due), ((1, float(run)),)) for n, (due, run) in enumerate(specs)]
     possible = all(sum(run for due, run in specs if due <= at) <= at for at, _ in specs)
     assert (len(minimum_shares(line, 1, now=0.0)) == len(line)) == possible

@@ -1,9 +1,10 @@
 """ElasticFlow's plan on its own traces against the published shares of jobs in time (its artifact's
-plot_figure/scripts). Simulated Philly on 256 GPUs: 0.87 (Figure 8b). 195 jobs on 128 A100 on the testbed: 0.667,
-and 0.087 for earliest deadline first (Figure 6b). Its parts alone (Figure 9, 128 GPUs): 0.118 earliest deadline
-first, 0.326 with admission, 0.835 shares without admission, 0.949 both. Our shares are higher because nothing is
-rounded to slots and nothing fails. Their earliest deadline first gives a job 64 GPUs even where 16 are faster; ours
-does not.
+plot_figure/scripts).
+
+Simulated Philly on 256 GPUs: 0.87 (Figure 8b). 195 jobs on 128 A100: 0.667, and 0.087 for earliest deadline first
+(Figure 6b). Its parts (Figure 9, 128 GPUs): 0.118 earliest deadline first, 0.326 with admission, 0.835 shares without
+admission, 0.949 both. Our shares are higher, because nothing is rounded to slots and nothing fails. Their earliest
+deadline first gives a job 64 GPUs even if 16 are faster; ours does not.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.skipif(
 
 
 START_S = 10.0
-"""Seconds for a start or a change of size: about the published simulator's on 128 GPUs."""
+"""Seconds of a start or a change of size, about as in the published simulator on 128 GPUs."""
 
 Curve = tuple[tuple[int, float], ...]
-"""Numbers of GPUs, each with the seconds of an iteration on it."""
+"""Numbers of GPUs, each with the seconds of an iteration."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -87,7 +88,7 @@ def _curves(path: Path) -> dict[int, Curve]:
 
 
 Rule = Callable[[list[Job], int, float], tuple[dict[int, int], Iterable[Share]]]
-"""Sizes from now on, and the sizes planned for later."""
+"""Sizes from now on, and sizes planned for later."""
 
 
 def elastic_flow(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:
@@ -113,8 +114,9 @@ def earliest_deadline(
 
 
 def in_time(tasks: list[Task], devices: int, rule: Rule, *, admission: bool, slot_s: float = 1.0) -> float:
-    """Return the share of jobs in time. `admission`: jobs that cannot be in time are refused. Plans are made at slots'
-    ends."""
+    """Return the share of jobs in time, with plans at the ends of slots. `admission`: refuse jobs that
+    cannot be in time.
+    """
     coming, doing = sorted(tasks, key=lambda task: (task.submitted_at, task.id), reverse=True), dict[int, Doing]()
     good, now = 0, coming[-1].submitted_at
     while coming or doing:

@@ -1,4 +1,4 @@
-"""The baselines of prompt tuning in sessions of this machine, with gangs that one of them resizes."""
+"""The baselines of prompt tuning in sessions on this machine, with gangs that one baseline resizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model():
 
 @pytest.fixture
 def run(tmp_path):
-    """Begins a session of four devices under a policy; gives the session."""
+    """Return a function that starts a session under a policy."""
     sessions = ExitStack()
 
     def begin(policy, devices=4):
@@ -38,7 +38,7 @@ def run(tmp_path):
 
 
 def steps(context, count, log):
-    """Run this number of steps from the checkpoint. Rank 0 notes the number of devices of each step."""
+    """Run steps from the checkpoint. Rank 0 logs the number of devices of each step."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()
@@ -71,7 +71,7 @@ def test_a_running_job_gives_devices_to_a_deadline_and_resumes(run, tmp_path):
     run("elastic-flow")
     log, other = tmp_path / "long", str(tmp_path / "soon")
     tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
-    tune(20, other).result(LIMIT_S)  # now it is known how long an item takes
+    tune(20, other).result(LIMIT_S)  # this call measures an item's time
     long = stoker.app(context=model(), gang=(1, 4), features={"items": 600})(steps)(600, str(log))
     until = time.monotonic() + LIMIT_S
     while (not log.exists() or len(noted(log)) < 20) and time.monotonic() < until:
@@ -86,7 +86,7 @@ def test_a_running_job_gives_devices_to_a_deadline_and_resumes(run, tmp_path):
 
 
 def takes(context, seconds, name, log):
-    """A call that takes this time; the one called `first` also waits until it may end."""
+    """Run for `seconds`; the call `first` then waits until it may end."""
     time.sleep(seconds)
     while name == "first" and not log.with_name("go on").exists():
         time.sleep(0.02)

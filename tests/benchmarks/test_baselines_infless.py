@@ -1,4 +1,4 @@
-"""INFless: the instances of a model scale at once and independently, and idle ones stay for a while."""
+"""INFless: each model's instances scale at once and independently; idle instances stay for a while."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hot(t: Toy, key: str) -> int:
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Pilots of four devices, and contexts `a` and `b` that load in 10 s; 100 s of work on one replica, half on two."""
+    """Return pilots of four devices; contexts load in 10 s; a job takes 100 s on one replica, half on two."""
 
     def make(*, pilots: int = 2, **how: Any) -> Toy:
         t = toy(policies=infless(**how))
@@ -76,7 +76,7 @@ def test_a_job_and_its_idle_instances_wait_for_the_slowest_one(lab: Make) -> Non
     t.run(until=began + 5.0)
     assert hot(t, "a") == 1
     assert not starts(t, "j")
-    job(t, "k", 0.0)  # another job does not get the one that waits
+    job(t, "k", 0.0)  # another job does not get the reserved instance
     t.run(until=began + 8.0)
     assert not starts(t, "k")
     t.run()
@@ -112,7 +112,7 @@ def test_models_share_nothing_but_the_count_of_free_devices(lab: Make) -> None:
 def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> None:
     t = lab(pilots=2, keep_alive_s=1000.0)
     job(t, "w", 45.0, run_s=30.0)
-    t.run(until=30.0)  # it runs on four until 40
+    t.run(until=30.0)  # `w` runs on four instances until 40 s
     job(t, "j", 500.0)
     t.run()
     assert t.core.state.contexts["a"].loads == 5
@@ -120,7 +120,7 @@ def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> N
 
 
 def test_a_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
-    """Four devices, of which `w` has three until 40 s: `j` needs two, and there is one."""
+    """`j` needs two devices; `w` has three of the four until 40 s."""
     began = {}
     for hold in (False, True):
         t = job(lab(pilots=1, hold=hold), "w", 60.0, gang=(3, 3))
@@ -135,7 +135,6 @@ def test_a_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
 
 @pytest.mark.parametrize(("hold", "at", "least", "most"), [(True, 40.0, 1, 4), (False, 45.0, 3, 3), (True, 45.0, 3, 3)])
 def test_two_jobs_never_hold_devices_for_each_other(lab: Make, hold: bool, at: float, least: int, most: int) -> None:
-    """Jobs that hold and are late begin on what they hold."""
     t = lab(pilots=1, hold=hold)
     job(t, "a1", at, gang=(least, most))
     job(t, "b1", at, gang=(least, most), context="b").run()
@@ -167,7 +166,7 @@ def test_idle_instances_are_let_go_after_a_while(lab: Make) -> None:
 
 def test_busy_instances_stay_longer_and_leave_after_the_traffic(lab: Make) -> None:
     t = lab(window_s=60.0, keep_alive_s=2.0)
-    for n in range(8):  # a job every 10 s that takes 20 s: two instances and a bit more
+    for n in range(8):  # a job of 20 s every 10 s keeps two instances busy, and at times a third
         t.call(f"j{n}", context="a", items=20, run_s=20.0, gang=(1, 1))
         t.run(until=t.now + 10.0)
     assert len(t.core.state.libraries) >= 3
@@ -185,7 +184,7 @@ def test_traffic_launches_instances_that_no_job_has_asked_for(lab: Make) -> None
     t.run(until=t.now + 0.5)
     t.call("j4", context="a", run_s=30.0, gang=(1, 1))
     t.run(until=t.now + 0.5)
-    assert len(t.core.state.libraries) == 5  # 4 arrivals in 30 s, 33 s each
+    assert len(t.core.state.libraries) == 5  # 4 arrivals in 30 s, at 33 s each, need 4.4 instances
 
 
 def test_what_traffic_wants_is_its_rate_times_what_a_job_takes() -> None:
@@ -193,7 +192,7 @@ def test_what_traffic_wants_is_its_rate_times_what_a_job_takes() -> None:
     for n in range(10):
         traffic.came(10.0 * n)
         traffic.takes(25.0)
-    assert traffic.wants(90.0, window_s=60.0) == 3  # six arrivals in 60 s, 25 s each: 2.5
+    assert traffic.wants(90.0, window_s=60.0) == 3  # six arrivals in 60 s, at 25 s each, need 2.5 instances
     assert traffic.wants(140.0, window_s=60.0) == 0
     assert traffic.wants(90.0, window_s=0.0) == 0
 

@@ -1,4 +1,4 @@
-"""`make gpu` in rehearsal: a failed or hung part is a line of the record, and the next part runs."""
+"""`make gpu` in rehearsal: a failed or hung part has a line in the record, and the next part runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    """Run these scripts instead of the parts of their names, and one that does nothing instead of the others."""
+    """Run these scripts in place of their parts, and an empty script for the others."""
     plain = made._run
     monkeypatch.setattr(made, "_run", lambda name, words, **how: plain(name, ["-c", scripts.get(name, "0")], **how))
     monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")
@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_leaves_its_numbers(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert "A rehearsal" in page
     assert "| turns | running |" in page
-    for _ in polls(60.0):  # the part ends with the run
+    for _ in polls(60.0):  # the running part ends when the run is killed
         if not any(b"benchmarks.gpu.parts" in each and str(tmp_path).encode() in each for each in command_lines()):
             break
     else:
@@ -207,7 +207,7 @@ def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[floa
 
 
 def test_kit_brings_what_stoker_requires() -> None:
-    """All requirements and their own, except for packages on such a machine: PyTorch, and the large pyarrow."""
+    """All requirements, except PyTorch and pyarrow, which such machines have."""
     text = (kit.ROOT / "setup.cfg").read_text().partition("install_requires =")[2].partition("[")[0]
     asked = [line.split(">")[0].strip() for line in text.splitlines() if line.strip()]
     required: set[str] = set()

@@ -11,12 +11,16 @@ from benchmarks.serving.model_switch import first_piece
 from benchmarks.tables import Verdict
 
 
-@pytest.mark.parametrize(("copied_s", "verdict"), [(1.0, Verdict.MET), (2.0, Verdict.MISSED)])
-def test_a_model_that_sleeps_is_judged_with_its_weights_copied(
-    copied_s: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("asleep_s", "to_file", "to_snapshot"),
+    [(0.5, Verdict.MET, Verdict.MET), (0.7, Verdict.MISSED, Verdict.MET), (1.0, Verdict.MISSED, Verdict.MISSED)],
+)
+def test_a_wake_is_judged_by_both_ways_to_load(
+    asleep_s: float, to_file: Verdict, to_snapshot: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = {
-        "asleep": {"asleep": [0.1, 0.1, 0.1], "copied": [copied_s, copied_s, 99.0], "weights_bytes": 5 * 10**8},
+        "asleep": {"seconds": [asleep_s, asleep_s, 99.0], "hot": [0.05]},
+        "copied": {"copied": [1.0, 1.0, 99.0], "weights_bytes": 5 * 10**8},
         "snapshot": {"seconds": [4.0], "hot": [0.05]},
         "nothing": {"seconds": [16.0], "hot": [0.05]},
     }
@@ -26,15 +30,15 @@ def test_a_model_that_sleeps_is_judged_with_its_weights_copied(
 
     monkeypatch.setattr(model_switch, "run_side", run_side)
     monkeypatch.setattr(model_switch, "missing", lambda *_: "")
-    copied, asleep, snapshot, hot = model_switch.measure(lambda _: None).lines
-    assert copied.verdict() is verdict
-    assert copied.cells["ratio"] == [16.0 / copied_s] * 3
-    assert asleep.cells["ratio"] == [160.0] * 3
+    asleep, copied, snapshot, beside, hot = model_switch.measure(lambda _: None).lines
+    assert (asleep.verdict(), beside.verdict(), copied.verdict()) == (to_file, to_snapshot, Verdict.MET)
+    assert asleep.cells["ratio"] == [16.0 / asleep_s] * 3
+    assert beside.cells["ratio"] == [4.0 / asleep_s] * 3
     assert snapshot.cells["ratio"] == [4.0] * 3
-    assert {line.verdict() for line in (asleep, snapshot, hot)} == {Verdict.NO_BAR}
+    assert {line.verdict() for line in (snapshot, hot)} == {Verdict.NO_BAR}
 
 
-def test_the_first_piece_counts_and_the_others_are_read() -> None:
+def test_time_ends_at_the_first_piece_and_the_rest_is_read() -> None:
     pieces = iter(["a", "b", "c"])
     assert first_piece(pieces, since=0.0) > 0
     assert next(pieces, None) is None

@@ -12,7 +12,7 @@ from stoker.tuning.bank.candidates import Candidate
 
 
 def test_prompts_in_pairs_are_like_one_other_alone() -> None:
-    """Ten directions, each taken by two prompts: the nearest is the same, the four after it have nothing in common."""
+    """Each of ten directions has two prompts, so only the nearest prompt is similar."""
     features = np.repeat(np.eye(10, dtype=np.float32), 2, axis=0)
     raw = similarities(features)["raw"]
     assert raw["top-1"] == [1.0, 1.0, 1.0]
@@ -28,7 +28,7 @@ def test_scaled_features_take_away_what_all_prompts_have_in_common() -> None:
 
 
 def test_each_number_of_clusters_is_judged_against_all_scores() -> None:
-    """Losses that are distances from one corner: the prompt there has the lowest."""
+    """A prompt's loss is its first feature."""
     features = np.random.default_rng(2).normal(size=(60, 5)).astype(np.float32)
     candidates = [Candidate(text=f"prompt {number}") for number in range(60)]
     loss = {one.text: float(feature[0]) for one, feature in zip(candidates, features, strict=True)}

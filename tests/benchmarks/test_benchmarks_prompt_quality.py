@@ -53,7 +53,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def test_a_tasks_seeds_depend_on_target_and_score_order() -> None:
-    assert target(records()[1:3]) == 3.0  # the best that each has come to, not where it ended
+    assert target(records()[1:3]) == 3.0  # the best loss of each curve, not the last
     found = of_task(records(), most=9)
     assert found is not None
     assert found["by_score"] == 6

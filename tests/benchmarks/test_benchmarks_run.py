@@ -1,4 +1,4 @@
-"""The benchmarks run, and no bar can be met by accident."""
+"""The benchmarks run, and no bar is met by accident."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
     ("bar", "numbers", "verdict"),
     [
         (FAST, [4.0, 4.0, 4.0], Verdict.MET),
-        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the median counts, not the best
+        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the median of the three counts, not the best
         (FAST, [4.1, 4.1, 0.1], Verdict.MET),
         (SLOW, [0.6, 0.6, 0.6], Verdict.MET),
         (SLOW, [0.1, 0.61, 0.61], Verdict.MISSED),
@@ -159,7 +159,7 @@ def test_what_a_record_does_not_say_is_listed(record: object, missing: list[str]
 
 
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
-    """HTEX makes 1,000 calls/s with a p50 of 2 ms; Stoker makes `ratio` times that, and `map` six times Stoker's."""
+    """Return a fake side: HTEX makes 1,000 calls/s with a median of 2 ms, Stoker `ratio` times as many."""
 
     def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
         ours = "stoker" in arguments

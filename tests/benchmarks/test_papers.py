@@ -1,4 +1,4 @@
-"""The shared parts of the papers' evaluations: options, ends, kept results, and text."""
+"""Shared parts of the papers' evaluations: options, exit status, stored results, and text."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_each_end_has_its_status_and_message(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
     assert exit_status(fails, stopped="") == 1
     assert capsys.readouterr().err == "the trace is damaged\n"
-    assert exit_status(stops, stopped="the same again goes on with kept.json") == 130
-    assert "goes on with kept.json" in capsys.readouterr().err
+    assert exit_status(stops, stopped="the same command continues kept.json") == 130
+    assert "continues kept.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("paper", [arlo, schedmate, slinfer], ids=lambda paper: paper.__name__.split(".")[2])
@@ -60,7 +60,7 @@ def test_the_folder_of_the_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ("main", "arguments", "said"),
     [
         (pervasive.main, ["--fits", "0"], "a number from 1 to"),
-        (pervasive.main, ["--quick", "--keep-fits", "--out", "{}"], "leave out one of"),
+        (pervasive.main, ["--quick", "--keep-fits", "--out", "{}"], "exclude each other"),
         (pervasive.main, ["--keep-fits", "--out", "{}"], "cannot be read"),
         (prompt_tuner.main, ["--runs", "{}/file"], "not a folder"),
         *(
@@ -68,7 +68,7 @@ def test_the_folder_of_the_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
             for main in (pervasive.main, prompt_tuner.main)
             for arguments, said in (
                 (["--jobs", "many"], "a number from 1 to"),
-                (["--quick"], "--quick wants --out"),
+                (["--quick"], "--quick needs --out"),
                 (["--out", "{}/file"], "not a folder"),
             )
         ),

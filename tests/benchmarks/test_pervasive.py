@@ -1,4 +1,4 @@
-"""Parts of the context paper's reproduction, on small cases."""
+"""Parts of the context paper's reproduction on small cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_most_central_and_the_farthest_sets_are_chosen() -> None:
     assert [each.parameters.load_a10_s for each in chosen] == [20.0, 60.0, 100.0, 10.0]
     assert fit.chosen(found, 100)[:4] == chosen
     assert len(fit.chosen(found, 100)) == len(found)
-    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # none is close
+    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # no set of settings is close to the paper
 
 
 @pytest.mark.long
@@ -64,7 +64,7 @@ def test_gpus_vanish_one_a_minute_a10s_first() -> None:
     assert pools[paper.A10][-1] == (900.0 + 9 * 60.0, 0)
     assert pools[paper.TITAN][:2] == ((0.0, 10), (1500.0, 9))
     assert pools[paper.TITAN][-1] == (1500.0 + 9 * 60.0, 0)
-    for kind in (paper.A10, paper.TITAN):  # early losses are not preempted again
+    for kind in (paper.A10, paper.TITAN):  # pilots lost early are not preempted a second time
         pools = worlds.vanishing(from_s=960.0, lost={kind: 3}, lost_at_s=60.0)
         assert pools[kind][:2] == ((0.0, 10), (60.0, 7))
         times = sorted(at_s for steps in pools.values() for at_s, _ in steps if at_s > 60.0)
@@ -106,9 +106,11 @@ def test_the_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
         log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
         log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
     off = distance(log, {0: 1.0})
-    # Connected: 100 done at 150; just before the first end, at 60, none is, and the line says 40.
+    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 are done, but the
+    # line is at 40.
     assert off.connected == pytest.approx(0.4)
-    # Hot, until the last call is handed out at 140: 90 done at 90; just before each end it is ten short.
+    # Hot: a line from 50 s to 90 inferences at the last dispatch, at 140 s. Just before each call ends, ten are
+    # missing.
     assert off.hot == pytest.approx(10 / 90)
     assert off.evenly == pytest.approx(0.0)
     assert distance(EventLog(), {}).connected == 0.0

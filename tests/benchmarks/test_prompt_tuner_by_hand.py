@@ -1,5 +1,6 @@
-"""Five jobs on eight GPUs with hand-computed allocations and cost. A cold start takes 23.95 s; work is divided among
-replicas with 0.5 % lost per doubling; a gang meets for 2 s.
+"""Five jobs on eight GPUs with hand-computed allocations and cost.
+
+A cold start takes 23.95 s. Replicas divide the work and lose 0.5 % per doubling. Replicas of a job meet for 2 s.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def job(at_s: float, *, gpu_s: float, within_s: float) -> Arrival:
 
 
 JOBS = (
-    job(1.0, gpu_s=20.0, within_s=60.0),  # 23.95 + 20 s: one replica
-    job(10.0, gpu_s=20.0, within_s=70.0),  # could wait until 45 s for the first one's replica
+    job(1.0, gpu_s=20.0, within_s=60.0),  # one replica is in time: 23.95 + 20 s
+    job(10.0, gpu_s=20.0, within_s=70.0),  # this job can wait until 45 s for the first job's replica
     job(12.0, gpu_s=40.0, within_s=38.0),  # 14 s are left after a cold start: 4 replicas do it in 12.1 s, 3 in 15.4 s
     job(50.0, gpu_s=30.0, within_s=20.0),  # 2 warm replicas do it in 17.1 s
-    job(52.0, gpu_s=100.0, within_s=5.0),  # too late from the beginning
+    job(52.0, gpu_s=100.0, within_s=5.0),  # this job cannot meet its deadline
 )
 
 
@@ -41,7 +42,7 @@ def took_s(gpu_s: float, *, replicas: int) -> float:
 
 
 def played(name: str, jobs: Sequence[Arrival] = JOBS, **settings: object) -> tuple[list[float], list[int], Result]:
-    """When each job was done, on how many replicas, and the totals."""
+    """Return each job's end and number of replicas, and the totals."""
     simulation, outcome = play(jobs, policy(name).make(**settings), USUAL, gpus=8)
     log = simulation.log
     return _ends(log), _widths(log), result_of(log, jobs, outcome, gpus=8)
@@ -67,10 +68,10 @@ def test_prompt_tuner_delays_one_job_and_warms_four_for_another() -> None:
     first = 1.0 + COLD_S + 20.0
     assert ends == [
         pytest.approx(first, abs=0.2),
-        pytest.approx(first + 20.0, abs=0.3),  # on the first one's replica, without another load
+        pytest.approx(first + 20.0, abs=0.3),  # the second job runs on the first job's replica, without another load
         pytest.approx(12.0 + COLD_S + took_s(40.0, replicas=4), abs=0.2),
         pytest.approx(50.0 + took_s(30.0, replicas=2), abs=0.2),
-        pytest.approx(152.0, abs=0.2),  # best effort, on a replica that was idle
+        pytest.approx(152.0, abs=0.2),  # the last job, already late, runs on an idle replica
     ]
     assert (found.late, found.refused, found.unfinished, found.loads) == (1, 0, 0, 5)
 
@@ -78,27 +79,27 @@ def test_prompt_tuner_delays_one_job_and_warms_four_for_another() -> None:
 def test_infless_launches_for_each_job_at_once() -> None:
     ends, widths, found = played("infless")
     assert widths[:3] == [1, 1, 4]
-    assert ends[1] == pytest.approx(10.0 + COLD_S + 20.0, abs=0.2)  # it did not wait
+    # the second job did not wait for the first job's replica
+    assert ends[1] == pytest.approx(10.0 + COLD_S + 20.0, abs=0.2)
     assert (found.late, found.loads) == (1, 6)
 
 
 def test_elastic_flow_loads_for_each_job_and_gives_out_all_it_has() -> None:
     ends, _, found = played("elastic-flow")
-    assert found.late >= 2  # the fourth has 20 s, less than a cold start
+    assert found.late >= 2  # the fourth job is late too: its 20 s are less than a cold start
     assert found.loads >= 8
-    assert max(ends) < 152.0  # the rest goes to the last one
+    assert max(ends) < 152.0  # the last job ends earlier, because it gets all other devices
 
 
 @pytest.mark.parametrize(("name", "margin"), [("prompt-tuner", 0.0), ("infless", 0.1), ("elastic-flow", 0.0)])
 def test_every_policy_predicts_a_lookup_as_the_simulator_charges_it(name: str, margin: float) -> None:
-    """60 GPU-seconds, of which 20 are the lookup: four replicas take 17.1 s, three 22.0; were the lookup no shorter on
-    four than on one, it would be 32 s."""
+    """20 of 60 GPU-seconds are the lookup: four replicas take 17.1 s, or 32 s if they do not shorten the lookup."""
     takes_s = took_s(40.0, replicas=4) + 20.0 / 4
     searched = msgspec.structs.replace(
         job(1.0, gpu_s=40.0, within_s=COLD_S + takes_s * (1 + margin) + 1.0), shared_s=20.0
     )
     ends, widths, found = played(name, [searched])
-    assert widths == [4] or name == "elastic-flow"  # which gives a lone job all it can use
+    assert widths == [4] or name == "elastic-flow"  # elastic-flow gives a single job all devices that it can use
     assert found.late == 0
     if widths == [4]:
         assert ends == [pytest.approx(1.0 + COLD_S + takes_s, abs=0.2)]

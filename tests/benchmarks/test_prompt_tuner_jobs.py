@@ -59,8 +59,9 @@ def test_models_may_have_traces_of_their_own() -> None:
 def test_minutes_are_uneven_and_gaps_within_one_are_exponential() -> None:
     counts = Counter(int(at_s // 60) for at_s in arrival_times(1000, Stream(3, "x"), peak=5.0))
     others = sorted(counts[minute] for minute in range(20))[:-1]
-    assert stdev(others) > 2 * math.sqrt(fmean(others))  # independent jobs would spread by the root
-    full = sorted(at_s for at_s in arrival_times(20_000, Stream(4, "x"), peak=20.0))  # all in one minute
+    # the counts of independent jobs would deviate by the root of their mean
+    assert stdev(others) > 2 * math.sqrt(fmean(others))
+    full = sorted(at_s for at_s in arrival_times(20_000, Stream(4, "x"), peak=20.0))  # all jobs in one minute
     gaps = [b - a for a, b in pairwise(full)]
     assert stdev(gaps) == pytest.approx(fmean(gaps), rel=0.05)
 
@@ -76,7 +77,7 @@ def test_durations_have_the_shape_and_the_bounds_that_are_said() -> None:
     shares = Counter(job.replicas for job in found)
     for replicas, share in USUAL.replicas:
         assert shares[replicas] / len(found) == pytest.approx(share, abs=0.01)
-    # As in the docstring of the parameters.
+    # The docstring of the parameters states these means.
     assert fmean(job.duration_s * job.replicas for job in found) == pytest.approx(78.0, rel=0.03)
     assert fmean(durations) == pytest.approx(46.0, rel=0.03)
     cold_s = fmean(USUAL.cold_s(MODELS[job.model]) for job in found)
@@ -109,7 +110,8 @@ def test_an_slo_is_the_duration_times_s_and_a_cold_start() -> None:
 
 def test_the_bank_takes_time_and_saves_unforeseen_iterations() -> None:
     banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
-    assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)  # 60 GPU-seconds of 0.05 s
+    # 60 GPU-seconds are 1200 items of 0.05 s
+    assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)
     assert (induced.items, induced.items_done, induced.shared_s) == (1200, 1200, 0.0)
     assert banked.gang == (1, USUAL.widest)
     assert banked.at_s == 7.0
@@ -150,18 +152,19 @@ def test_what_came_of_jobs_is_counted_once_each() -> None:
     log.note(4.0, Happened.CALL_FAILED, call=53)
     log.note(8.0, Happened.LIBRARY_READY, library=1, value=8.0)
     log.note(10.0, Happened.CALL_BEGAN, call=50, library=1)
-    log.note(20.0, Happened.CALL_ENDED, call=50, library=1)  # just in time
+    log.note(20.0, Happened.CALL_ENDED, call=50, library=1)  # the call ends just in time
     log.note(19.0, Happened.LIBRARY_READY, library=2, value=4.0)
-    log.note(20.0, Happened.LIBRARY_READY, library=3, value=20.0)  # nobody's
+    log.note(20.0, Happened.LIBRARY_READY, library=3, value=20.0)  # a library that no job uses
     log.note(20.0, Happened.PART_BEGAN, call=51, library=2, value=1)
     log.note(21.0, Happened.CALL_BEGAN, call=51, library=1)
-    log.note(22.0, Happened.CALL_ENDED, call=51, library=1)  # a second late
+    log.note(22.0, Happened.CALL_ENDED, call=51, library=1)  # the call ends a second late
     found = result_of(log, came, outcome(ended_at=100.0), gpus=8)
     assert (found.jobs, found.late, found.refused, found.unfinished, found.loads) == (4, 1, 1, 1, 1)
     assert found.violations == 75.0
     assert found.all_s == 8 * 1200.0  # jobs come for 20 minutes
     assert (found.wait_share, found.wait_most) == (pytest.approx((10 / 20 + 20 / 21) / 2), pytest.approx(20 / 21))
-    both = 8 / 20, (7 + 4) / 21  # of the first library a second was over when the second job came
+    # call 51 waited 7 of the 8 s of the first load, which began a second before it, and 4 s of the second
+    both = 8 / 20, (7 + 4) / 21
     assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
     assert found.cost(static=False, device_price_s=0.5) == 220.0
     assert found.cost(static=True, device_price_s=0.5) == 4800.0

@@ -21,7 +21,7 @@ from benchmarks.papers.prompt_tuner import (
     searching,
 )
 from benchmarks.papers.prompt_tuner.__main__ import LOOK, PAGE, main
-from benchmarks.papers.prompt_tuner.everything import Extent
+from benchmarks.papers.prompt_tuner.everything import RunSelection
 from benchmarks.papers.prompt_tuner.grid import every_choice, read_grid
 from benchmarks.papers.prompt_tuner.record import KeptRun, Page, Record, evaluations, keep, read
 from benchmarks.papers.prompt_tuner.report_bars import Bar
@@ -66,7 +66,7 @@ def result(*, late: int = 0, held_s: float = 1000.0, round_s: float = 0.0001) ->
 
 
 def as_hoped(group: Group, system: System) -> int:
-    """As the paper has it, roughly."""
+    """Return a run's number of late jobs, about as in the paper."""
     if system.policy != scenarios.NOBODY.policy:
         return {INFLESS: 30, ELASTIC_FLOW: 60}[system.policy]
     return 12 if system in (NOBODY, scenarios.LEARNS) else 20
@@ -74,7 +74,7 @@ def as_hoped(group: Group, system: System) -> int:
 
 @cache
 def made(late: Late = as_hoped) -> Record:
-    """Runs with the results that a function gives; one job more under each further seed."""
+    """Return a record whose runs have `late` late jobs, one more with each further seed."""
     runs = []
     for number, choice in enumerate(SETS):
         wanted = everything.central(CHOSEN) if not number else everything.others(CHOSEN)
@@ -97,7 +97,7 @@ def against(record: Record, condition: Condition = Condition.NOBODY) -> dict[str
 
 
 def but(late: int, group: Group | None = None, system: System | None = None) -> Record:
-    """As hoped, but for this group or system."""
+    """Return `as_hoped` results, but `late` for this group or system."""
     return made(lambda g, s: late if group in (None, g) and system in (None, s) else as_hoped(g, s))
 
 
@@ -204,8 +204,7 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
 
 
 class Again:
-    """A record that lacks what is measured of INFless now, and the runs of which it is done again in a folder, with
-    these settings as the best ones."""
+    """A record that lacks INFless's new measures, and a folder to repeat its runs with these settings."""
 
     def __init__(self, folder: Path, chosen: Mapping[Reading, System]) -> None:
         of, alone = made(), {group.name for group in VICUNA}
@@ -300,7 +299,7 @@ def test_sets_that_miss_their_anchors_on_other_seeds_are_counted() -> None:
     within = of.searched.within
 
     def come_to(central: float, other: float) -> Page:
-        """Runs whose first anchor is met, and whose second is too large by this factor."""
+        """Return a page whose runs meet the paper's late jobs and exceed its allocation by these shares."""
         runs = [
             msgspec.structs.replace(
                 run,
@@ -342,7 +341,7 @@ def test_everything_is_run_once_and_the_paper_is_covered() -> None:
     assert wanted >= {(group, NOBODY) for group in (*MAIN, *HEAVY)}
     assert wanted >= {(MEDIUM, CHOSEN[reading]) for reading in Reading}
     assert set(everything.others(CHOSEN)) <= wanted
-    assert everything.whole(GRID) == Extent(GRID.report.seeds, GRID.report.seeds[:5], GRID.report.seeds[:3])
+    assert everything.whole(GRID) == RunSelection(GRID.report.seeds, GRID.report.seeds[:5], GRID.report.seeds[:3])
 
 
 @pytest.mark.long

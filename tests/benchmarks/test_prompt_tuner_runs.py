@@ -1,4 +1,4 @@
-"""Runs of PromptTuner's evaluation: their results, and which are kept."""
+"""Runs of PromptTuner's evaluation: their results, and which are stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_replicas_of_four_gpus_are_held_whole() -> None:
     large = Case((("llama-30b", 3),), 1.0, System("default"), 0, gpus=8)
     found = simulate(large)
     assert found.unfinished == 0
-    assert found.held_s >= 4 * 20.0 * found.loads  # no load of it takes less
+    assert found.held_s >= 4 * 20.0 * found.loads  # no load takes less
 
 
 def test_what_is_done_is_not_done_again_but_a_cut_off_file_is(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_over_several_processes_it_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_policy_that_is_none_stops_everything_with_its_case(jobs: int, tmp_path: Path) -> None:
     cases = [case(policy="nobody", seed=seed) for seed in range(2)]
-    with pytest.raises(SimulationError, match="policy 'nobody' is no policy") as raised:
+    with pytest.raises(SimulationError, match="policy 'nobody' is not a policy") as raised:
         Runs(tmp_path, jobs=jobs).each(cases, tell=lambda *_: None)
     assert "nobody" in str(raised.value)
     assert not isinstance(raised.value, DiedError)

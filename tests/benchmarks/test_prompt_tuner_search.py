@@ -26,7 +26,7 @@ def result(*, late: int, held_s: float) -> Result:
 
 
 def known(folder: Path, values: dict[Choice, tuple[int, float, float]]) -> Runs:
-    """Runs that are done: late of a thousand, device-seconds that ElasticFlow holds, and that ours holds."""
+    """Return finished runs. `values`: late jobs (of 1,000), and device-seconds of ElasticFlow and of our policy."""
     runs = Runs(folder, jobs=1)
     for choice, (late, theirs_s, ours_s) in values.items():
         parameters = choice.parameters(GRID)
@@ -45,7 +45,7 @@ def test_sets_count_that_give_every_anchor_within_the_limit(tmp_path: Path) -> N
     good, late, full, dear = SOME
     runs = known(tmp_path, {
         good: (124, 5600.0, 3000.0),
-        late: (400, 5600.0, 3000.0),  # too many are late
+        late: (400, 5600.0, 3000.0),  # too many jobs are late
         full: (124, 9000.0, 3000.0),  # ElasticFlow allocates too much
         dear: (124, 5600.0, 9000.0),  # ours costs as much as ElasticFlow
     })  # fmt: skip
@@ -60,7 +60,7 @@ def test_sets_count_that_give_every_anchor_within_the_limit(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_where_too_few_count_the_limit_is_raised_and_told(tmp_path: Path) -> None:
-    """23 % fewer are late; 25 %, over the limit of the last stage, where every anchor is measured all the same."""
+    """23 % fewer jobs are late than in the paper, or 25 %, which exceeds the last stage's limit."""
     wide = msgspec.structs.replace(
         GRID, stages=tuple(msgspec.structs.replace(stage, within=0.5) for stage in GRID.stages)
     )

@@ -15,7 +15,7 @@ from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 KEPT = Records(FOLDER / "schedmate.json")
-"""Pages and figures read it."""
+"""The records of pages and figures."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
@@ -45,7 +45,7 @@ def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
 
 
 def with_ratio(folder: Path, ratio: float) -> Records:
-    """Records in which ours takes half of FIFO's time in one cluster, and this multiple of it in another."""
+    """Return records in which ours takes half of FIFO's time in one cluster, and `ratio` of it in another."""
     of = Records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
@@ -75,7 +75,7 @@ def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> Non
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace of one window, in which nothing waits."""
+    """Replace the trace by one window in which no job waits."""
     window = Window("a", 0, tuple(Job(float(n), 60.0, 1) for n in range(4)))
     monkeypatch.setattr(records, "windows", lambda: (window,))
     monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.simulate.windows", lambda: (window,))
@@ -98,7 +98,7 @@ def test_a_case_is_run_once_and_again_by_another_release(
 
 
 def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
-    """The second policy takes a tenth longer in each week, however different the weeks are."""
+    """The second policy always takes 10 % longer, but the weeks' times differ widely."""
     strata = ("a",) * 4 + ("b",) * 4
     ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
     theirs, jobs = [1.1 * each for each in ours], [1.0] * 8

@@ -30,7 +30,7 @@ def jobs_of(*rows: tuple[float, float, int]) -> tuple[Job, ...]:
 
 
 def starts(jobs: tuple[Job, ...], policies: Policies, *, gpus: int = 8) -> list[int]:
-    """When each began, to ten seconds; a job that was preempted seems to begin later than it did."""
+    """Return each start, rounded to 10 s. A preempted job seems to begin later."""
     took, _ = completion_times_s(jobs, policies, gpus=gpus)
     return [round(job.at_s + took_s - job.duration_s, -1) for job, took_s in zip(jobs, took, strict=True)]
 
@@ -51,7 +51,8 @@ LATE = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
     [
         (LINE, fifo(), [0, 100, 100, 1100, 1600]),
         (LINE, fifo(skip=True), [0, 100, 20, 1100, 70]),
-        # From 70 s on the job of 500 s on all GPUs is first: the one of 1,000 s waits, which would fit at 90 s.
+        # From 70 s on the queue's first job is that of 500 s on all GPUs. So the job of 1,000 s, which would fit at 90
+        # s, waits.
         (LINE, shortest(LINE), [0, 600, 20, 100, 70]),
         (LATE, shortest(LATE), [0, 100, 300]),
         (LATE, shortest(LATE, skip=True), [0, 320, 20]),
@@ -65,7 +66,9 @@ def test_only_passing_lets_a_job_begin_before_the_head(
 
 
 def test_a_constant_prediction_is_first_come_first_served() -> None:
-    """Each relative error of the smallest duration is under 100 %, and nothing is known."""
+    """If every job is predicted to take the shortest job's time, each relative error is under 100 %, but no order is
+    known.
+    """
     smallest = [min(job.duration_s for job in LINE)] * len(LINE)
     assert errors.share_under_100([job.duration_s for job in LINE], smallest) == 1.0
     assert starts(LINE, shortest(LINE, smallest)) == starts(LINE, fifo())
@@ -77,7 +80,7 @@ def test_a_factor_that_all_predictions_share_changes_nothing() -> None:
 
 
 def test_without_predictions_the_shortest_is_by_past_run_times() -> None:
-    """As a user has it by its path: here all jobs are of one function, so they go in the order in which they come."""
+    """All jobs call one function, so their predictions are equal, and they run in order of arrival."""
     named, other = (
         policy(f"benchmarks/baselines/shortest_first.py:{name}").make() for name in ("shortest_first", "fifo")
     )
@@ -88,8 +91,9 @@ FREE = (0.0, 0.0)
 
 
 def test_tiresias_preempts_only_a_job_past_the_threshold() -> None:
-    """8 GPUs, 800 GPU-seconds: the first falls after 100 s, and gives its GPUs to the second, which comes at 150 s and
-    ends at 200 s. One that comes at 50 s waits for the fall."""
+    """A job on 8 GPUs passes 800 GPU-seconds after 100 s. A job that arrives at 50 s waits until then; at 150 s it
+    preempts at once.
+    """
     later = jobs_of((0, 1000, 8), (150, 50, 8))
     assert starts(later, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [50, 150]
     sooner = jobs_of((0, 1000, 8), (50, 50, 8))
@@ -105,14 +109,15 @@ def test_a_preempted_job_pays_its_restart_and_more_on_many_gpus() -> None:
 
 
 def test_tiresias_counts_gpus() -> None:
-    """The first falls after 100 s on 4 GPUs, the second only after 400 s on one. The third begins at 100 s, falls at
-    200 s, and goes on when the second has ended."""
+    """The first job moves down after 100 s on 4 GPUs, the second after 400 s on one. The third runs from 100 s to 200 s
+    and resumes when the second has ended.
+    """
     jobs = jobs_of((0, 300, 4), (0, 300, 1), (10, 300, 4))
     assert starts(jobs, tiresias(thresholds_gpu_s=[400.0], restart_s=FREE)) == [100, 0, 200]
 
 
 def test_tiresias_passes_over_a_job_that_wants_more_than_is_left() -> None:
-    """While the third runs, from 200 s to 300 s on one GPU, neither of the wide ones can continue."""
+    """From 200 s to 400 s the third job runs on one GPU, so no job of 8 GPUs can resume."""
     jobs = jobs_of((0, 300, 8), (10, 120, 8), (20, 100, 1))
     assert starts(jobs, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [200, 400, 200]
 
@@ -124,7 +129,7 @@ def test_tiresias_tells_how_often_it_preempted() -> None:
 
 
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
-    """Jobs that meet in a queue, with the lengths of the trace's jobs."""
+    """Return jobs that queue, with the lengths of the trace's jobs."""
     chance = Random(seed)
     rows, at_s = [], 0.0
     for _ in range(count):
@@ -136,7 +141,7 @@ def crowd(seed: int, count: int) -> tuple[Job, ...]:
 
 
 def test_a_second_program_agrees_with_the_core() -> None:
-    """Starts in the core come up to a tenth of a second late, and decisions may differ where two jobs tie by that."""
+    """Starts in the core are up to 0.1 s late, so ties may be decided differently."""
     jobs, gpus = crowd(0, 300), 16
     durations = [job.duration_s for job in jobs]
     said = errors.lognormal(1.0)(durations, Stream(0, "test"))

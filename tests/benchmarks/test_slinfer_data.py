@@ -26,14 +26,14 @@ def test_a_profile_is_read_as_it_stands() -> None:
 def test_the_published_profile_has_what_the_paper_says() -> None:
     profile = data.read_profile("llama-2-7b", "cpu:cpu")
     model = StepModel(profile.times)
-    assert model.prompt_s(1024) == pytest.approx(0.567)  # Table I
+    assert model.prompt_s(1024) == pytest.approx(0.567)  # SLINFER's Table I
     assert [model.step_s(prefill=False, tokens=b, length=1024) for b in (1, 32)] == pytest.approx([0.071, 0.196])
     limits = [
         (data.read_profile(size, device).limit, data.read_profile(size, device).shared_limit)
         for device in ("cpu:cpu", "gpu:gpu")
         for size in ("llama-3.2-3b", "llama-2-7b", "llama-2-13b")
     ]
-    assert limits == [(59, 23), (15, 4), (6, 6), (160, 71), (32, 12), (16, 4)]  # §IX-A
+    assert limits == [(59, 23), (15, 4), (6, 6), (160, 71), (32, 12), (16, 4)]  # SLINFER's §IX-A
 
 
 @here
@@ -43,7 +43,7 @@ def test_a_workload_is_a_sample_of_its_functions(models: int, requests: int) -> 
     assert len(arrivals) == requests
     assert len({arrival.context for arrival in arrivals}) == models
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
-    assert {arrival.expected_output for arrival in arrivals} == {0}  # their written tokens are not recorded
+    assert {arrival.expected_output for arrival in arrivals} == {0}  # policies do not know the outputs' lengths
     assert all(arrival.output > 0 for arrival in arrivals)
 
 

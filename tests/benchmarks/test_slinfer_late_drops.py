@@ -1,4 +1,4 @@
-"""Calls that outwait their time to first token are dropped, but may wait for a load."""
+"""Calls that wait longer than their time to first token are dropped, but may wait for a load."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
 
 
 class Drops(LateDrops):
-    """In this module: snapshots hold what is in the package of the policy."""
+    """`LateDrops` as a class of this module, so that snapshots of the state can contain it."""
 
 
 class NeverLate(HottestFirst):
-    """Dispatch that drops calls which are late."""
+    """Dispatch that drops late calls."""
 
     honours = frozenset({"ttft_s"})
     asks_every_call = True
@@ -49,7 +49,6 @@ def _policies() -> Policies:
 
 @pytest.fixture
 def busy(cluster: Make) -> Cluster:
-    """A cluster of one library, which is in a call that does not end."""
     c = cluster(pilots=1, policies=_policies).define(recipe("a")).call("first", context="a").wait(1.0)
     return c.ready().wait(1.0)
 
@@ -81,7 +80,7 @@ def test_a_call_in_time_or_without_a_wish_is_never_dropped(busy: Cluster) -> Non
     assert _dropped(busy) == []
     assert busy.held(context="a") == ["waits"]
 
-    busy.call("patient", context="a").wait(100.0)  # it wants no first token
+    busy.call("patient", context="a").wait(100.0)  # this call has no objective for the first token
     assert _dropped(busy) == []
 
 
@@ -89,10 +88,10 @@ def test_the_load_that_a_call_waits_for_is_granted_and_no_more(cluster: Make) ->
     c = cluster(pilots=1, policies=_policies).define(recipe("a"))
     _ask(c, "cold", 16)
     _ask(c.wait(0.8), "later", 16)
-    assert _dropped(c.wait(2.2)) == []  # 3 s of loading, six times what they want
+    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the calls' objective
     c.ready(load_s=3.0)
     assert c.held(context="a") == ["cold"]
-    assert _dropped(c.wait(1.2)) == []  # 0.8 s + 3.5 s is when the other is due
+    assert _dropped(c.wait(1.2)) == []  # the other call is due at 0.8 s + 3.5 s
     assert _dropped(c.wait(0.2)) == ["later"]
 
 

@@ -1,4 +1,4 @@
-"""SLINFER's page: kept results are not computed again, and appear next to the paper's numbers."""
+"""SLINFER's page: stored results are not computed again, and are shown next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _result(case: Case, *, strict: float = 0.9, mean: float = 0.95, gpus: float 
 def test_the_page_names_the_numbers_within_the_papers_bars(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"
     results = [
-        _result(Case(SLLM_CS, 32), strict=0.96, mean=0.97, gpus=2.3),  # 99 % and 2.0 GPUs
-        _result(Case(SLLM_CS, 64), strict=0.80, mean=0.85, gpus=3.0),  # 93 % and 3.6
-        _result(Case(SLLM_CS, 128), strict=0.60, mean=0.70, gpus=4.0),  # 65 % and 4.0
+        _result(Case(SLLM_CS, 32), strict=0.96, mean=0.97, gpus=2.3),  # the paper: 99 % and 2.0 GPUs
+        _result(Case(SLLM_CS, 64), strict=0.80, mean=0.85, gpus=3.0),  # the paper: 93 % and 3.6 GPUs
+        _result(Case(SLLM_CS, 128), strict=0.60, mean=0.70, gpus=4.0),  # the paper: 65 % and 4.0 GPUs
     ]
     path.write_bytes(msgspec.json.encode(results))
     page = report.write(records(path))

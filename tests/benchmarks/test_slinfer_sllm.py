@@ -1,4 +1,4 @@
-"""ServerlessLLM's rules on small worlds with known outcomes."""
+"""ServerlessLLM's rules on small worlds with known results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""`stoker caches`."""
-
 from __future__ import annotations
 
 import fcntl
@@ -47,7 +45,7 @@ def said(*arguments: str) -> str:
 def test_nothing_is_there_at_first(scratch: Path):
     assert str(scratch) in said()
     assert json.loads(said("--json"))["bytes"] == 0
-    assert list(scratch.iterdir()) == [], "to look leaves nothing"
+    assert list(scratch.iterdir()) == [], "a listing leaves no files"
 
 
 def test_a_scratch_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path):
@@ -87,7 +85,7 @@ def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path):
     store.note_snapshot(cache, snapshot, name=name)
     assert SIZE <= json.loads(said("--json"))["bytes"] < 2 * SIZE
     said("--clear")
-    assert snapshot.exists()  # a pilot uses it
+    assert snapshot.exists()  # a pilot uses the snapshot
     pin.release()
     assert json.loads(said("--clear", "--json"))["removed_bytes"] >= SIZE
     assert not snapshot.exists()
@@ -98,7 +96,7 @@ def test_who_ends_a_session_hears_what_stays_where_and_for_how_long():
     sites = [Site(name="a"), Site(name="b", pilot=day), Site(name="c", pilot=day)]
     first, second = stays(sites)
     assert "stay on their nodes (their temporary folder) for the next session" in first
-    assert "when they were not used for 14 days" in first
+    assert "after 14 days without use" in first
     assert "(/local)" in second
-    assert "when they were not used for 24 h" in second
-    assert second.endswith("run there: stoker caches --clear")
+    assert "after 24 h without use" in second
+    assert second.endswith("run on the node: stoker caches --clear")

@@ -1,4 +1,4 @@
-"""The session that a command means when none is named."""
+"""The session that a command selects without a name."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_what_changes_a_session_takes_this_folders_or_asks(make, tmp_path, monke
     assert session_choice.session_to_change().read().session == "ours"
     (tmp_path / "third").mkdir()
     monkeypatch.chdir(tmp_path / "third")
-    with pytest.raises(SessionError, match="sessions ours, theirs are up; say which one"):
+    with pytest.raises(SessionError, match="sessions ours, theirs are up; name one of them"):
         session_choice.session_to_change()
 
 
@@ -178,7 +178,7 @@ def test_hint_for_another_session_is_what_the_command_takes(
     monkeypatch.chdir(tmp_path / "mine")
     said = stoker("replay").stderr.replace("\n", " ")
     assert "this is session one; two is up too (stoker replay two)" in said
-    assert "elsewhere/session" in str(stoker("replay", "two").exception), "which has no journal"
+    assert "elsewhere/session" in str(stoker("replay", "two").exception), "session two has no journal"
 
 
 def test_their_help_says_the_rule(stoker: Stoker):

@@ -1,5 +1,3 @@
-"""Commands without a session (version, help, run, doctor), and their failures."""
-
 from __future__ import annotations
 
 import importlib.metadata
@@ -107,14 +105,14 @@ def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.Monk
     assert seen == [("k3v9", None)]
     both = CliRunner().invoke(command, ["--site", "s.toml", "--session", "k3v9"])
     assert both.exit_code == 2
-    assert "--session and --site say different things" in both.output
+    assert "--session and --site exclude each other" in both.output
     assert "--session ID" in CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).output
     unknown = CliRunner().invoke(command, ["--session", "zz"])
     assert str(unknown.exception).startswith("no session 'zz' on this machine")
 
 
 def test_a_site_that_is_no_path_is_a_config_error():
-    with pytest.raises(ConfigError, match="3 is no site: give the path of a site file"):
+    with pytest.raises(ConfigError, match="3 is not a site; give the path of a site file"):
         load_site(3)  # type: ignore[arg-type]
 
 
@@ -126,9 +124,9 @@ def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_
         (["nowhere.toml"], "no such file"),
         (["a.toml", "b.toml"], "two sites are called a"),
         (["a.toml", "vine.toml"], 'a session with engine = "taskvine" has one site'),
-        (["a.toml", "--folder", str(tmp_path)], "is not empty; name one that the session has to itself"),
+        (["a.toml", "--folder", str(tmp_path)], "is not empty; name a new or empty folder"),
         (["a.toml", "--idle", "soon"], "--idle: 'soon' is not a duration"),
-        (["a.toml", "--idle", "1 ms"], "too short to join"),
+        (["a.toml", "--idle", "1 ms"], "too short for a program to join"),
     ):
         assert words in str(stoker("up", *arguments).exception)
     assert not state_folder().exists()
@@ -261,7 +259,7 @@ def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path):
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
     lost = [finding for finding in doctor.earlier_sessions() if finding.level is Level.WARN]
-    assert [finding.text for finding in lost] == ["session k1 is not over, and has no manager"]
+    assert [finding.text for finding in lost] == ["session k1 is not over, but has no manager"]
     assert "stoker attach k1" in lost[0].fix
 
 
@@ -355,7 +353,7 @@ def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: St
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--tests"], "--tests wants a site file to take the job from: stoker doctor site.toml --tests"),
+        (["--tests"], "--tests needs a site file, which describes the job: stoker doctor site.toml --tests"),
         (["here.toml", "--tests", "--probe"], "--probe and --tests: give one of them"),
         (["here.toml", "-k", "peer"], "-k is for --tests"),
     ],
@@ -369,7 +367,7 @@ def test_doctor_refuses_options_of_the_site_suite_that_do_not_fit(
 
 
 def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path):
-    """click takes every EOFError for Ctrl-D."""
+    """click treats every EOFError as Ctrl-D."""
     program = tmp_path / "program.py"
     lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
     program.write_text("\n".join(lines))
@@ -378,7 +376,7 @@ def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Pat
     assert "EOFError: the archive is cut off" in ended.stderr
 
 
-FULL = "the output cannot be written: No space left on device; make room where it goes, or send it elsewhere\n"
+FULL = "the output cannot be written: No space left on device; make room on that disk, or write the output to another\n"
 
 
 @pytest.mark.parametrize(
@@ -405,7 +403,7 @@ def test_unwritable_output_is_an_error_and_closed_output_is_none(
         (["replay", "c-2"], "c-2 is a call, and stoker replay takes a session; `stoker explain c-2` shows the call"),
         (["run", "mine"], "did you mean ./mine.py?"),
         (["serve", "models.toml", "--max-body", "32"], 'the unit of 32 is missing; write "32 GB" or "32 MB"'),
-        (["serve", "models.toml", "--max-body", "0 MB"], "is not a size that can be"),
+        (["serve", "models.toml", "--max-body", "0 MB"], "is not a valid size"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

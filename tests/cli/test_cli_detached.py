@@ -1,5 +1,3 @@
-"""`stoker run --detach`: programs that outlive their terminal."""
-
 from __future__ import annotations
 
 import json
@@ -180,7 +178,7 @@ def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path):
         (["--detach", "embd"], "did you mean embed?"),
         (["--detach", "embed", "--nosuch"], "No such option"),
         (["--name", "a", "waits.py"], "write --detach too"),
-        (["--detach", "--name", "a/b", "waits.py"], "is not a name"),
+        (["--detach", "--name", "a/b", "waits.py"], "is not a valid name"),
         (["--detach", "waits.py", "--session", "zz"], "no session 'zz' on this machine"),
     ],
 )
@@ -196,13 +194,13 @@ def test_detach_behind_the_program_is_noted(stoker: Stoker, tmp_path: Path, monk
     monkeypatch.setattr(apps, "run_program", lambda *program: ran.append(program))
     done = stoker.ok("run", "quick.py", "--detach")
     assert ran == [(Path("quick.py"), ("--detach",))]
-    assert "to detach it write stoker run --detach quick.py" in done.stderr.replace("\n", " ")
+    assert "to detach the program write stoker run --detach quick.py" in done.stderr.replace("\n", " ")
 
 
 def test_a_program_that_fails_at_once_is_shown(stoker: Stoker, tmp_path: Path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no model here')\n")
     done = stoker("run", "--detach", "fails.py")
-    if done.exit_code == 0:  # a busy machine: it took longer than `--detach` waits
+    if done.exit_code == 0:  # a busy machine: the start took longer than `--detach` waits
         done = stoker("attach", "fails-1")
         assert done.stdout == "no model here\n"
     else:

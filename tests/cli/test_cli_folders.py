@@ -1,5 +1,3 @@
-"""Errors for folders that cannot be written."""
-
 from __future__ import annotations
 
 import subprocess
@@ -28,7 +26,7 @@ def test_a_run_folder_that_cannot_be_written(a_file: Path):
         package.load(run_dir=str(a_file), progress=False)
     assert str(a_file) in str(caught.value)
     with package.load(run_dir=str(a_file.parent / "runs"), progress=False) as session:
-        assert session.status().failed == 0, "the next one is loaded as if nothing had been"
+        assert session.status().failed == 0, "the next session loads as usual"
 
 
 def test_a_state_folder_that_cannot_be_written(a_file: Path, monkeypatch: pytest.MonkeyPatch):

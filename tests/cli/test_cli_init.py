@@ -1,4 +1,4 @@
-"""`stoker init` and doctor on a cluster, from the output of real commands."""
+"""`stoker init` and doctor on a cluster, with output of real commands."""
 
 from __future__ import annotations
 
@@ -112,8 +112,9 @@ def test_a_site_file_for_slurm_takes_the_idle_gpus():
     assert (site.provider.account, site.provider.gpus, site.provider.walltime_s) == ("phys-lab", "1", 4 * 3600)
     assert site.policy.provisioning is ProvisioningName.DEFAULT
     assert len([line for line in made.text.splitlines() if line and not line.startswith("#")]) <= 12
-    assert (site.provider.cores, site.provider.memory_bytes) == (4, 2 * 10**9)  # all of the smallest node, of one GPU
-    assert any("4 cores and 2 GB" in why for why in made.reasons), "what is said is what is written"
+    # cores and memory of the smallest node, which has one GPU
+    assert (site.provider.cores, site.provider.memory_bytes) == (4, 2 * 10**9)
+    assert any("4 cores and 2 GB" in why for why in made.reasons), "the output matches the written file"
     assert "# also: bio-lab" in made.text
     assert "preemptible, REQUEUE" in made.reasons[0]
     assert '# scratch = "/local/ana"' in made.text
@@ -130,7 +131,7 @@ def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu():
     slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
-    assert cpu.share == (64, 64 * 1000 * 1024**2)  # a node has more, and a core may not
+    assert cpu.share == (64, 64 * 1000 * 1024**2)  # a node has more memory, but Slurm limits the memory per core
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
     site = parse_site(init.draft(around(slurm=slurm), partition="main").text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
@@ -145,7 +146,7 @@ def test_htcondor_is_asked_for_one_gpus_part_of_a_machine():
     unknown = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit"))
     site = parse_site(unknown.text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (4, 16 * 10**9)
-    assert any("the machines are not known; change them" in why for why in unknown.reasons)
+    assert any("the machines are not known; change it" in why for why in unknown.reasons)
 
 
 def test_the_partition_that_is_named_is_taken_or_refused():
@@ -153,7 +154,7 @@ def test_the_partition_that_is_named_is_taken_or_refused():
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 64, "")
     assert site.provider.walltime_s == 1800
-    with pytest.raises(ConfigError, match="there is no partition gpu; there are backfill, main, cpu"):
+    with pytest.raises(ConfigError, match="there is no partition gpu; known partitions: backfill, main, cpu"):
         init.draft(around(), partition="gpu")
 
 
@@ -230,7 +231,7 @@ def test_a_file_system_is_that_of_the_nearest_mount():
 def test_init_writes_what_can_be_read_and_overwrites_nothing(
     stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no batch system here
+    monkeypatch.setenv("PATH", str(tmp_path))  # no batch system
     first = stoker.ok("init")
     assert first.output.startswith("wrote site.toml: this machine\n")
     assert parse_site((tmp_path / "site.toml").read_text(), file="site.toml").is_local
@@ -248,8 +249,8 @@ def test_a_site_that_does_not_fit_is_told_what_is_there():
 
     assert faults('partition = "backfill"\naccount = "bio-lab"\ngpus = "titanx:1"\nwalltime = "1 d"') == []
     assert faults('gpus = "a10:1"') == []  # the default partition
-    assert faults('partition = "gpu"') == ["partition gpu is not up; there are backfill, main, cpu"]
-    assert faults('account = "chem"') == ["account chem is not yours; you have phys-lab, bio-lab"]
+    assert faults('partition = "gpu"') == ["partition gpu is not up; known partitions: backfill, main, cpu"]
+    assert faults('account = "chem"') == ["account chem is not yours; your accounts are phys-lab, bio-lab"]
     assert faults('partition = "cpu"\nwalltime = "1 h"') == [
         "walltime 1 h is more than partition cpu allows, 30 min; set walltime to at most that"
     ]
@@ -263,7 +264,7 @@ def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monke
     site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
     network, scheduler = doctor_site.site_fits(site)
     assert network.level is scheduler.level is Level.NEED
-    assert "interface 'ib7' is no network of this host" in network.text
+    assert "interface 'ib7' is not a network of this host" in network.text
     assert "site local is for pbs; this host has no batch system" in scheduler.text
 
 
@@ -271,7 +272,7 @@ def test_files_below_a_private_tmp_are_warned_of():
     said = list(doctor_site.below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
     assert [finding.level for finding in said] == [Level.WARN]
     assert said[0].text.startswith(
-        "site lab: Python is /tmp/venv/bin/python, which jobs do not see where they have a /tmp"
+        "site lab: Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp"
     )
     assert not list(doctor_site.below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
 
@@ -322,8 +323,8 @@ def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str):
     ("machines", "level", "told"),
     [
         ("4 6000 0 pool.edu\n2 4000 undefined pool.edu\n", None, ""),
-        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", Level.NEED, ": machines of the pool run jobs as users of their own"),
-        ("4 6000 0 POOL.edu\n2 4000 0 n2.edu\n", Level.WARN, "1 of 2 machines of the pool run jobs as users of"),
+        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", Level.NEED, ": machines of the pool run jobs as their own users"),
+        ("4 6000 0 POOL.edu\n2 4000 0 n2.edu\n", Level.WARN, "1 of 2 machines of the pool run jobs as their"),
         ("undefined undefined undefined undefined\n4 6000 0 undefined\n", None, ""),
     ],
 )
@@ -337,7 +338,7 @@ def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level
 
 
 def test_machines_that_say_nothing_are_not_known():
-    """HTCondor may print daemons instead of slots, with exit code 0."""
+    """condor_status may print daemons instead of slots, with exit code 0."""
     assert surroundings.read_nodes("undefined undefined undefined undefined\n") == []
     [node] = surroundings.read_nodes("4 6000 undefined undefined\n")
     assert (node.gpus, node.user_domain) == (0, "")
@@ -352,5 +353,5 @@ def test_closed_home_is_warned_of_where_slot_users_run_jobs(tmp_path: Path):
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
     said = [finding.text for finding in doctor_site.seen_by_slot_users("site pool", python)]
-    assert len(said) <= 1  # a folder above may be closed, too, and is named then
+    assert len(said) <= 1  # none if the parent folder cannot be read, because that error is reported first
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -1,4 +1,4 @@
-"""Each option of each command with a wrong value: one line names the option or the value, without a traceback."""
+"""Each command refuses each wrong option in one line that names the option or value."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ ARGUMENTS = {
     "explain": ["c-0"], "plan": ["local", "fact_verification"], "simulate": ["awareness"], "tune submit": ["job.toml"],
     "run prompt_tuning": ["job.toml"], "tune bank": ["prompts.txt"], "replay": ["x"],
     "tune status": ["x"], "tune report": ["x"], "run embed": ["texts.jsonl", "--model", "small"],
-    "run encoder_lengths": ["--model", "small"],
+    "run encoder_lengths": ["--model", "small"], "serve keys add": ["ana"],
 }  # fmt: skip
-"""Required arguments of commands."""
 WRONG_TEXTS = {
     "-k": ["peer"],
     "--session": ["no-such-session"],
+    "--clear": ["no-such-node"],
     "--scratch": ["/no/such/folder", "$NO_SUCH_VARIABLE"],
     "--older": ["soon", "4", "-1 s", ""],
     "--partition": ["no-such-partition"],
     "--idle": ["soon", "4", "-3 s", "0"],
     "--folder": ["a-file"],
     "--output": ["/proc/x"],
+    "--host": ["0.0.0.0", "no.such.host.invalid"],
+    "--uds": ["/no/such/folder/s"],
     "--model": ["/no/such/model"],
     "--models": ["/no/such/models.toml", "a-file"],
     "--claims": ["/no/such/file"],
@@ -39,6 +41,8 @@ WRONG_TEXTS = {
     "--texts": ["/no/such/file", "a-file"],
     "--id": ["no-such-column"],
     "--data": ["/no/such/file"],
+    "--group": ["no-such-group"],
+    "--since": ["monday", "0d", "2026-13-01", ""],
     "--gang": ["x", "0", "3-1", "1-x"],
     "--out": ["a-file", "/proc/x"],
     "--resume": ["no-such-run"],
@@ -48,6 +52,10 @@ WRONG_TEXTS = {
 NOT_HERE = {
     ("batch", "--permits"): "is hidden, and only the gateway passes it",
     ("run batch_inference", "--permits"): "the same",
+    ("serve keys set", "--group"): "is looked at after the key, which is not there",
+    ("serve usage", "--key"): "is a filter: any text will do",
+    ("serve usage", "--model"): "the same",
+    ("replay", "--perfetto"): "is looked at after the session, which is not there",
     ("plan", "--kind"): "is looked at once something was measured",
     ("tune bank", "--model"): "is looked at after the prompts, which are not there",
     ("tune bank", "--bank"): "the same",
@@ -77,7 +85,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Yield a wrong value for each option of each command; all wrong values of a kind for its first option."""
+    """Yield a wrong value for each option of each command, and all wrong values for a kind's first option."""
     tried: set[object] = set()
     for name, command in commands(cli):
         for param in command.params:

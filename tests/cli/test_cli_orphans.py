@@ -1,4 +1,4 @@
-"""Processes and jobs of ended sessions that `stoker doctor` finds."""
+"""`stoker doctor` finds processes and jobs of ended sessions."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
     def told() -> list[Finding]:
         return list(doctor.orphaned_jobs())
 
-    assert told() == []  # it has not been ended yet
+    assert told() == []  # the session has not ended yet
     give_lease(folder, held(manager), over="stoker down")
     assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))
-    assert bool(told()) == (engine is Engine.TASKVINE)  # whose jobs our factory does not know of
+    assert bool(told()) == (engine is Engine.TASKVINE)  # our factory does not know the jobs of TaskVine's factory
     assert bool(len(slurm.asked("squeue")) - asked) == (engine is Engine.TASKVINE)

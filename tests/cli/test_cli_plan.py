@@ -1,5 +1,3 @@
-"""`stoker plan` over earlier measurements."""
-
 from __future__ import annotations
 
 import re
@@ -17,7 +15,7 @@ from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import Advisor
 from stoker.manager.cli.plan import render
 from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
-from stoker.manager.executor.session_files import SourceShelf
+from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.live.advisor import performance
 from stoker.manager.study.plan import RunPlan
 from stoker.protocol.ids import FunctionKey, RecipeKey
@@ -66,7 +64,7 @@ def test_cost_is_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str
         [line] = cost_lines(price)
         shown = [float(number) for number in re.findall(r"[0-9.]+", line.partition(",")[0])]
         assert shown == pytest.approx([price * hour for hour in (hours.p50, hours.p10, hours.p90)], abs=0.006)
-    assert cost_lines(0.0) == [], "nothing is said without a price"
+    assert cost_lines(0.0) == [], "without a price no cost is printed"
 
 
 @pytest.mark.usefixtures("measured")
@@ -93,10 +91,10 @@ def test_inputs_packed_otherwise_than_measured_cost_the_same_each(stoker: Stoker
     single, packed = told("claims.py:verify"), told("claims.py:verify", "--per-call", "10")
     assert packed[0].startswith("plan · claims.py:verify on here · 400 inputs in 40 calls")
     assert "  policy        default" in packed
-    assert any("are taken to have had 1 input each" in line for line in packed)
-    assert not any("are taken to have had" in line for line in single)
+    assert any("are assumed to have had 1 input each" in line for line in packed)
+    assert not any("are assumed to have had" in line for line in single)
     app = told("fact-verification", "--per-call", "4")
-    assert any("are taken to have had 16 inputs each" in line for line in app)
+    assert any("are assumed to have had 16 inputs each" in line for line in app)
 
 
 @pytest.mark.usefixtures("measured")
@@ -109,7 +107,7 @@ def test_an_unknown_name_is_told_the_nearest(stoker: Stoker, site: str):
 def test_what_was_never_measured_is_not_forecast(stoker: Stoker, site: str):
     error = stoker("plan", site, "fact-verification").exception
     assert isinstance(error, SessionError)
-    assert "make a short one first" in str(error)
+    assert "make a short run first" in str(error)
 
 
 @pytest.mark.usefixtures("measured")
@@ -120,8 +118,8 @@ def test_function_with_packed_inputs_is_planned_with_as_many_a_call(stoker: Stok
     store.close()
     shown = stoker("plan", "here.toml", "packed", "--inputs", "400").output
     assert shown.startswith("plan · packed on here · 400 inputs in 25 calls")
-    assert "are taken to have had" not in shown
-    assert "are taken to have had 16 inputs each" in stoker(
+    assert "are assumed to have had" not in shown
+    assert "are assumed to have had 16 inputs each" in stoker(
         "plan", "here.toml", "packed", "--inputs", "400", "--per-call", "8"
     ).output  # fmt: skip
 
@@ -168,13 +166,13 @@ def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
 
 def test_a_name_that_one_program_has_needs_no_file(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    record("slow", run_s=5.0)  # by a version that remembered no file
+    record("slow", run_s=5.0)  # recorded by a version that stored no file
     assert "a call of slow ran 5.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
     record("/home/ana/first.py:slow", run_s=1.0)
     assert "a call of slow ran 1.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
 
 
-# ---- what never ran
+# ---- functions that never ran
 
 PROGRAM = '''
 import stoker
@@ -194,14 +192,13 @@ def score(context, text, batch_size=16):
 
 
 def ran_before(folder: Path, program: str) -> None:
-    """Leave the source and the measurements of an earlier session."""
     session = SessionFolder(folder / "session")
     session.make()
     file = folder / "before.py"
     file.write_text(program)
     names: dict[str, Any] = {}
     exec(compile(program, str(file), "exec"), names)
-    shelf, recipe, function = SourceShelf(session.sources), names["model"]("small"), names["score"]
+    shelf, recipe, function = ProgramSources(session.sources), names["model"]("small"), names["score"]
     shelf.leave("f", function, recipe)
     estimating.history.cache_clear()
     advisor = Advisor(session)
@@ -240,7 +237,7 @@ def test_a_function_that_never_ran_is_planned_by_similar_ones(
         ("{folder}/gone.py:score", "cannot be read: No such file or directory"),
         ("{folder}/broken.py:score", "cannot be planned: .*broken.py"),
         ("{folder}/fine.py:nothing", "cannot be planned: .* it has no function nothing"),
-        ("{folder}/fine.py:score", "nothing like score of .*fine.py was measured yet"),
+        ("{folder}/fine.py:score", "no function like score of .*fine.py was measured yet"),
     ],
 )
 def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str):
@@ -257,4 +254,4 @@ def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: 
 
 def test_without_a_number_of_inputs_a_file_is_not_planned(stoker: Stoker, site: str):
     shown = stoker("plan", site, "mine.py:score")
-    assert "say how many inputs mine.py:score is to get" in str(shown.exception)
+    assert "the number of inputs of mine.py:score is not known" in str(shown.exception)

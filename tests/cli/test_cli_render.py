@@ -1,5 +1,3 @@
-"""Lines of `status`, `explain` and `doctor`."""
-
 from __future__ import annotations
 
 import datetime
@@ -60,7 +58,7 @@ def test_calls_that_were_cancelled_did_not_fail():
 def test_a_log_gets_changes_of_the_state_and_one_line_for_calls():
     later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
     assert status.log_lines(BUSY, before=None) == [*status.render(BUSY), ""]
-    assert status.log_lines(later, before=BUSY) == [], "time goes by, and no more"
+    assert status.log_lines(later, before=BUSY) == [], "only the times change"
     done = msgspec.structs.replace(later, done=10_500)
     assert status.log_lines(done, before=later) == status.render(done)[:1]
     for change in (
@@ -201,7 +199,7 @@ def test_what_is_wrong_stands_in_the_picture():
     )
     assert status.render(one)[2:] == [
         "  pilots    1 draining (2 a10)",
-        "  objects   file-7f3a9c21….gguf   7.1 GB   on 4 pilots, 2 get it"
+        "  objects   file-7f3a9c21….gguf   7.1 GB   on 4 pilots, 2 fetch it"
         "   7.1 GB read from its source, 21.3 GB from peers",
         "  trouble   backfill: sbatch has not answered for 30 s",
         "            file-7f3a9c21….gguf: peers cannot reach n021",
@@ -259,8 +257,8 @@ def test_up_says_why_what_was_submitted_is_over():
     assert lines[1:] == [
         "  trouble  backfill: it failed",
         "  ended    2 exit code 1",
-        "no pilot has come; the first job ended: exit code 1: module: command not found",
-        "mend the site file and start another session",
+        "no pilot has joined; the first job ended: exit code 1: module: command not found",
+        "fix the site file and start another session",
         "its output: stoker logs b1 k3v9; end this one: stoker down k3v9",
     ]
 
@@ -270,8 +268,8 @@ def test_only_where_all_was_refused_a_session_has_come_up_in_vain():
         return up.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
 
     assert refused()
-    assert refused(jobs=(block("b2", BlockPhase.ASKED),)), "the next one has been asked for meanwhile"
-    assert not refused(jobs=(block("b2", BlockPhase.PENDING),)), "another site has taken one"
+    assert refused(jobs=(block("b2", BlockPhase.ASKED),)), "the next block has been requested in the meantime"
+    assert not refused(jobs=(block("b2", BlockPhase.PENDING),)), "another site has started a block"
     assert not refused(pilots=(NODE,))
     assert not refused(ended_blocks={"refused": 1, "preempted": 1})
     assert not refused(ended_blocks={})
@@ -285,7 +283,7 @@ def test_attach_says_how_many_calls_are_open_and_down_what_is_left():
     assert status.leave(None, name="k3v9", stays=True) == "session k3v9 stays up; `stoker down k3v9` ends it"
     assert status.leave(None, name="k3v9", stays=False) == "session k3v9 keeps running, and ends with its program"
     assert down.render([LeftBehind("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
-        "session k3v9 was told to end, but not all of it has:",
+        "session k3v9 has not ended completely:",
         "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",
         "try again later: stoker down k3v9; its logs: stoker logs --session k3v9",
     ]
@@ -295,7 +293,7 @@ def test_down_says_what_the_session_had_done_and_what_it_ended():
     jobs = (block("b1", BlockPhase.RUNNING, job="7"), block("b2", BlockPhase.PENDING, job="8"))
     before = msgspec.structs.replace(BUSY, cancelled=2, jobs=jobs)
     assert down.ended(before, name="k3v9") == (
-        "session k3v9 has ended: 10,412 calls done, 3 failed, 51,330 cancelled, 1 pilot let go, 2 jobs ended;"
+        "session k3v9 has ended: 10,412 calls done, 3 failed, 51,330 cancelled, 1 pilot released, 2 jobs ended;"
         " nothing of it is left running"
     )
     one = msgspec.structs.replace(NOTHING, done=1)
@@ -373,7 +371,7 @@ def test_findings_stand_with_their_fixes_and_a_verdict():
         "  warn  few files",
         "        ulimit -n 4096",
         "",
-        "1 thing missing that Stoker needs: each has its fix below it",
+        "1 problem to solve before Stoker can run: the fix is below each",
     ]
     assert doctor_machine.render([good, odd])[-1].startswith("ready, with 1 warning;")
     assert doctor_machine.render([good])[-1].startswith("ready; ")
@@ -402,11 +400,11 @@ def test_failed_calls_are_shown_in_groups():
         "      it ended its library 2 times",
         "  one by one: stoker calls --all --state failed",
         "",
-        "why one is where it is: stoker explain c-9001 k3v9",
+        "more about a call: stoker explain c-9001 k3v9",
     ]
     shown = calls.render(FAILED, only=ListedState.FAILED, limit=1)
-    assert "  … 1 more of 1 other kinds; more kinds: --limit N" in shown
-    assert shown[-1] == "why one is where it is: stoker explain c-9000 k3v9"
+    assert "  … 1 more of 1 other kinds; show more kinds: --limit N" in shown
+    assert shown[-1] == "more about a call: stoker explain c-9000 k3v9"
 
 
 def test_failed_calls_are_shown_one_by_one_with_all():
@@ -428,7 +426,7 @@ def test_pilots_without_shared_files_that_lose_their_manager():
     said = out_of_sight([SHARED, POOL], before=HERE, now=THERE)
     assert "pilots of pool share no files with this host" in said
     assert f"look for it at {HERE}" in said
-    assert "attach from the host where it was" in said
+    assert "attach from its previous host" in said
 
 
 def test_who_finds_it_again_is_not_worried():
@@ -447,10 +445,10 @@ def test_call_whose_part_of_the_log_was_dropped_says_so(tmp_path: Path, capfdbin
     logs._show("c-1", log, start=10 << 20, end=11 << 20)
     out, err = capfdbinary.readouterr()
     assert out == b""
-    assert b"1.0 MB of what c-1 printed are gone" in b" ".join(err.split())
+    assert b"1.0 MB of the output of c-1 are lost" in b" ".join(err.split())
     logs._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
     out, err = capfdbinary.readouterr()
     assert out.endswith(LINE % 1_199_999)
-    assert b"of what c-2 printed are gone" in b" ".join(err.split())
+    assert b"of the output of c-2 are lost" in b" ".join(err.split())
     logs._show("c-3", log, start=0, end=len(LINE % 0))
     assert capfdbinary.readouterr() == (LINE % 0, b"")

@@ -1,6 +1,7 @@
-"""`stoker replay` over the journals of real sessions."""
-
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import msgspec
 from cli.command_line import Stoker
@@ -69,16 +70,16 @@ def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Pe
 
 def test_decisions_that_are_not_in_the_journal_say_why():
     one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
-    unknown = "  note  what was decided about 1 event is not in the journal: "
+    unknown = "  note  the decisions about 1 event are not in the journal: "
     assert render(one, took_s=0.1, live=True)[-1] == (
-        unknown + "the session is live, and its manager writes that a moment later"
+        unknown + "the session is live, and its manager writes them a moment later"
     )
-    assert render(one, took_s=0.1)[-1] == unknown + "a manager was killed before it had written that"
+    assert render(one, took_s=0.1)[-1] == unknown + "a manager was killed before it wrote them"
     came_back = msgspec.structs.replace(one, restarts=1)
-    assert render(came_back, took_s=0.1, live=True)[-1] == unknown + "a manager was killed before it had written that"
-    assert render(came_back, took_s=0.1)[0].endswith(", the manager came back once")
+    assert render(came_back, took_s=0.1, live=True)[-1] == unknown + "a manager was killed before it wrote them"
+    assert render(came_back, took_s=0.1)[0].endswith(", the manager was restarted once")
     old = msgspec.structs.replace(one, checked=0)
-    assert "has not written that yet" in render(old, took_s=0.1, live=True)[1]
+    assert "has not written them yet" in render(old, took_s=0.1, live=True)[1]
 
 
 def test_another_decision_is_told_with_its_event_and_fails(
@@ -111,3 +112,18 @@ def test_a_journal_of_before_is_replayed_with_a_note(
 
 def test_what_is_no_session_is_refused(stoker: Stoker):
     assert isinstance(stoker("replay", "nobody").exception, SessionError)
+
+
+def test_a_replay_draws_a_timeline_for_perfetto(
+    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, tmp_path: Path
+):
+    live(manager, client, pilot)
+    file = tmp_path / "timeline.json"
+    assert "1 calls are in" in stoker.ok("replay", "--perfetto", str(file)).output
+    events = json.loads(file.read_text())["traceEvents"]
+    load, run = [event for event in events if event["ph"] == "X"]
+    assert (load["name"], run["name"], run["args"]["call"]) == ("load bare", "verify", "c-0")
+    assert (load["pid"], load["tid"]) == (run["pid"], run["tid"])
+    assert run["ts"] >= load["ts"] + load["dur"]
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {"calls that wait", "calls that run"}
+    assert "cannot be written" in str(stoker("replay", "--perfetto", str(tmp_path / "no" / "t.json")).exception)

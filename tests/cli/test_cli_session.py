@@ -1,5 +1,3 @@
-"""The command line with a real manager process, or with its remains."""
-
 from __future__ import annotations
 
 import os
@@ -31,7 +29,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> tuple[int, int]:
-    """Run the call c-7, and return its library and the client's number."""
+    """Run the call c-7; return its library and the client's number."""
     number = client.hear(to_client.ClientWelcome).number
     call = number << 40 | 7
     client.send(
@@ -72,7 +70,7 @@ def test_a_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFo
     assert stoker.ok("logs", "c-7").stdout == "mäßig\n"
     assert stoker("logs", "lib-1").stdout == "before\nmäßig\nafter\n"
     with Observer(folder) as observer:
-        assert observer.status().refused == {}, "questions change nothing"
+        assert observer.status().refused == {}, "queries change nothing"
 
 
 def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
@@ -236,7 +234,7 @@ def test_a_manager_that_does_not_answer_is_a_clear_error(
             SessionError, match=r"does not answer within 0\.2 s; its log may say why: .*manager\.log"
         ) as why:
             Observer(folder, timeout_s=0.2).__enter__()
-    assert f"end it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
+    assert f"kill it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
 
 
 def test_who_is_not_of_the_session_is_refused_with_the_reason(
@@ -251,7 +249,7 @@ def test_who_is_not_of_the_session_is_refused_with_the_reason(
     with pytest.raises(SessionError, match="this is session test"):
         Observer(folder).__enter__()
     folder.write(msgspec.structs.replace(file, protocol=wire.VERSION - 1))
-    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # this command's hello
+    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # the version in this command's hello
     refused = stoker("down", str(folder.path))
     assert isinstance(refused.exception, SessionError)
     assert "both sides need the same version of Stoker" in str(refused.exception)
@@ -337,10 +335,10 @@ def test_attach_on_a_pipe_says_changes_once_and_ctrl_c_leaves(manager: Manager, 
     script = WATCH.replace('["status", "--watch"]', '["attach", "test"]')
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as attached:
         while not (line := attached.stdout.readline()).startswith("  n014-ab12"):
-            assert line, "it has ended"
+            assert line, "the session has ended"
         run_a_call(client, pilot)
         while "1 call done" not in (line := attached.stdout.readline()):
-            assert line, "it has ended"
+            assert line, "the session has ended"
         attached.send_signal(signal.SIGINT)
         rest, _ = attached.communicate(timeout=PATIENCE_S)
     assert attached.returncode == 0

@@ -1,5 +1,3 @@
-"""`stoker sessions`, and the folders that `--prune` removes or keeps."""
-
 from __future__ import annotations
 
 import fcntl
@@ -56,7 +54,7 @@ def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manage
     shown = stoker.ok("sessions")
     states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if "/" in line}
     assert states == {"test": "up", "lost": "lost", "old1": "over"}
-    assert "stoker attach ID brings it back" in shown.output
+    assert "stoker attach ID starts it again" in shown.output
     told = msgspec.json.decode(stoker("sessions", "--json").output)["sessions"]
     assert {(each["session"], each["state"]) for each in told} == set(states.items())
 
@@ -77,7 +75,7 @@ def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, mana
     told = msgspec.json.decode(stoker("sessions", "--prune", "--older", "2d", "--json").output)
     assert [(each["session"], each["folder"]) for each in told["removed"]] == [("new1", str(young.path))]
     assert told["removed"][0]["bytes"] > 1000
-    assert "no session is over for 2d or longer" in stoker("sessions", "--prune", "--older", "2d").output
+    assert "no session ended 2d ago or earlier" in stoker("sessions", "--prune", "--older", "2d").output
 
 
 def test_an_ended_session_whose_port_was_taken_over_is_removed(stoker: Stoker, manager: Manager):
@@ -114,18 +112,18 @@ def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         try:
-            assert f"something of it is left: its pilot (pid {process.pid})" in kept(stoker)
+            assert f"left behind: its pilot (pid {process.pid})" in kept(stoker)
         finally:
             process.kill()
 
 
 def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker):
     old = a_session("old1", over=False)
-    (old.path / "manager.json").unlink()  # it belonged to a program, which cannot be queried here
+    (old.path / "manager.json").unlink()  # without this file the session cannot be queried
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
     lease.lease_file(old).write_bytes(msgspec.json.encode(holder))
     aged(old, 20)
-    assert "its manager was pid 42 on n7, and may be alive" in kept(stoker)
+    assert "its manager was pid 42 on n7, and may still run" in kept(stoker)
 
 
 def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
@@ -137,7 +135,7 @@ def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monk
     (old.path / "jobs-left").write_text("site lsf: 88\n")
     aged(old, 20)
     assert "site lsf cannot be asked for its jobs: " in kept(stoker)
-    (old.path / "jobs-left").write_text("")  # its factory has seen all of them go
+    (old.path / "jobs-left").write_text("")  # the factory has seen all jobs end
     aged(old, 20)
     assert "removed 1 session" in stoker("sessions", "--prune").output
 

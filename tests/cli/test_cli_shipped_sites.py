@@ -1,5 +1,3 @@
-"""`up --dry-run` renders each shipped site file."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,7 +22,7 @@ LINES = {
 
 @pytest.mark.parametrize("site", sorted(path.stem for path in FOLDER.glob("*.toml")))
 def test_each_shipped_site_is_rendered(stoker: Stoker, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no batch system here
+    monkeypatch.setenv("PATH", str(tmp_path))  # no batch system
     shown = stoker.ok("up", str(FOLDER / f"{site}.toml"), "--dry-run")
     place = 0
     for line in LINES[site]:
@@ -32,4 +30,4 @@ def test_each_shipped_site_is_rendered(stoker: Stoker, site: str, tmp_path: Path
         assert place >= 0, f"{line}\n\n{shown.output}"
     if site not in ("taskvine", "condor-no-shared-fs"):
         assert PILOT in shown.output
-    assert list(tmp_path.iterdir()) == [], "nothing is made"
+    assert list(tmp_path.iterdir()) == [], "a dry run creates no files"

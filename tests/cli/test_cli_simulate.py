@@ -1,5 +1,3 @@
-"""`stoker simulate`: the table, the written files, and refusals."""
-
 from __future__ import annotations
 
 import contextlib
@@ -77,7 +75,7 @@ def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path:
 
 def test_a_setting_that_changes_nothing_is_noted_before_it_begins(stoker: Stoker):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "1", "--set", "sources.gpu.capacity=40")
-    said = "note: source gpu: there is capacity for 40 blocks, but max_blocks = 20: no more are submitted"
+    said = "note: source gpu: its capacity is 40 blocks, but max_blocks = 20 limits the submitted blocks"
     assert done.output.splitlines()[2] == said
 
 
@@ -102,9 +100,9 @@ def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path:
 
 REFUSED = {
     ("statik-pool",): "did you mean static-pool",
-    (".",): ". is a folder; name the scenario's file",
-    ("static-pool", "--policy", "defalt"): "--policy = 'defalt' is no policy; did you mean 'default'?",
-    ("static-pool", "--set", "links.shared=0 GB/s"): "a link of no bandwidth",
+    (".",): ". is a folder; name the file of a scenario",
+    ("static-pool", "--policy", "defalt"): "--policy = 'defalt' is not a policy; did you mean 'default'?",
+    ("static-pool", "--set", "links.shared=0 GB/s"): "the bandwidth must be more than 0",
     ("static-pool", "--set", "contexts.llm.device_memory=80 GB"): "no device can hold llm",
     ("static-pool", "--set", "contexts.lml.slots=2"): "there is no lml; did you mean llm?",
     ("static-pool", "--out", "full"): "full is not empty",
@@ -197,7 +195,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str):
     assert first.startswith("1/5000 runs: default, seed "), first + process.stderr.read()
     started = psutil.Process(process.pid).children(recursive=True)
     assert (len(started) >= 2) == (jobs == "2")
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: everybody of the group hears it
+    os.killpg(process.pid, signal.SIGINT)  # like a terminal, signal the whole group
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     found = results(tmp_path / "here")

@@ -1,4 +1,4 @@
-"""`stoker up` asks the cluster before it submits a site file."""
+"""`stoker up` checks a site file against the cluster before it submits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str):
     said = str(caught.value)
     assert said.startswith("site lab: [provider] walltime 72 h is more than partition ")
     assert limit in said
-    assert said.endswith("its jobs would wait for good")
+    assert said.endswith("its jobs would wait forever")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_walltime_that_may_be_granted_is_not_refused(asked: dict[str, Any]):
 
 def test_a_partition_that_is_down_is_told_and_not_refused():
     assert doctor_site.refuse([site(partition="night")]) == [
-        "site lab: [provider] partition night is not up; there are gpu, long, any"
+        "site lab: [provider] partition night is not up; known partitions: gpu, long, any"
     ]
 
 

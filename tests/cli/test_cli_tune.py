@@ -1,5 +1,3 @@
-"""`stoker tune` refuses wrong jobs, data and options before it submits."""
-
 import json
 import os
 
@@ -57,7 +55,7 @@ def test_a_job_that_cannot_be_meant_is_refused(folder, more, said):
         (b"", r"data\.jsonl: is empty; give rows with the fields input and target"),
         (GOOD.encode() + b'{"input": "d"}\n', r"data\.jsonl: line 4: target is missing \(the row has input\)"),
         (GOOD.encode() + b'{"input": "d", "target": "\xff"}\n', r"data\.jsonl: line 4: byte 27 \(0xff\) is not UTF-8"),
-        (GOOD.rpartition("{")[0].encode(), r"has 2 different inputs; tuning wants at least 3"),
+        (GOOD.rpartition("{")[0].encode(), r"has 2 different inputs; tuning needs at least 3"),
     ],
 )
 def test_data_that_cannot_be_tuned_on_is_refused(folder, data, said):
@@ -87,12 +85,12 @@ def test_a_model_that_is_not_there_is_refused(folder):
 def test_options_that_cannot_be_meant(folder):
     write(folder)
     for wrong, said in (
-        (["--gang", "x"], "x is no number of devices, and no range as in 1-4"),
-        (["--gang", "4-2"], "4-2: a range goes from at least 1 upwards"),
-        (["--gang", "0"], "from at least 1"),
+        (["--gang", "x"], "x is not a number of devices or a range; write 4 or 1-4"),
+        (["--gang", "4-2"], "4-2: a range starts at 1 or more and rises"),
+        (["--gang", "0"], "starts at 1 or more"),
         (["--late", "perhaps"], "'perhaps' is not one of"),
-        (["--site", "a.toml", "--session", "b"], "say different things"),
-        (["--bank", "a", "--no-bank"], "say different things"),
+        (["--site", "a.toml", "--session", "b"], "exclude each other"),
+        (["--bank", "a", "--no-bank"], "exclude each other"),
     ):
         told = tune("submit", "job.toml", *wrong)
         assert told.exit_code == 2

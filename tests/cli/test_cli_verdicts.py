@@ -1,5 +1,3 @@
-"""`stoker explain` shows whose fault a failure is, and the progress of a call."""
-
 from __future__ import annotations
 
 import os
@@ -51,7 +49,7 @@ def test_an_exception_is_the_programs_fault_with_its_lines(folder: SessionFolder
     assert shown[1:] == [
         '            File "/home/ana/program.py", line 5, in inner',
         "            KeyError: 'claim'",
-        "  do        mend that line; try the function without a session, with the same arguments",
+        "  do        fix that line; try the function without a session, with the same arguments",
     ]
 
 
@@ -75,7 +73,7 @@ def test_lines_have_the_numbers_that_they_have_in_their_file(folder: SessionFold
     assert [(line.source, line.number) for line in fault.proof] == [("lib-1", 22)]
 
 
-# ---- what the session says
+# ---- messages of the session
 
 TOOK = "lib-2 (llm) on n1 took 1.2 GB of memory and declares 300 MB; declare more, or load less"
 CROWDED = (
@@ -92,7 +90,7 @@ CROWDED = (
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (no Stoker process sent"
          " it: most often the system had no memory left), in a call on llm", "user", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: something in"
+        ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: code in"
          " it called exit, in a call", "user", "crash"),
         ("(timeout): the call ran for 5.1 s on n1; its limit is 5 s", "user", "time"),
         ("(timeout): ran 50 s and was cut off by the 60 s walltime, twice; raise [provider] walltime, or save state",
@@ -158,7 +156,7 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder):
     assert explain.verdict_lines(unsure) == [
         "  happened  OddError: it went on n014, 3.1 s after it began",
         '            File "/opt/odd/lib.py", line 7, in go',
-        "  look      it printed nothing; run the function alone with the same arguments",
+        "  look      the call printed nothing; run the function alone with the same arguments",
     ]
     assert explain.verdict_lines(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
 
@@ -173,7 +171,9 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder):
 def test_what_happened_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
     fault = explain.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
-    assert fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after it was sent there"
+    assert (
+        fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after the call was sent there"
+    )
     assert fault.look.endswith(look)
 
 
@@ -188,7 +188,8 @@ def test_what_was_done_is_told_once_each(folder: SessionFolder):
             f"lib-7 (cpu:0 of n2) failed it: {eio}",
             "runs again, for 15 s not on n2",
             "runs again, for 15 s not on n2",
-            f"ended without a result (infrastructure): devices, disks or networks failed it 3 times:\n  n1: {eio}",
+            "ended without a result (infrastructure): devices, disks or networks failed the call 3 times:"
+            f"\n  n1: {eio}",
         ),
     )
     assert fault.done == ("ran again, for 15 s not on n1", "ran again, for 15 s not on n2")
@@ -199,7 +200,7 @@ def test_a_device_that_failed_a_call_was_probed(folder: SessionFolder):
     texts = (
         f"lib-1 (cuda:0 of n1) failed it: {ecc}",
         "runs again, for 15 s not on cuda:0 of n1",
-        f"ended without a result (infrastructure): devices, disks or networks failed it 3 times:\n  n1: {ecc}",
+        f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times:\n  n1: {ecc}",
     )
     fault = explain.verdict_of(folder, story("c-1", *texts))
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
@@ -246,7 +247,7 @@ def test_a_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str,
     fault = explain.verdict_of(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
     assert (fault.kind.value, fault.component) == (kind, component)
     assert [line.text for line in fault.proof] == [texts[-1]]
-    assert fault.done == ("cuda:0 was probed, failed, and is used no more (quarantined)",)
+    assert fault.done == ("cuda:0 was probed, failed, and is no longer used (quarantined)",)
 
 
 def test_a_pilot_that_went_as_it_should_has_none(folder: SessionFolder):
@@ -307,7 +308,7 @@ def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
     assert all(text.format("c-1")[0].islower() and len(text) <= 110 for text in BY_COMPONENT.values())
 
 
-# ---- logs that are no logs
+# ---- files that are not logs
 
 
 def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> explain.FailureVerdict | None:
@@ -444,7 +445,7 @@ def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str,
     ],
 )
 def test_what_a_pilot_has_proved_is_not_contradicted(tmp_path: Path, said: str, component: str):
-    text = f"ended without a result (infrastructure): devices, disks or networks failed it 3 times\n  p1: {said}"
+    text = f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times\n  p1: {said}"
     verdict = explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
     assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
 

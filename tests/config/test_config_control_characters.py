@@ -1,5 +1,5 @@
-"""A control character in a text of a site file is refused with file, line and setting, because it could become a line
-of a script.
+"""A control character in a site file's text could start a new line of a script, so it is refused with file, line and
+setting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 from stoker.site import Environment, Pilot, Policy, Provider, ProviderKind, Session, Site
 
 KINDS = {"queue": "pbs", "requirements": "condor", "image": "kubernetes", "namespace": "kubernetes"}
-"""Of settings that Slurm does not have: a batch system that has them."""
+"""For each setting that Slurm lacks, a batch system that has it."""
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"]
 
 

@@ -1,5 +1,3 @@
-"""A setting without effect is refused, and so is a site that names itself."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,11 +14,15 @@ VAIN = {
     '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine lasts",
     '[provider]\nkind = "local"\nwalltime = "1 h"': "line 3: [provider] walltime has no effect",
     '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: no batch system is asked",
-    '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it is the aim of provisioning",
+    '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it needs provisioning",
     '[provider]\nkind = "pbs"\n[policy]\nfinish_within = "10 min"': "line 4: [policy] finish_within has no effect",
-    "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it belongs to provisioning = "opport',
+    "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it needs provisioning = "opport',
     '[provider]\nkind = "pbs"\n[policy]\nprovisioning = "demand"\nkeep_pending = 2': "line 5: [policy] keep_pending",
     '[pilot]\nprobe = "never"\nprobe_every = "1 min"': "line 3: [pilot] probe_every has no effect: nothing is probed",
+    '[provider]\nkind = "pbs"\nexclude_nodes = 2': "line 3: [provider] exclude_nodes has no effect",
+    'engine = "taskvine"\n[provider]\nkind = "slurm"\nexclude_nodes = 3': "line 4: [provider] exclude_nodes",
+    "[provider]\nexclude_nodes = 0": "line 2: [provider] exclude_nodes has no effect: it needs kind slurm or condor",
+    '[provider]\nkind = "slurm"\nexclude_nodes = 0\nprobe_nodes = "2 h"': "line 4: [provider] probe_nodes",
 }
 
 
@@ -37,6 +39,8 @@ EFFECTIVE = (
     '[policy]\nprovisioning = "demand"\nfinish_within = "5 min"',
     '[policy]\nprovisioning = "opportunistic"\nkeep_pending = 4',
     '[pilot]\nprobe = "/opt/probe"\nprobe_every = "1 min"',
+    '[provider]\nkind = "condor"\nexclude_nodes = 2\nprobe_nodes = "2 h"',
+    '[provider]\nkind = "slurm"\nexclude_nodes = 0',
     '[provider]\nworker_init = "module load cuda"\nprice = 0.1\npoll = "1 s"',
 )
 
@@ -60,13 +64,15 @@ def test_a_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) ->
     site, other = tmp_path / "lab.toml", tmp_path / "other.toml"
     other.write_text('name = "other"\nsites = ["lab.toml"]\n')
     site.write_text('name = "lab"\nsites = ["../' + tmp_path.name + '/lab.toml"]\n')
-    with pytest.raises(ConfigError, match=r"lab\.toml: sites names .*, which is this very file; take it out"):
+    with pytest.raises(ConfigError, match=r"lab\.toml: sites names .*, which is this file itself; remove it"):
         load_sites(site)
     site.write_text('name = "lab"\nsites = ["other.toml", "./other.toml"]\n')
     with pytest.raises(ConfigError, match=r"sites names './other.toml' twice"):
         load_sites(site)
     site.write_text('name = "lab"\nsites = ["other.toml"]\n')
-    assert [each.name for each in load_sites(site)] == ["lab", "other"], "two that name each other are one session"
+    assert [each.name for each in load_sites(site)] == ["lab", "other"], (
+        "two sites that name each other are one session"
+    )
 
 
 def test_an_empty_name_is_no_site() -> None:

@@ -1,11 +1,9 @@
-"""The name of a site appears in status, stories and troubles."""
-
 from __future__ import annotations
 
 from core.builders import Cluster
 
 from stoker.config import parse_site
-from stoker.manager.live.attendants import source_of
+from stoker.manager.live.helper_processes import source_of
 from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 

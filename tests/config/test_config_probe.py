@@ -1,5 +1,3 @@
-"""A site's settings of device probes reach its pilots."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Rates in text."""
-
 from __future__ import annotations
 
 import math

@@ -23,7 +23,7 @@ from stoker.config import (
     write_sites,
 )
 from stoker.errors import ConfigError, UnitError
-from stoker.manager.live.attendants import source_of
+from stoker.manager.live.helper_processes import source_of
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 
@@ -116,7 +116,7 @@ FAULTS = {
     '[provider]\nkind = "pbs"\noptions = ["-l x=1", "-J 0-3"]': "line 3: [provider] options has -J 0-3: a block of"
     " pbs is no array; raise max_blocks instead",
     '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options = 'a\\nb' has a line"
-    " break in it; take it out",
+    " break in it; remove it",
     '[session]\nports = "80-90"': 'line 2: [session] ports: write a range, "21000-21999"',
     '[session]\nports = "2000-1500"': "line 2: [session] ports = '2000-1500' must be a range between 1024 and 65535,"
     " low-high",
@@ -126,7 +126,7 @@ FAULTS = {
     ' 9999, or GPUs and spare cores as "gpu+cpu:N"',
     '[pilot]\nmax_blocks = 2\ndevices = "cpu+gpu"': 'line 3: [pilot] devices: write "auto", "gpu", "cpu", "cpu:N"'
     ' with N from 1 to 9999, or GPUs and spare cores as "gpu+cpu:N"',
-    '[pilot]\ndevices = "gpu"\ngpu_cores = 4': "line 3: [pilot] gpu_cores has no effect: it goes with devices ="
+    '[pilot]\ndevices = "gpu"\ngpu_cores = 4': "line 3: [pilot] gpu_cores has no effect: it needs devices ="
     ' "gpu+cpu", and here it is "gpu", whose GPUs share all cores; leave it out',
     '[pilot]\ndevices = "gpu+cpu"\ngpu_cores = 0': "line 3: [pilot] gpu_cores must be a whole number of at least 1",
     '[pilot]\ndevices = "gpu+cpu:1"\n[provider]\nkind = "slurm"\ngpus = 2\ncores = 4': "line 3: provider: cores = 4"
@@ -144,10 +144,10 @@ FAULTS = {
     'pilot = { cache_size = "x y" }': "line 1: [pilot] cache_size: 'x y' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     'name = "two words"': "line 1: name: up to 40 letters, digits, dots, dashes and underscores",
-    'name = "a"\nname = "b"': "line 2: not TOML: this setting stands there twice",
+    'name = "a"\nname = "b"': "line 2: not TOML: this setting is written twice",
     '# fine\n[pilot]\ncache_size = "4 GB': "line 3: not TOML: a closing quote is missing",
-    "name = lab": 'line 1: not TOML: a value is missing or wrong; text stands in quotes, as in name = "lab"',
-    "[pilot]\nmax_blocks = 2\n[pilot]": "line 3: not TOML: this table stands there twice",
+    "name = lab": 'line 1: not TOML: a value is missing or wrong; write text in quotes, as in name = "lab"',
+    "[pilot]\nmax_blocks = 2\n[pilot]": "line 3: not TOML: this table is written twice",
 }
 
 
@@ -189,10 +189,10 @@ def test_a_site_that_ships_is_loaded_by_its_name(tmp_path: Path, monkeypatch: py
     assert "workstation" in shipped_sites()
     with pytest.raises(ConfigError, match=r"^lokal: no such file; did you mean local\?$"):
         load_site("lokal")
-    with pytest.raises(ConfigError, match="no such file; by name there are condor, "):
+    with pytest.raises(ConfigError, match="no such file; shipped sites are condor, "):
         load_site("qqq")
     Path("workstation").write_text('name = "mine"')
-    assert load_site("workstation").name == "mine", "a file here comes first"
+    assert load_site("workstation").name == "mine", "a file in the current folder is found first"
 
 
 def test_a_file_of_another_name_is_not_meant(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
 )
 def test_an_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
     text = f'[provider]\nkind = "{kind}"\noptions = ["{option}"]'.replace('"mine"', "'mine'")
-    said = rf"line 3: \[provider\] options has .*: {own} is not for a site file: .*; take it away$"
+    said = rf"line 3: \[provider\] options has .*: {own} is not for a site file: .*; remove it$"
     with pytest.raises(ConfigError, match=said):
         parse_site(text, file="s")
 

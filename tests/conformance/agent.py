@@ -1,4 +1,4 @@
-"""The agent with real processes and sockets; the sequence plays its manager."""
+"""The agent with real processes and sockets; the sequence replaces its manager."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RealAgent(Shell):
         return time.monotonic() - self.said_at
 
     def settle(self) -> None:
-        """Ask for a hello, which comes behind all messages about earlier orders."""
+        """Request a hello, which arrives after all messages about earlier orders."""
         self.hello()
 
     def hear(self) -> bool:
@@ -172,8 +172,6 @@ class RealAgent(Shell):
 
 
 class _Listening(FakeManager):
-    """Passes its messages to the sequence."""
-
     def __init__(self, folder: Path, shell: RealAgent) -> None:
         super().__init__(folder)
         self.plans = False

@@ -3,4 +3,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # the manager's stand-in is importable
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # make the manager's stand-in importable

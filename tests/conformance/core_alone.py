@@ -41,7 +41,7 @@ STEP_S = 0.1
 
 
 class CoreAlone(Shell):
-    """One core, with obedient processes."""
+    """One core with obedient processes."""
 
     def __init__(self, *, walltime_s: float = 0.0, probed: bool = False) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class CoreAlone(Shell):
         self.queue = EventQueue(self.core, self.carry_out, clock=lambda: self.now)
         self.timers = Timers()
         self.processes: dict[LibraryId, ModelProcess] = {}
-        self.ran: dict[CallId, float] = {}  # Since when each call runs
+        self.ran: dict[CallId, float] = {}  # start time of each running call
         self.loads: dict[str, Loads] = {}
         self.cache: dict[str, str] = {}
         self.unacked: list[FromPilot] | None = None

@@ -129,7 +129,7 @@ class Pooled(Shell):
         self.settle()
 
     def wait(self, seconds: float) -> None:
-        """Time does not pass here."""
+        """Send a tick: TaskVine's stand-in has no clock."""
         self.pool.handle(Tick())
         self.settle()
 
@@ -152,7 +152,7 @@ class Pooled(Shell):
 
     def close(self) -> None:
         self.pool.state.ledger.validate()
-        for order in self.vine.orders:  # calls of libraries that ended before them
+        for order in self.vine.orders:  # orders that hold calls of ended libraries
             self.slots.finish(order, result="forsaken")
         assert not list(self.folder.iterdir()), "stop files and notes go with their orders"
         shutil.rmtree(self.folder)

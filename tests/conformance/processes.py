@@ -1,5 +1,3 @@
-"""A library's process in drivers: it runs one call at a time."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,14 +9,14 @@ from stoker.protocol.ids import CallId, LibraryId
 
 
 class ModelProcess:
-    """A library that runs the first of its calls; the others wait."""
+    """A library that runs its first call while the other calls wait."""
 
     def __init__(self, number: LibraryId, tell: Callable[[Event], None]) -> None:
         self.number = number
         self.calls: list[CallId] = []
         self._tell = tell
         self._stops = False
-        self.deaf: set[CallId] = set()  # Calls that do not stop when they are told to
+        self.deaf: set[CallId] = set()  # calls that ignore stop orders
 
     def load(self) -> None:
         self.say(to_agent.Hello(self.number, 7), to_agent.Loaded(0.0, 1, 1))
@@ -39,7 +37,7 @@ class ModelProcess:
             case to_library.Evict(call=call) if self.calls[:1] == [call] and call not in self.deaf:
                 self.calls.pop(0)
                 self.say(to_agent.RunEvicted(CallProgress(call)))
-                self._goes_on()
+                self._start_next_call()
             case to_library.Resize(device_memory_bytes=size):
                 self.say(to_agent.Resized(size))
             case to_library.Stop():
@@ -48,7 +46,7 @@ class ModelProcess:
                 self.calls = self.calls[:1]
                 if back:
                     self.say(to_agent.GivenBack(tuple(back)))
-                self._goes_on()
+                self._start_next_call()
             case _:
                 pass
 
@@ -56,11 +54,11 @@ class ModelProcess:
         assert self.calls[:1] == [call], "it does not run"
         self.calls.pop(0)
         self.say(to_agent.RunsEnded([CallEnd(call, ok=True)]))
-        self._goes_on()
+        self._start_next_call()
 
     def die(self, signal: int = 9) -> None:
         self._tell(ProcessEnded(self.number, signal=signal, running=tuple(self.calls[:1])))
 
-    def _goes_on(self) -> None:
+    def _start_next_call(self) -> None:
         if self._stops and not self.calls:
             self.die(signal=0)

@@ -1,6 +1,4 @@
-"""How every pilot reacts to orders and faults, whatever its shell. A sequence that a shell cannot express gives the
-reason.
-"""
+"""Reactions of every pilot to orders and faults, over any shell."""
 
 from __future__ import annotations
 
@@ -41,16 +39,17 @@ AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 
 _NO_LIMITS = "limits of time and memory are not simulated"
 _OWN_WATCH = "a library of TaskVine's watches its own calls and loads: nothing of its pool's ends it"
-_OWN_FILES = "TaskVine brings objects by itself"
-_NO_TIME = "the stand-in for TaskVine has no time of its own: what is due is due at once"
+_OWN_FILES = "TaskVine fetches objects itself"
+_NO_TIME = "the stand-in for TaskVine has no clock: due work runs at once"
 _ONE_LIBRARY = "a slot of the stand-in for TaskVine holds one library"
 _NO_LOSS = "between a simulated pilot and its manager no frame is lost"
 _NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """A sequence and its needs. `without`: shells that cannot express it, and why. `ends_pilot`: it must be the pilot's
-    last."""
+    """A sequence of orders and checks. `without`: shells that cannot express it, with reasons. `ends_pilot`: no
+    sequence can follow.
+    """
 
     run: Callable[[Shell], None]
     without: Mapping[str, str] = {}
@@ -76,7 +75,7 @@ def sequence(
     return add
 
 
-# ---- from the order to the end
+# ---- from order to end
 
 
 @sequence()
@@ -146,7 +145,7 @@ def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) 
     gone = pilot.expect(LibraryGone, library=second)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
-    assert "nothing there is about to end or to shrink" in gone.failure.message
+    assert "no library there is about to end or to shrink" in gone.failure.message
 
 
 @sequence()
@@ -433,7 +432,7 @@ def a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Shell) ->
     pilot.die(second)
     pilot.expect(LibraryGone, library=second)
     hello = pilot.hello(welcome=False)
-    assert pilot.held(hello, first) == (one, two), "the manager has not taken the end of the first"
+    assert pilot.held(hello, first) == (one, two), "the manager has not acknowledged the first call's end"
     assert pilot.held(hello, second) == (three,)
 
 
@@ -509,8 +508,8 @@ def a_pilot_that_gets_a_signal_says_why_it_leaves(pilot: Shell) -> None:
 @sequence(
     ends_pilot=True,
     walltime_s=6.0,
-    simulator="a simulated pilot has no clock of its own: its batch system ends it with its walltime",
-    taskvine="a walltime is that of TaskVine's workers",
+    simulator="a simulated pilot has no clock: its batch system ends it at its walltime",
+    taskvine="a walltime belongs to TaskVine's workers",
 )
 def a_pilot_drains_before_its_walltime_is_over(pilot: Shell) -> None:
     pilot.wait(6.0)

@@ -1,5 +1,6 @@
-"""A pilot as its manager sees it, over any shell. A driver provides the world of one shell; the calls of a library run
-one at a time until the world ends them. Each call must leave its library as often as it was sent there.
+"""A pilot as its manager sees it, over any shell (the program around a pilot's core). A driver controls a shell's
+surroundings. A library runs one call at a time until the driver ends the call. Each call must leave its library as
+often as it was sent.
 """
 
 from __future__ import annotations
@@ -28,33 +29,31 @@ M = TypeVar("M")
 
 
 class Loads(enum.Enum):
-    """How a context loads."""
-
     AT_ONCE = enum.auto()
-    WHEN_LET = enum.auto()  # After `let_load`
-    NEVER = enum.auto()  # Longer than its limit of half a second
+    WHEN_LET = enum.auto()  # when a test calls `let_load`
+    NEVER = enum.auto()  # the load exceeds its time limit of half a second
     FAILS = enum.auto()
-    FILES = enum.auto()  # At once, after its object has arrived
+    FILES = enum.auto()  # as soon as its object has arrived
 
 
 class Shell(abc.ABC):
-    """One pilot that the manager has welcomed."""
+    """One welcomed pilot."""
 
     def __init__(self) -> None:
-        self.unread: list[FromPilot] = []  # Messages that no sequence has read
-        self.owed: Counter[CallId] = Counter()  # Times that each call was given to a library and has not left it
-        self.open: set[LibraryId] = set()  # Libraries that were ordered and have not ended
+        self.unread: list[FromPilot] = []  # the pilot's messages that no sequence has read
+        self.owed: Counter[CallId] = Counter()  # for each call, times sent to a library minus times returned
+        self.open: set[LibraryId] = set()  # libraries that were ordered and have not ended
         self.numbers = 0
 
-    # ---- what a driver gives
+    # ---- methods of drivers
 
     @abc.abstractmethod
     def say(self, message: ToPilot) -> None:
-        """Send a message of the manager."""
+        """Send a manager's message."""
 
     @abc.abstractmethod
     def settle(self) -> None:
-        """Let the pilot handle what was sent."""
+        """Let the pilot handle all sent messages."""
 
     @abc.abstractmethod
     def hear(self) -> bool:
@@ -62,15 +61,15 @@ class Shell(abc.ABC):
 
     @abc.abstractmethod
     def hello(self, *, welcome: bool = True) -> PilotHello:
-        """Return another hello of the pilot; `welcome`: the manager answers it."""
+        """Return another hello of the pilot. `welcome`: answer it."""
 
     @abc.abstractmethod
     def recipe(self, loads: Loads) -> Any:
-        """Return a recipe that no other sequence uses."""
+        """Return a recipe for one sequence."""
 
     @abc.abstractmethod
     def device(self, number: int) -> tuple[str, int]:
-        """Return a device, and its memory in bytes."""
+        """Return a device and its bytes of memory."""
 
     @abc.abstractmethod
     def let_load(self, library: LibraryId) -> None:
@@ -78,7 +77,7 @@ class Shell(abc.ABC):
 
     @abc.abstractmethod
     def let_end(self, call: CallId, library: LibraryId) -> None:
-        """Let the running call of a library end."""
+        """Let a library's running call end."""
 
     @abc.abstractmethod
     def die(self, library: LibraryId) -> None:
@@ -90,7 +89,7 @@ class Shell(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
 
     def say_together(self, *messages: ToPilot) -> None:
         for message in messages:
@@ -101,10 +100,10 @@ class Shell(abc.ABC):
         return 0.0
 
     def arrive(self, ref: ObjectRef) -> None:  # noqa: B027  # in most shells nothing needs to be driven
-        """Let an object arrive; in most shells it arrives without this."""
+        """Let an object arrive; in most shells it arrives at once."""
 
     def begins(self, call: CallId) -> None:  # noqa: B027
-        """Wait until a call runs; in most shells it does at once."""
+        """Wait until a call runs; in most shells it runs at once."""
 
     def ignores_stops(self, library: LibraryId, call: CallId) -> None:
         raise NotImplementedError
@@ -113,20 +112,20 @@ class Shell(abc.ABC):
         raise NotImplementedError
 
     def signal(self) -> None:
-        """Send the pilot the batch system's signal."""
+        """Send the batch system's signal to the pilot."""
         raise NotImplementedError
 
     def break_device(self, device: str) -> None:
         raise NotImplementedError
 
     def keep_acks(self) -> None:
-        """Acknowledge no more messages."""
+        """Stop acknowledging messages."""
         raise NotImplementedError
 
     def say_acks(self) -> None:  # noqa: B027
         """Acknowledge all messages."""
 
-    # ---- what sequences say
+    # ---- orders of sequences
 
     def new_library(self) -> LibraryId:
         self.numbers += 1
@@ -172,7 +171,7 @@ class Shell(abc.ABC):
     def stop(self, library: LibraryId, *, drain: bool = True) -> None:
         self.say(StopLibrary(library, "enough", drain))
 
-    # ---- what the manager hears
+    # ---- messages of the pilot
 
     def heard(self, message: FromPilot) -> None:
         self.unread.append(message)
@@ -204,7 +203,7 @@ class Shell(abc.ABC):
                 raise AssertionError(f"no {kind.__name__} {fields}; unread: {self.unread}")
 
     def expect_returned(self, library: LibraryId, calls: list[CallId]) -> CallsReturned:
-        """Expect these calls back in this order, in one or several messages."""
+        """Expect these calls back in order, in one or several messages."""
         back: list[CallId] = []
         while len(back) < len(calls):
             returned = self.expect(CallsReturned, library=library)
@@ -213,8 +212,9 @@ class Shell(abc.ABC):
         return returned
 
     def silent(self, kind: type, *, due_in_s: float = math.inf, **fields: Any) -> None:
-        """Assert that no such message is unread or comes at once. `due_in_s`: when one is due; on a slow machine it may
-        be here."""
+        """Assert that no such message is unread or comes at once. Skip the check if the manager's last message is older
+        than `due_in_s`: then one may be due.
+        """
         self.settle()
         if self.said_s_ago() >= due_in_s:
             return

@@ -1,4 +1,4 @@
-"""A simulated pilot whose manager is the sequence; virtual time passes on request."""
+"""A simulated pilot; virtual time passes on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL_S = 1000
 
 
 class Simulated(Shell):
-    """One pilot with two devices in a simulated world."""
+    """One simulated pilot with two devices."""
 
     def __init__(self, *, walltime_s: float = 0.0) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Simulated(Shell):
 
 
 class _Played(Simulation):
-    """A simulation whose manager only listens."""
+    """A simulation whose manager only records messages."""
 
     def __init__(self, world: World, shell: Simulated) -> None:
         super().__init__(world, [], default_policies())

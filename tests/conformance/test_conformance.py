@@ -1,4 +1,4 @@
-"""One set of sequences over all shells of a pilot's core, with the same expectations."""
+"""The same sequences over all shells of a pilot's core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = [one.name for one in SEQUENCES]
 
 
 class SharedAgent:
-    """One pilot for sequences that leave it unchanged; after a failure a new one."""
+    """One pilot for sequences that leave it unchanged; replaced after a failure."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders

@@ -1,4 +1,4 @@
-"""Fixtures for tests of contexts: a private state folder for every test, and PyTorch on one thread."""
+"""A private state folder for every test, and PyTorch on one thread."""
 
 from __future__ import annotations
 

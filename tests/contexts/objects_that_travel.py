@@ -1,5 +1,5 @@
-"""One function or object of each kind, for test_contexts_payloads.py. `use_` functions return True elsewhere, `make_`
-functions return their value here, `refuse_` functions are refused from a script.
+"""Functions and objects of each kind for test_contexts_payloads.py. `use_` functions return True elsewhere; `make_`
+functions return their local value; `refuse_` functions are refused from a script.
 """
 
 # ruff: noqa: B019, E731

@@ -23,7 +23,7 @@ sys.stdout.buffer.write(pickle.dumps(ended))
 
 
 def outcomes(here):
-    """How each function in a namespace ended elsewhere: `ok`, or what went wrong."""
+    """Return each function's outcome in another process: `ok` or an error."""
     sent, found = {}, {}
     for name, function in dict(here).items():
         if name.partition("_")[0] in ("use", "make", "refuse"):

@@ -1,4 +1,4 @@
-"""Streamed text: whole characters, no stop text, and complete at the end."""
+"""Streamed text has whole characters, no stop text, and its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END = 256
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Tokens are bytes; an incomplete character reads as the replacement character, as in tokenizers."""
+    """Decode tokens as bytes. An incomplete character becomes the replacement character, as in tokenizers."""
     return bytes(ids).decode("utf-8", "replace")
 
 
@@ -77,8 +77,8 @@ LOST = "\N{REPLACEMENT CHARACTER}"
 @pytest.mark.parametrize(
     ("text", "piece", "raw"),
     [
-        (LOST, "<0xE2>", b"\xe2"),  # a vocabulary that falls back to bytes
-        (LOST, "ðŁ", b"\xf0\x9f"),  # one of bytes
+        (LOST, "<0xE2>", b"\xe2"),  # a token of one byte in a vocabulary with byte fallback
+        (LOST, "ðŁ", b"\xf0\x9f"),  # a token in a vocabulary of bytes, two bytes of a character
         (f" {LOST}", "ĠðŁ", b" \xf0\x9f"),
     ],
 )
@@ -93,12 +93,12 @@ def test_a_part_of_a_character_has_its_bytes(text, piece, raw):
 @pytest.mark.parametrize(
     ("text", "piece", "found"),
     [
-        ("Paris", "▁Paris", " Paris"),  # the space that a decoder drops
+        ("Paris", "▁Paris", " Paris"),  # the piece has the space that the decoder drops
         (" Paris", "ĠParis", " Paris"),
         ("é", "Ã©", "é"),
-        (LOST, "ï¿½", LOST),  # the character itself
+        (LOST, "ï¿½", LOST),  # the text has the replacement character itself
         ("<s>", "<s>", "<s>"),
-        (LOST, "日", LOST),  # a name that stands for no bytes
+        (LOST, "日", LOST),  # a piece that stands for no bytes
     ],
 )
 def test_a_whole_text_is_a_text(text, piece, found):

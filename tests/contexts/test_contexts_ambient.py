@@ -1,5 +1,3 @@
-"""Functions for code in a library, and their answers elsewhere."""
-
 from __future__ import annotations
 
 import threading
@@ -97,11 +95,11 @@ def test_a_checkpoint_that_cannot_travel_is_told() -> None:
     with pytest.raises(SerializationError, match="checkpoint"):
         contexts.progress(1, state=[threading.Lock()])
     with pytest.raises(SerializationError, match="checkpoint"):
-        contexts.progress(1, state=threading.Lock)  # called: it makes one
+        contexts.progress(1, state=threading.Lock)  # the argument makes a state when called
 
 
 def test_slots_do_not_mix(tmp_path: Path) -> None:
-    """Calls in threads side by side report each to its own hook and have each its own folder."""
+    """Calls in concurrent threads use their own hooks and folders."""
     barrier = threading.Barrier(8)
 
     def call(number: int) -> tuple[list[float], Path]:

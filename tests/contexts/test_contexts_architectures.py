@@ -1,5 +1,3 @@
-"""Scores and texts over tiny random models of many architectures."""
-
 from __future__ import annotations
 
 import math
@@ -54,7 +52,7 @@ def bare_text(model: Any, prompt: str, most: int) -> str:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_and_texts(name: str) -> None:
-    """Models with plain attention share common prefixes of prompts; the others share nothing."""
+    """Only models with plain attention share prompt prefixes."""
     model = random_model(CONFIGS[name]())
     engine = models.CausalLM(model, Letters())
     expected = [[bare(model, prompt, label) for label in LABELS] for prompt in PROMPTS]

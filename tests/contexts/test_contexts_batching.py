@@ -1,5 +1,3 @@
-"""The next step of a batch: order, limits, memory, and that every request ends."""
-
 from __future__ import annotations
 
 import math
@@ -17,7 +15,7 @@ from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, 
 def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
     done: list[Step] = []
     while (step := batch.next()) is not None:
-        assert len(done) < steps, "the batch does not come to an end"
+        assert len(done) < steps, "the batch does not end"
         ended = []
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = batch.running[id]
@@ -49,7 +47,7 @@ def did_next(batch: RunningBatch) -> None:
     st.sampled_from([0, 512, 1024]),
 )
 def test_a_step_that_repeats_gives_what_its_repetitions_give(requests, rows, cache_tokens):
-    """The same batch, with its steps reported one at a time and many at a time."""
+    """Compare two equal batches: one gets a repeated step's results one by one, the other together."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
         if not batches[0].why_not(prompt=prompt, most=most):
@@ -161,18 +159,32 @@ def test_requests_wait_for_memory_and_grow_into_it() -> None:
     assert step.requests == (1, 2, 3)
     steps = run(batch, {1: 60, 2: 60, 3: 5, 4: 60})
     assert any(step.evicted for step in steps)
-    assert not any(1 in step.evicted for step in steps)  # the oldest has the least headroom
+    assert not any(1 in step.evicted for step in steps)  # request 1, the oldest, has the least headroom
+
+
+def test_a_request_that_outgrows_its_estimate_needs_a_further_row() -> None:
+    batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=1024, page_tokens=16))
+    batch.add(1, prompt=16, most=32)
+    run(batch, {1: 32})
+    batch.add(2, prompt=16, most=200)
+    assert batch.outgrown_tokens() == 16 + 32  # the mean of ended requests
+    step = batch.next()
+    assert step is not None
+    batch.did(step)
+    assert batch.outgrown_tokens(unrecorded=31) == 16 + 32
+    assert batch.outgrown_tokens(unrecorded=32) == 16 + 112  # 33 tokens are written, and 64 more may come
+    assert batch.outgrown_tokens(unrecorded=190) == 16 + 208  # at most its limit
 
 
 def test_what_can_never_fit_is_told() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=256))
     assert batch.why_not(prompt=200, most=56) == ""
-    assert "row of 512 tokens" in batch.why_not(prompt=200, most=57)
+    assert "need 512 tokens" in batch.why_not(prompt=200, most=57)
     assert RunningBatch(BatchLimits()).why_not(prompt=10**6, most=10**6) == ""
     batch.add(1, prompt=200, most=56)
-    with pytest.raises(ValueError, match="200 tokens of prompt and 57 new ones take a row of 512 tokens"):
+    with pytest.raises(ValueError, match="200 prompt tokens and 57 new tokens need 512 tokens"):
         batch.add(2, prompt=200, most=57)
-    assert [request.id for request in batch.requests()] == [1], "what would wait for ever does not wait at all"
+    assert [request.id for request in batch.requests()] == [1], "a request that would wait forever is refused"
 
 
 def test_arrivals_and_aborts_look_at_few_of_the_many_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +247,7 @@ def test_every_request_comes_to_its_end_within_the_limits(asked, rows, part, roo
         writing = {id for id, request in batch.running.items() if request.decodes}
         assert sum(step.tokens) <= (part * step.prefill + (rows if mixes or not step.prefill else 0))
         if mixes or not step.prefill:
-            assert writing <= set(step.requests)  # no row that could write is left out
+            assert writing <= set(step.requests)  # every row that can write is included
         assert not room or batch.reserved <= room
         done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
         for id in done:
@@ -254,7 +266,7 @@ def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
     assert [limits.longest_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [96, 64, 0]
     assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
-    assert "a row of 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
+    assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 
 
 def test_peak_counts_each_request_at_least_with_the_mean() -> None:

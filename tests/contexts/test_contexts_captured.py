@@ -1,4 +1,4 @@
-"""Captured names: objects that may change in place, and names that were rebound."""
+"""Captured names: objects that change in place, and rebound names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_immutable_captures_are_compared_by_identity(source: str, change: str, n
 @pytest.mark.parametrize(
     ("source", "change"),
     [
-        ("def use(x): return x.scale\nscale = 1", "scale = 2"),  # an attribute's name is no global
+        ("def use(x): return x.scale\nscale = 1", "scale = 2"),  # an attribute's name is not a global
         ("import sys\ndef use(): return sys.path", "sys.stoker_marker = 1"),
         ("def use(): return 1", "other = 2"),
     ],

@@ -1,5 +1,5 @@
-"""The ready-made causal LM scores and generates as the bare model. Most tests use a small model of random weights;
-tests of real weights use the shipped one (`real`).
+"""The ready-made causal LM scores and generates like the bare model. `real` tests use the shipped weights; the others
+use random weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from polling import PATIENCE_S
 from tiny_encoder import load_recipe
 from tiny_model import write_tiny_model
 
-from stoker.contexts import causal_lm
+from stoker.contexts import ambient, causal_lm
 from stoker.contexts.causal_lm import default_model
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.errors import RecipeError, StokerError
 
 torch, language_model = lazily("torch", "stoker.contexts.language_model", needs="transformers")
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def snapshots(request: pytest.FixtureRequest) -> Path:
-    """Kept between runs: converting the model takes most of these tests' time."""
+    """Keep the folder between runs: converting the model takes most of the time."""
     return Path(request.config.cache.mkdir("stoker-snapshots"))
 
 
@@ -78,7 +79,7 @@ def close(found: list[list[float]], expected: list[list[float]], *, limit: float
 
 @without_gradients
 def bare_score(model: Any, prompt: str, label: str) -> float:
-    """The definition: the sum of the log-probabilities of the label's tokens, by one plain pass over all of them."""
+    """Return the sum of the label tokens' log-probabilities, by definition, from one plain pass."""
     start = model.tokenizer(prompt, return_tensors="pt").input_ids
     whole = model.tokenizer(prompt + label, return_tensors="pt").input_ids
     assert (whole[0, : start.shape[1]] == start[0]).all()
@@ -102,7 +103,7 @@ def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]],
 
 
 def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
-    """Calls of one prompt each share their template from the second on, in any order, and change nothing."""
+    """From the second call on, calls of one prompt reuse the prompts' common beginning. No score changes."""
     before = model.reused_tokens
     order = [0, 1, 2, 2, 0]
     found = {index: model.label_scores([PROMPTS[index]], LABELS)[0] for index in order}
@@ -120,7 +121,7 @@ def test_a_given_prefix_changes_nothing_but_the_work(model: Any, expected: list[
 
 
 def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
-    """Where prompt and label are tokenized otherwise together, the label's own tokens are taken."""
+    """If the label has other tokens after the prompt than alone, its tokens alone count."""
     found = real.label_scores(["Answer: fal"], ["se", " se"])
     assert len(found[0]) == 2
     assert all(score < 0 for score in found[0])
@@ -130,7 +131,7 @@ def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
     ("arguments", "says"),
     [
         (([""], LABELS), "prompt 0 is empty"),
-        ((PROMPTS, []), "wants labels"),
+        ((PROMPTS, []), "needs labels"),
         ((PROMPTS, [" a", ""]), "none of them empty"),
         (("text", LABELS), "must be a list"),
         ((["word " * 9000], LABELS), "the model reads 2048"),
@@ -197,7 +198,7 @@ def test_pieces_are_the_text(model: Any) -> None:
             with pytest.raises(ValueError, match=says):
                 stream(wrong)
     with pytest.raises(ValueError, match="JSON schema"):
-        next(model.stream_completion(PROMPTS[0], json_schema="{}"))
+        model.stream_completion(PROMPTS[0], json_schema="{")
 
 
 def test_a_stream_that_is_closed_ends_its_request(model: Any) -> None:
@@ -205,7 +206,7 @@ def test_a_stream_that_is_closed_ends_its_request(model: Any) -> None:
     next(pieces)
     assert model.batch_load().running == 1
     pieces.close()
-    model.forget_prefixes()  # it comes behind the end of the request
+    model.forget_prefixes()  # the call waits until the request has ended
     assert model.generate(PROMPTS[:1], max_new_tokens=1)
     assert model.batch_load().running == 0
 
@@ -220,8 +221,6 @@ def test_a_completion_has_its_facts(model: Any) -> None:
     stop = found.text[2:4]
     stopped = model.complete(PROMPTS[0], max_new_tokens=5, stop=[stop])
     assert (stopped.finish_reason, stopped.text) == ("stop", found.text[: found.text.index(stop)])
-    with pytest.raises(ValueError, match="JSON schema"):
-        model.complete(PROMPTS[0], json_schema="{}")
 
 
 @pytest.mark.parametrize("options", [{"logprobs": 2}, {"temperature": 1.0, "seed": 3}, {"stop": ["e"]}])
@@ -246,7 +245,7 @@ def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
         assert all(close(found.result(60), scores) for found in beside)
     after = model.batch_load()
     rows, steps = after.row_steps - before.row_steps, after.decode_steps - before.decode_steps
-    assert rows / steps > 2  # alone it would be 1
+    assert rows / steps > 2  # single requests would give 1
     assert after.most_running > 2
 
 
@@ -261,6 +260,16 @@ def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) 
         assert many.result(120)[0].startswith(text)
 
 
+def test_its_memory_by_cached_tokens_is_known_once_it_is_loaded(model: Any) -> None:
+    memory, cache = model.memory(), model.token_cache()
+    assert cache == TokenCache(memory.weights_bytes + 500_000_000, 2 * 6 * 64 * 4, tokens=2048)
+    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than weights and process
+    try:
+        assert model.token_cache().weights_bytes == 336_000_000  # the engine keeps a cache of 64 MB
+    finally:
+        ambient.leave_library()
+
+
 def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     config = model.model.config
     head = config.hidden_size // config.num_attention_heads
@@ -268,11 +277,11 @@ def test_a_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     small = language_model.CausalLM(model.model, model.tokenizer, cache_bytes=400 * token_bytes)
     long = TEMPLATE + "the sun " * 150
     assert model.count_tokens(long) > 256
-    refused = "in the key-value cache, which has room for .*; give the model more memory"
+    refused = "of the key-value cache, which has room for .*; give the model more memory"
     with pytest.raises(ValueError, match=refused):
         small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=1)
     assert small.batch_load().steps == 0
-    for batch_size in (0, 2):  # the others were handed in too, and are aborted
+    for batch_size in (0, 2):  # the other requests were submitted too and are aborted
         with pytest.raises(ValueError, match=refused):
             small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=batch_size)
     assert small.generate(PROMPTS, max_new_tokens=20) == model.generate(PROMPTS, max_new_tokens=20)
@@ -292,7 +301,7 @@ def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) ->
         [sys.executable, "-c", program, str(tmp_path / "tiny")],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S * 4,  # the imports alone take 40 s on a machine that does ten things at once
+        timeout=PATIENCE_S * 4,  # the imports alone take 40 s on a busy machine
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
@@ -334,7 +343,7 @@ def test_folder_checkpoint_and_snapshot_are_one_model(snapshots, tmp_path, real,
     again = load(of_folder, snapshots)
     assert close(again.label_scores(PROMPTS[:2], LABELS), expected[:2])
     assert again.origin.startswith("as it is")
-    assert set(snapshots.iterdir()) == before  # safetensors are as good as a snapshot already
+    assert set(snapshots.iterdir()) == before  # safetensors need no snapshot
     half = load(causal_lm(folder, dtype="bfloat16"), snapshots)
     assert half.model.dtype == torch.bfloat16
     assert half.label_scores(PROMPTS[:1], LABELS)[0][0] == pytest.approx(expected[0][0], abs=0.5)
@@ -365,12 +374,37 @@ def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
     assert "transformers:Qwen3ForCausalLM" in causal_lm(tmp_path).preload
 
 
+def test_a_model_over_several_devices_needs_its_share_of_each(tmp_path: Path) -> None:
+    facts = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    one, four = causal_lm(tmp_path).needs, causal_lm(tmp_path, devices=4).needs
+    assert (one.devices, four.devices) == (1, 4)
+    assert one.token_bytes == 4 * four.token_bytes > 0
+    assert causal_lm(tmp_path, devices=1).key == causal_lm(tmp_path).key != causal_lm(tmp_path, devices=4).key
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": 0}, "write a whole number, 1 or more"),
+        ({"devices": 2.0}, "write a whole number, 1 or more"),
+        ({"devices": 5}, "has 4 layers, and each device needs one; write 4 or less"),
+        ({"devices": 3, "engine": "vllm"}, "splits the 4 attention heads evenly; write a number that divides 4"),
+        ({"devices": 2, "graphs": True}, "graphs capture the steps of one device"),
+    ],
+)  # fmt: skip
+def test_a_split_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "num_attention_heads": 4}))
+    with pytest.raises(RecipeError, match=said):
+        causal_lm(tmp_path, **options)
+
+
 def test_graphs_are_an_option_of_the_continuous_engine() -> None:
     assert causal_lm(graphs=False).key == causal_lm().key
     assert causal_lm(graphs=True).key != causal_lm().key
     assert causal_lm(graphs=True, engine="continuous").key != causal_lm(engine="continuous").key
     for engine in ("vllm", "static"):
-        with pytest.raises(RecipeError, match=f"{engine} cannot take graphs"):
+        with pytest.raises(RecipeError, match=f"{engine} does not support graphs"):
             causal_lm(engine=engine, graphs=True)
     with pytest.raises(RecipeError, match="True or False"):
         causal_lm(graphs="compile")  # type: ignore[arg-type]

@@ -1,5 +1,3 @@
-"""Compiled runtimes: compiler failures, and where results are cached."""
-
 from __future__ import annotations
 
 import json
@@ -31,7 +29,7 @@ def fails(graph: Any, inputs: Any, **_: Any) -> Any:
 
 
 class Backend:
-    """A compiler that leaves a graph as it is, and remembers the threads that ran it."""
+    """A compiler that keeps the graph and records the threads that run it."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -68,7 +66,7 @@ def test_the_load_fails_where_a_runtime_has_to_be_compiled_and_cannot(folder, mo
     monkeypatch.setattr(BACKEND, fails)
     with pytest.raises(ContextError, match=r"the runtime of 8 tokens cannot be compiled on cpu: .*no kernel for this"):
         load(folder, length=8, compiled=True)
-    assert not list(snapshot_folder().glob("[!.]*[!k]")), "nothing is kept of it but a lock"
+    assert not list(snapshot_folder().glob("[!.]*[!k]")), "only a lock is kept of it"
 
 
 @pytest.mark.long
@@ -76,11 +74,12 @@ def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(folder, mon
     import numpy as np
 
     monkeypatch.setattr(BACKEND, fails)
-    monkeypatch.setattr("stoker.contexts.compiling.wants_compiling", lambda _, wanted: wanted == "auto")  # a GPU
+    # pretend that the device is a GPU
+    monkeypatch.setattr("stoker.contexts.compiling.wants_compiling", lambda _, wanted: wanted == "auto")
     with caplog.at_level(logging.WARNING, logger="stoker"):
         model = load(folder, length=8)
     [record] = caplog.records
-    assert "8 tokens: computed as it is, not compiled: " in record.getMessage()
+    assert "8 tokens: the runtime runs uncompiled: " in record.getMessage()
     assert "no kernel for this device" in record.getMessage()
     assert "many more lines" not in record.getMessage()
     assert not model.is_compiled
@@ -138,7 +137,7 @@ def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Pa
 
 
 class Compile:
-    """Compiles into a folder if the folder is empty, or from another machine."""
+    """Compiles if the artifact's folder is empty or comes from another machine."""
 
     def __init__(self, machine: str = "here") -> None:
         self.machine = machine
@@ -174,7 +173,7 @@ def test_what_was_compiled_is_kept_offered_and_used_as_it_was(state: Path) -> No
     assert (made, compile.anew) == ("made", 1)
     assert "compiled earlier" in how
     after = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    assert after == before, "what other pilots were given does not change"
+    assert after == before, "files that were offered to other pilots do not change"
     assert [(form, folder) for form, folder, _ in offers] == [("compiled-x", str(place))] * 2
 
 
@@ -199,7 +198,7 @@ def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path
     compile = Compile("elsewhere")
     assert "just compiled" in compiling.compile_once("compiled-x", compile)[1]
     assert "compiled earlier" in compiling.compile_once("compiled-x", compile)[1]
-    assert compile.anew == 1, "it is compiled once, and not at each load"
+    assert compile.anew == 1, "the model is compiled once, not at each load"
     assert (snapshot_folder() / "compiled-x" / "cache" / "elsewhere").exists()
     assert offers == ["compiled-x"] * 2
 
@@ -254,7 +253,7 @@ print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **co
 @pytest.mark.slow
 @pytest.mark.timeout(1000)  # a real compiler, twice, on a machine that may be busy
 def test_a_process_with_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:
-    """The real compiler, for this CPU; the second process has another disk, and a pilot that has brought the object."""
+    """Use the real compiler for this CPU. The second process has another disk, and got the artifact from a pilot."""
     found: list[dict[str, Any]] = []
     objects: dict[str, str] = {}
     for home in ("first", "second"):

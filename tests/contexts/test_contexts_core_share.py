@@ -1,5 +1,3 @@
-"""The number of threads of a library whose cores others use too."""
-
 from __future__ import annotations
 
 import ctypes
@@ -26,11 +24,11 @@ def threads_stay() -> Iterator[None]:
 
 
 class Machine:
-    """Cores of which others take some; a share computes on it for a second at a time."""
+    """Simulated cores, partly used by other processes. The share under test computes for a second at a time."""
 
     def __init__(self, most: int, *, cores: float) -> None:
         self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
-        self.busy = 1.0  # the part of the time in which each of its threads has something to do
+        self.busy = 1.0  # share of time in which each of its threads has work
         self.idle: float | None = 0.0
         self.seems_idle: Callable[[], float] = lambda: self.idle  # type: ignore[assignment, return-value]
         torch.set_num_threads(most)
@@ -62,7 +60,8 @@ def test_alone_it_computes_with_all_its_threads() -> None:
 def test_next_to_others_it_uses_as_many_threads_as_it_has_cores() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
-    machine = Machine(4, cores=4)  # of others with as many threads as cores it has less, the fewer it has
+    # other processes have a thread per core: this one gets a smaller part of the cores if it has fewer threads
+    machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=4) == [4, 2, 1, 1]
     machine = Machine(2, cores=2)
     assert machine.compute(times=4, others=2) == [2, 1, 1, 1]
@@ -89,7 +88,8 @@ def test_when_the_others_have_gone_it_has_its_threads_back() -> None:
 def test_it_tries_less_often_where_cores_only_seem_idle() -> None:
     machine = Machine(2, cores=2)
     machine.compute(times=2, others=2)
-    machine.seems_idle = lambda: 1.0 if torch.get_num_threads() == 1 else 0.0  # the others pause whenever this looks
+    # the other processes seem to pause whenever the share measures
+    machine.seems_idle = lambda: 1.0 if torch.get_num_threads() == 1 else 0.0
     tries = [second for second in range(200) if machine.compute(others=2) == [2]]
     pauses = [after - before for before, after in pairwise(tries)]
     assert 3 <= len(tries) <= 8
@@ -115,7 +115,7 @@ def test_a_number_that_a_program_sets_counts_as_its_wish() -> None:
 
 def test_idle_time_of_the_cores_of_this_process_is_read() -> None:
     clock = core_share._IdleClock()
-    assert clock() is None  # there is nothing to compare with
+    assert clock() is None  # the first reading has no earlier one to compare with
     found = clock()
     assert found is not None
     assert found >= 0.0
@@ -139,8 +139,9 @@ def threads() -> int:
 
 
 def threads_once_below(most: int) -> int:
-    """How many threads there are as soon as there are fewer than `most`. The system shows a thread that has been joined
-    for a moment longer."""
+    """Wait until fewer than `most` threads exist and return their number. The system shows a joined thread a moment
+    longer.
+    """
     for _ in polls(PATIENCE_S):
         if (found := threads()) < most:
             break
@@ -175,7 +176,7 @@ def test_helpers_end_and_come_back() -> None:
 
 
 def test_helpers_end_where_other_packages_bring_openmp_too(tmp_path: Path) -> None:
-    """Copies of the library lie at any addresses, so the first one found may be unused."""
+    """Several OpenMP libraries may be loaded, in any order of addresses, so the first one found may be unused."""
     torch.set_num_threads(torch.get_num_threads())  # PyTorch is loaded
     libraries = core_share._openmp_libraries()
     if not libraries:

@@ -1,4 +1,4 @@
-"""Captured decode steps on a GPU equal eager ones, need no synchronization, and count their memory."""
+"""Decode steps captured on a GPU equal eager steps, need no synchronization, and count their memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def make_driver(*, captures: bool = True, dtype: str = "float32") -> Any:
         prompts=PROMPTS, backend=step_graphs.CudaGraphs(device), captures=captures, cache_bytes=400_000_000,
         device="cuda:0", dtype=dtype, **MODEL,
     )  # fmt: skip
-    assert (driver.ahead is not None) == captures  # the check at load was passed
+    assert (driver.ahead is not None) == captures  # the check of captured steps at load passed
     return driver
 
 
 def asked(driver: Any) -> list[list[int]]:
-    """The tokens of greedy and drawn requests in one batch, of which one leaves and one joins later."""
+    """Return the tokens of greedy and sampled requests in one batch; one request leaves, and one joins later."""
     options = [{}, {"temperature": 1.0, "seed": (1, 0)}, {"temperature": 0.8, "top_p": 0.7, "seed": (2, 0)}]
     ids = [
         driver.ask(prompt, max_new_tokens=60 + 7 * at, **options[at % 3], **ENDLESS)
@@ -80,7 +80,8 @@ def test_a_step_waits_for_nothing_but_the_tokens_of_the_one_before(options: dict
         driver.ask(prompt, max_new_tokens=50, **options, **ENDLESS)
     driver.run(steps=5)
     assert driver.ahead.launched
-    torch.cuda.set_sync_debug_mode("error")  # an event of a copy is waited for explicitly, and is no error
+    # implicit waits raise from now on; explicit waits for a copy's event are allowed
+    torch.cuda.set_sync_debug_mode("error")
     found = driver.run(steps=10)
     torch.cuda.set_sync_debug_mode("default")
     assert [len(tokens) for tokens in found.values()] == [10, 10]

@@ -1,4 +1,4 @@
-"""Captured decode steps over a recording backend: the engine contract, with tokens read one step late."""
+"""The engine contract over captured decode steps with a recording backend. Tokens are read one step late."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def make_driver(**options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def eager(one_thread: None) -> Any:
-    """The same engine without graphs."""
     return make_driver(captures=False)
 
 
@@ -43,15 +42,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class TestContractOverGraphs(EngineContract):
-    """The contract of engines."""
-
     @pytest.fixture
     def driver(self) -> Any:
         return make_driver()
 
     @pytest.fixture(autouse=True)
     def _captured(self, driver: Any) -> Iterator[None]:
-        assert driver.at_load > 0  # the check at load was passed
+        assert driver.at_load > 0  # the check of captured steps at load passed
         yield
         assert not driver.ahead.graphs.failed
 
@@ -71,7 +68,7 @@ def test_greedy_tokens_come_from_replays() -> None:
 def test_a_step_is_launched_before_the_last_tokens_are_read() -> None:
     driver = make_driver()
     driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
-    driver.run(steps=3)  # it reads the prompt, launches a step, launches another and reads the first
+    driver.run(steps=3)  # the engine reads the prompt, launches two steps and reads the first step's token
     replays, waits = driver.backend.replays, driver.backend.waits
     uploads: list[int] = []
     driver.backend.upload = lambda values, into: uploads.append(len(values))
@@ -79,7 +76,7 @@ def test_a_step_is_launched_before_the_last_tokens_are_read() -> None:
         tokens = driver.engine.step()
         assert len(tokens) == 1
         assert (driver.backend.replays, driver.backend.waits) == (replays + number, waits + number)
-    assert not uploads  # nothing is copied to the device while the batch stays the same
+    assert not uploads  # an unchanged batch copies nothing to the device
 
 
 def test_a_request_joins_in_the_step_after_it_was_added() -> None:
@@ -89,7 +86,7 @@ def test_a_request_joins_in_the_step_after_it_was_added() -> None:
     assert driver.ahead.launched
     second = driver.ask(PROMPTS[1], max_new_tokens=3)
     before = len(found[first])
-    driver.run(found, steps=1)  # it reads the step that was launched, and then the prompt
+    driver.run(found, steps=1)  # the engine reads the launched step's token, and then the second prompt
     assert len(found[first]) == before + 2
     assert len(found[second]) == 1
 
@@ -127,7 +124,7 @@ def test_shapes_are_captured_after_some_uses_and_again_when_rows_move(eager: Any
     driver.run(found, steps=3)
     assert driver.backend.captures == driver.at_load + 1
     more = [driver.ask(PROMPTS[0], max_new_tokens=40, engine_options=(("ignore_eos", True),)) for _ in range(6)]
-    driver.run(found)  # the array of rows grows from 4 to 8, and the requests move to longer rows
+    driver.run(found)  # the cache grows from 4 to 8 rows, and the requests move to longer rows
     assert driver.backend.captures >= driver.at_load + 3
     expected = eager.tokens(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
     assert [token.token for token in found[one]] == expected
@@ -172,7 +169,7 @@ def test_a_capture_that_fails_leaves_the_engine_eager(eager, error, caplog):
 def test_a_backend_that_computes_otherwise_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(recorded.RecordedGraphs):  # type: ignore[misc, name-defined]
         def upload(self, values: Any, into: Any) -> None:
-            super().upload(values + (into.dtype == torch.int64), into)  # every token and position is one further
+            super().upload(values + (into.dtype == torch.int64), into)  # shift every token and position by one
 
     with caplog.at_level(logging.WARNING):
         driver = make_driver(backend=Wrong())
@@ -201,7 +198,7 @@ def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCapture
     assert driver.backend.held_bytes == 150_000
     driver.engine.resize(CACHE_BYTES)
     assert driver.backend.held_bytes == 0
-    with caplog.at_level(logging.WARNING):  # an eighth of the budget holds two graphs
+    with caplog.at_level(logging.WARNING):  # an eighth of the budget suffices for two graphs
         for rows in range(1, 6):
             ids = [driver.ask(PROMPTS[0], max_new_tokens=5) for _ in range(rows)]
             found = driver.run()
@@ -238,7 +235,7 @@ def test_fused_weights_give_the_same_and_can_move() -> None:
     store = decoder.new_store()
     for moved in (False, True):
         if moved:
-            decoder.move("cpu")
+            decoder.to_host()
         with torch.inference_mode():
             store.ensure(0, tokens=20, room_tokens=float("inf"))
             part = decoder_module.ReadPart(0, store.row(0)[0], start=0, count=len(tokens))

@@ -1,4 +1,4 @@
-"""A recipe's digest depends on its content: equal in every process, different for other content."""
+"""A recipe's digest depends only on content, in every process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ for folder in sys.argv[1:]:
 
 
 def program(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, module: bool = False) -> Path:
-    """The folder of a program that prints a loader's digest. The loader is in `__main__` or in a module."""
+    """Return the folder of a program that prints a loader's digest. The loader is in `__main__` or a module."""
     folder.mkdir()
     (folder / "helpers.py").write_text(helpers)
     if module:
@@ -99,7 +99,7 @@ def program(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, modul
 
 
 def digests(*programs: Path, seed: str = "0") -> list[str]:
-    """The digests that programs print, each in its own fork of one process."""
+    """Return the digests that the programs print, each in a fork of one process."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, *map(str, programs)],
         capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": seed},
@@ -124,11 +124,11 @@ def test_same_in_other_processes_and_from_a_module(original: str, tmp_path: Path
 
 
 CHANGES = [
-    ("make(2)", "make(3)"),  # its closure
+    ("make(2)", "make(3)"),  # a value in the loader's closure
     ("n=3, kind", "n=4, kind"),  # a default
-    ('"y": (2.5', '"y": (2.75'),  # a global that it reads
-    ("n == 0 or", "n == 1 or"),  # a function that it calls
-    ("self.size ** 2", "self.size ** 3"),  # a method of a class that it uses
+    ('"y": (2.5', '"y": (2.75'),  # a global that the loader reads
+    ("n == 0 or", "n == 1 or"),  # a function that the loader calls
+    ("self.size ** 2", "self.size ** 3"),  # a method of a class that the loader uses
     ("ONE = 1", "ONE = 11"),  # a member of an enum
     ("math.sqrt", "math.cbrt"),  # a name in nested code
     ('{"q", "r"', '{"q", "rr"'),  # a constant set
@@ -150,7 +150,7 @@ def test_other_when_the_code_is_other(original: str, tmp_path: Path) -> None:
 
 
 def test_a_module_that_the_loader_imports_counts(tmp_path: Path) -> None:
-    """Imported inside the loader, never here: its source and its imports' source are read, not run."""
+    """The loader's imports, direct and indirect, are read as source and not run."""
     loader = "Settings = lambda n: n\ndef loader(path):\n    import helpers\n    return helpers\n"
     helpers, below = "import below\nVALUE = below.VALUE\n", "VALUE = 1\nraise SystemExit('it was run')\n"
 
@@ -234,7 +234,7 @@ values = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, with types: 1, 1.0 and True differ, as do -0.0 and 0.0; dicts with the order of their keys."""
+    """True if equal with types: 1, 1.0 and True differ, as do -0.0 and 0.0. The order of dict keys counts."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
@@ -270,7 +270,7 @@ def test_order_of_keywords_does_not_count_and_that_of_a_dict_does() -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[ModuleType]:
-    """A module next to the program, which the program sets values of."""
+    """Return a module next to the program, in which the program sets values."""
     (tmp_path / "own_config.py").write_text(
         "SIZE = 1\nTABLE = {'a': [1]}\nUNUSED = 0\nimport threading\nLOCK = threading.Lock()\n"
     )
@@ -282,7 +282,7 @@ def config(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def test_what_a_program_sets_in_a_module_that_a_loader_uses_counts(config: ModuleType) -> None:
-    """The second program got the context of the first."""
+    """A second program, with other values, once got the first program's context."""
 
     def loader() -> object:
         return own_config.SIZE, own_config.TABLE["a"], own_config.LOCK  # noqa: F821
@@ -355,7 +355,7 @@ def test_containers_that_hold_themselves() -> None:
 
 
 def test_functions_that_call_each_other_in_a_crowd() -> None:
-    """Twenty functions that all name each other are walked once each, not along every path."""
+    """Each of twenty mutually calling functions is visited once, not along every path."""
     names: dict[str, Any] = {}
     body = "\n".join(f"def f{i}():\n    return [{', '.join(f'f{j}' for j in range(20))}]" for i in range(20))
     exec(body, names)
@@ -399,7 +399,7 @@ print(values)
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*deprecated")
 def test_tensors_and_patterns_digest_alike_in_every_process() -> None:
-    """Their pickles name addresses of memory, or are made by `copyreg` alone."""
+    """Their pickles contain memory addresses or are made by `copyreg`."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     there = subprocess.run([sys.executable, "-c", VALUES], capture_output=True, text=True, check=True, timeout=120)
     here: dict[str, Any] = {}
@@ -418,6 +418,6 @@ def test_tensors_by_content() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_half_imported_library_may_lack_its_classes(monkeypatch, name):
-    monkeypatch.setattr(user_code, "_known", {})  # facts of the bare module stay here
+    monkeypatch.setattr(user_code, "_known", {})  # keep facts about the module local to this test
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

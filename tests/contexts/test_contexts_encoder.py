@@ -1,5 +1,3 @@
-"""The ready-made encoder embeds and classifies as the bare model."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -101,11 +99,11 @@ def test_a_sentence_folder_says_its_pooling_and_length(tmp_path: Path) -> None:
     model = load(folder)
     assert same(model.embed(TEXTS[:2]), by_hand(folder, TEXTS[:2], pooling="cls"))
     assert (model.longest, model.count_tokens("paris lies in france " * 3)) == (8, 14)
-    with pytest.raises(ValueError, match=r"text 1 comes to 14 tokens; the model reads 8\. .*truncate=True"):
+    with pytest.raises(ValueError, match=r"text 1 has 14 tokens; the model reads 8\. .*truncate=True"):
         model.embed(["paris", "paris lies in france " * 3])
     cut = model.embed(["paris lies in france " * 3], truncate=True)
     assert same(cut, by_hand(folder, ["paris lies in france paris lies"], pooling="cls"))
-    with pytest.raises(ValueError, match="comes to 14 tokens"):  # how it was cut before is forgotten
+    with pytest.raises(ValueError, match="has 14 tokens"):  # the earlier `truncate=True` does not apply to this call
         model.embed(["paris lies in france " * 3])
 
 
@@ -136,7 +134,7 @@ def test_an_unsupported_pooling_is_refused_unless_one_is_named(tmp_path: Path) -
     folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     model = load(folder)
-    with pytest.raises(ValueError, match=r"sentences wants another embedding: its modules\.json lists Dense"):
+    with pytest.raises(ValueError, match=r"sentences needs another embedding: its modules\.json lists Dense"):
         model.embed(TEXTS)
     assert same(model.embed(TEXTS, pooling="mean"), by_hand(folder, TEXTS))
 
@@ -206,7 +204,7 @@ def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(tmp_path, 
         (lambda model: model.embed("paris"), r"write \[text\]"),
         (lambda model: model.embed(["paris"], pooling="max"), "one of mean, cls, last"),
         (lambda model: model.embed(["paris"], batch_size=0), "1 or more"),
-        (lambda model: model.embed(["paris"] * 3 + ["true " * 50]), "text 3 comes to 52 tokens; the model reads 40"),
+        (lambda model: model.embed(["paris"] * 3 + ["true " * 50]), "text 3 has 52 tokens; the model reads 40"),
     ],
 )
 def test_mistakes_are_told_where_they_are_made(model: Any, ask: Any, says: str) -> None:
@@ -218,10 +216,10 @@ def test_mistakes_are_told_where_they_are_made(model: Any, ask: Any, says: str) 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda folder: encoder(""), "wants a model"),
+        (lambda folder: encoder(""), "needs a model"),
         (lambda folder: encoder(folder / "none"), "there is no model at"),
-        (lambda folder: encoder(folder, dtype="int8"), r"dtype='int8'\): one of auto, float32"),
-        (lambda folder: encoder(folder / "m.gguf"), "reads no GGUF file"),
+        (lambda folder: encoder(folder, dtype="int8"), r"dtype='int8'\): write one of auto, float32"),
+        (lambda folder: encoder(folder / "m.gguf"), "cannot read the GGUF file"),
         (lambda folder: encoder(folder, slots=0), r'1 or more, or "auto"'),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runtimes of the ready-made encoder: one shape for every batch, and the usual results."""
+"""The ready-made encoder's runtimes use one shape for every batch and give the usual results."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_a_runtime_classifies_as_any_encoder_does(tmp_path: Path) -> None:
 
 def test_a_text_longer_than_the_runtime_is_refused(folder: Path) -> None:
     model = load(folder, length=8)
-    with pytest.raises(InputTooLongError, match="text 1 comes to 11 tokens; this runtime takes 8") as raised:
+    with pytest.raises(InputTooLongError, match="text 1 has 11 tokens; this runtime takes 8") as raised:
         model.embed(["paris", "paris lies in " * 3])
     assert (raised.value.tokens, raised.value.longest) == (11, 8)
-    assert isinstance(raised.value, ValueError), "programs catch it as they catch a text that the model does not read"
+    assert isinstance(raised.value, ValueError), "it is caught like the error for a text that the model cannot read"
     assert len(model.embed(["paris lies in " * 2])) == 1, "a text of the runtime's length is taken"
 
 
@@ -100,17 +100,17 @@ def test_a_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> No
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"length": 2}, r"length=2\): a whole number of tokens, 3 or more"),
-        ({"length": -8}, r"length=-8\): a whole number"),
-        ({"length": 8.0}, r"length=8\.0\): a whole number"),
-        ({"length": True}, r"length=True\): a whole number"),
-        ({"length": "8"}, r"length='8'\): a whole number"),
+        ({"length": 2}, r"length=2\): write a whole number of tokens, 3 or more"),
+        ({"length": -8}, r"length=-8\): write a whole number"),
+        ({"length": 8.0}, r"length=8\.0\): write a whole number"),
+        ({"length": True}, r"length=True\): write a whole number"),
+        ({"length": "8"}, r"length='8'\): write a whole number"),
         ({"length": 41}, r"length=41\): small reads 40 tokens at most"),
-        ({"length": 8, "batch": 0}, r"batch=0\): a whole number of texts"),
-        ({"length": 8, "compiled": "yes"}, r"compiled='yes'\): True, False or"),
-        ({"length": 8, "compiled": 1}, r"compiled=1\): True, False or"),
-        ({"batch": 4}, r"batch=4\) is a runtime's: name its length, too"),
-        ({"compiled": True}, r"compiled=True\) is a runtime's"),
+        ({"length": 8, "batch": 0}, r"batch=0\): write a whole number of texts"),
+        ({"length": 8, "compiled": "yes"}, r"compiled='yes'\): write True, False or"),
+        ({"length": 8, "compiled": 1}, r"compiled=1\): write True, False or"),
+        ({"batch": 4}, r"batch=4\) is an option of a runtime; give length=, too"),
+        ({"compiled": True}, r"compiled=True\) is an option of a runtime"),
     ],
     ids=str,
 )
@@ -120,7 +120,7 @@ def test_options_that_a_runtime_cannot_have_are_refused(folder: Path, options: d
 
 
 def test_a_length_that_only_the_loaded_model_refuses_is_refused_there(dynamic: Any) -> None:
-    with pytest.raises(RecipeError, match="a runtime of 41 tokens, and the model reads at most 40"):
+    with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model reads at most 40"):
         dynamic.as_runtime(41)
 
 
@@ -184,7 +184,7 @@ def test_the_longest_text_of_a_call_counts(folder: Path) -> None:
 
 @pytest.mark.parametrize("given", [7, None, ["paris", 7], ("a", "b", "c"), {"text": "paris"}], ids=str)
 def test_what_is_no_text_has_no_tokens(folder: Path, given: Any) -> None:
-    with pytest.raises(RecipeError, match="cannot be counted: the function's first argument has to be a text"):
+    with pytest.raises(RecipeError, match="cannot be counted: the function's first argument must be a text"):
         token_counter(str(folder))(given)
 
 
@@ -217,7 +217,7 @@ def test_a_call_has_the_runtimes_that_are_long_enough(folder: Path) -> None:
     counted = family.count(["water boils", "paris lies in " * 3])
     assert counted == 11
     assert [recipe.longest_input for recipe in family.serving(counted)] == [16, 40]
-    with pytest.raises(InputTooLongError, match="an input of 62 tokens, and the longest runtime"):
+    with pytest.raises(InputTooLongError, match="the input has 62 tokens, and the longest runtime"):
         family.serving(family.count("paris " * 60))
 
 
@@ -249,7 +249,7 @@ def test_lengths_are_those_that_pay_by_the_profile(folder: Path) -> None:
 
 
 def test_without_a_profile_it_says_how_to_have_one(folder: Path) -> None:
-    with pytest.raises(RecipeError, match=r"name them, lengths=\[64, .*stoker run encoder_lengths --model"):
+    with pytest.raises(RecipeError, match=r"give lengths=\[64, .*stoker run encoder_lengths --model"):
         encoder_family(folder)
     keep_encoder_profile(folder, PROFILE)
     with pytest.raises(RecipeError, match=r"--dtype float16 --compiled yes$"):
@@ -262,7 +262,7 @@ def test_without_a_profile_it_says_how_to_have_one(folder: Path) -> None:
     "lengths", [[], [8, 8], [16, 8], [2, 8], [8, 16.0], ["8"], [True, 8], "8", 8, {8, 16}], ids=str
 )
 def test_lengths_that_are_none_are_refused(folder: Path, lengths: Any) -> None:
-    with pytest.raises(RecipeError, match=r"encoder_family\(lengths=.*: whole numbers of tokens, 3 or more"):
+    with pytest.raises(RecipeError, match=r"encoder_family\(lengths=.*: write whole numbers of tokens, 3 or more"):
         encoder_family(folder, lengths=lengths)
 
 

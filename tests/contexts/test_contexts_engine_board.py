@@ -1,4 +1,4 @@
-"""An engine publishes its work on the turn board at the start of a step and when it is idle."""
+"""An engine publishes its work to the pilot at each step's start and when idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from memoryless_engine import CountingEngine
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.inference.adapter import EngineWork, NewToken, Sampling, offer_turns
+from stoker.contexts.inference.adapter import EngineWork, NewToken, Sampling, set_device_share_factory
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 
 class GatedEngine(CountingEngine):
-    """A step waits until the test lets it."""
+    """An engine whose steps wait for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class GatedEngine(CountingEngine):
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "turns"
-    offer_turns(lambda: LibraryTurns(path, LibraryId(3), [DeviceId("cpu:0")]))
+    set_device_share_factory(lambda: LibraryTurns(path, LibraryId(3), [DeviceId("cpu:0")]))
     yield path
-    offer_turns(None)
+    set_device_share_factory(None)
 
 
 def open_files(folder: Path) -> list[str]:
-    """The files in a folder that this process has open or mapped, once for each descriptor."""
+    """Return this process's open and mapped files in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own
@@ -71,17 +71,18 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
     thread = EngineThread(lambda: engine)
     asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
     work = until(board, rows=0, prompts=1)
-    assert (list(work.prompts), work.taken_up, work.peak_tokens) == ([(9, 1e9, 0.5)], 1, 9)
+    assert (list(work.prompts), work.accepted_requests, work.peak_tokens) == ([(9, 1e9, 0.5)], 1, 9)
     engine.let.release()
     work = until(board, rows=1, prompts=0)
     assert (work.length, work.due_at, work.tpot_s, work.late_at) == (10.0, 1e9 + 0.5, 0.5, math.inf)
     engine.let.release()
     assert len(list(asked.tokens())) == 2
-    assert until(board, rows=0, prompts=0).taken_up == 1
+    assert until(board, rows=0, prompts=0).accepted_requests == 1
     thread.submit((1,) * 9, Sampling(max_new_tokens=2))
-    assert until(board, rows=0, prompts=1).peak_tokens == 11  # such requests write two tokens in the mean
+    # 9 tokens of the prompt, and 2 that earlier requests wrote on average
+    assert until(board, rows=0, prompts=1).peak_tokens == 11
     engine.let.release(5)
-    assert until(board, rows=0, prompts=0).taken_up == 2
+    assert until(board, rows=0, prompts=0).accepted_requests == 2
     thread.close()
 
 
@@ -102,6 +103,24 @@ def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -
         assert [path.name for path in board.parent.iterdir()] == [board.name]
 
 
+def test_an_engine_that_sleeps_takes_no_turns_until_it_wakes(board: Path) -> None:
+    engine = GatedEngine()
+    engine.let.release(4)
+    with contextlib.closing(TurnBoard(board)) as seen:
+        thread = EngineThread(lambda: engine)
+        assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
+        assert len(seen.rows()) == 1
+        thread.sleep()
+        for more in polls(PATIENCE_S):
+            if not seen.rows():
+                break
+            assert more, "it stays on the board"
+        thread.wake()
+        assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
+        assert len(seen.rows()) == 1
+        thread.close()
+
+
 def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     class BrokenTurns:
         shared = False
@@ -112,11 +131,13 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
 
         def publish(self, work: EngineWork) -> None: ...
 
+        def leave(self) -> None: ...
+
         def close(self) -> None:
             raise OSError(errno.EIO, "the disk is gone")
 
     engine = GatedEngine()
-    offer_turns(BrokenTurns)
+    set_device_share_factory(BrokenTurns)
     try:
         thread = EngineThread(lambda: engine)
         thread.submit((1,), Sampling(max_new_tokens=2))
@@ -124,7 +145,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
         assert thread.engine is engine
         thread.close()
     finally:
-        offer_turns(None)
+        set_device_share_factory(None)
     assert engine.stopped
 
 
@@ -141,20 +162,23 @@ def test_an_engine_hands_its_devices_on_before_it_publishes() -> None:
             done.append("hands on")
 
         def publish(self, work: EngineWork) -> None:
-            done.append(f"writes {work.taken_up} requests")
+            done.append(f"writes {work.accepted_requests} requests")
+
+        def leave(self) -> None:
+            done.append("rests")
 
         def close(self) -> None:
             done.append("leaves")
 
     engine = GatedEngine()
     engine.let.release(2)
-    offer_turns(NotedTurns)
+    set_device_share_factory(NotedTurns)
     try:
         thread = EngineThread(lambda: engine)
         assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
         thread.close()
     finally:
-        offer_turns(None)
+        set_device_share_factory(None)
     assert done[-5:] == [
         "begins with 1 prompts", "begins with 0 prompts", "hands on", "writes 1 requests", "leaves",
     ]  # fmt: skip

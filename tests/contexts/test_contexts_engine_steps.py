@@ -1,4 +1,4 @@
-"""Steps of the engines become samples; the simulator runs the same steps; a profiler requests more."""
+"""Engine steps become samples; the simulator runs the same steps; a profiler requests more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_engine(kind: str = "continuous", *, took: Any = None) -> InferenceEngine:
-    """An engine over a model of random weights that writes no end token."""
+    """Return an engine over a random model that writes no end token."""
     config = transformers.LlamaConfig(
         vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=48, max_position_embeddings=4096,

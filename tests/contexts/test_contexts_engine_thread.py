@@ -1,4 +1,4 @@
-"""Slots hand requests to the engine's thread, which batches them without blocking other slots."""
+"""Slots submit requests to the engine's thread, which batches them without blocking other slots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: E
     engine.gate.set()
     found = [[token.token for token in generation.tokens()] for generation in generations]
     assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1, 7)]
-    assert engine.most_running >= 5  # the first may have been taken up before the others came
+    assert engine.most_running >= 5  # 5 of 6: the first request may start, and so end, before the others
 
 
 def test_a_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
@@ -60,7 +60,7 @@ def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineT
 
 
 def test_a_call_that_is_to_stop_waits_for_no_step(engine: CountingEngine, thread: EngineThread) -> None:
-    """Its slot is free while the step is still computed, and its request is in no further one."""
+    """A stopped call frees its slot before the current step ends, and its request is in no further step."""
     stop = CallStop()
     ambient.enter_call(stop=stop)
     try:
@@ -130,7 +130,7 @@ def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine
     assert thread.run(threading.current_thread) is not threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         thread.run(lambda: 1 / 0)
-    assert engine.steps > before  # the batch went on meanwhile
+    assert engine.steps > before  # the batch continued in the meantime
     generation.abort()
 
 
@@ -140,7 +140,7 @@ def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: Engine
     with thread.hold() as held:
         assert held is engine
         steps = engine.steps
-        with thread.hold():  # it may be held twice by one thread
+        with thread.hold():  # a thread that holds the engine may hold it a second time
             pass
         assert engine.steps == steps
     tokens = generation.tokens()
@@ -244,7 +244,7 @@ def test_a_forked_child_is_told(thread: EngineThread, ask: str) -> None:
         except StokerError as error:
             code = 0 if "forked" in str(error) else 2
         finally:
-            thread.close()  # does nothing, and waits for nothing
+            thread.close()  # a second close does nothing
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -1,5 +1,3 @@
-"""The engines fulfil the contract, over small models of random weights."""
-
 from __future__ import annotations
 
 import functools
@@ -39,11 +37,12 @@ def make_model(kind: str) -> Any:
 
 
 class OwnDriver(EngineDriver):
-    """One of Stoker's engines over a model of Transformers."""
+    """One of Stoker's engines over a Transformers model."""
 
     def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.model = make_model(kind)
-        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
+        vocabulary = self.model.config.vocab_size
+        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096, vocabulary=vocabulary)
         runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
         engine = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
         super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
@@ -62,15 +61,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class TestOwnEngines(EngineContract):
-    """The contract."""
-
     @pytest.fixture(params=MODELS)
     def driver(self, request: pytest.FixtureRequest) -> OwnDriver:
         return OwnDriver(request.param)
 
 
 def test_requests_that_outgrow_the_memory_write_the_same() -> None:
-    driver = OwnDriver("llama", cache_bytes=250_000)  # 384 bytes a token: six of the smallest rows, or one of 512
+    # a token takes 384 bytes: the cache holds six of the smallest rows, or one of 512 tokens
+    driver = OwnDriver("llama", cache_bytes=250_000)
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
     found = driver.run()
@@ -92,7 +90,7 @@ def test_a_smaller_budget_holds_from_the_next_step_on() -> None:
     assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
     with pytest.raises(ValueError, match="no request fits"):
         driver.engine.resize(10_000)
-    driver.engine.resize(40_000)  # with nothing to do, too
+    driver.engine.resize(40_000)  # an idle engine shrinks too
     assert driver.engine.memory().held_bytes <= 40_000
 
 
@@ -164,7 +162,7 @@ def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
         if len(found[short]) > before:
             gaps.append(step - last)
             last = step
-    assert max(gaps) == 1  # it writes in every step that reads the long prompt
+    assert max(gaps) == 1  # a token is written in every step that reads the long prompt
     driver.run(found)
     assert [token.token for token in found[long]] == expected
 
@@ -188,11 +186,20 @@ def test_unsupported_models_are_left_to_their_own_modules(change, says):
 
 def test_a_decoder_that_computes_otherwise_is_not_used() -> None:
     model = make_model.__wrapped__("llama")
-    model.config.num_key_value_heads = 1  # the weights say two
+    model.config.num_key_value_heads = 1  # wrong: the weights have two key-value heads
     decoder, why = decoder_module.decoder_of(model)
     assert decoder is None
     assert "not as expected" in why or "other numbers" in why
-    with pytest.raises(ValueError, match="cannot have engine"):
+    with pytest.raises(ValueError, match="does not support engine"):
         choosing.own_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
         ends=frozenset(), longest=64),
                    engine="continuous")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "token_bytes"), [("llama", 384), ("qwen3", 384), ("static llama", 384), ("sliding", 0)]
+)
+def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
+    """Keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; a sliding window does not grow by tokens."""
+    memory = OwnDriver(kind).engine.memory()
+    assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)

@@ -1,4 +1,4 @@
-"""A user's exception returns as itself, with the library's traceback as its cause."""
+"""A user's exception returns unchanged, with the library's traceback as its cause."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BadReduce(Exception):
 
 
 class RefusesToBeMade(Exception):
-    """Rebuilds through a function that fails on the other side."""
+    """An exception whose reconstruction fails."""
 
     def __reduce__(self) -> Any:
         return _fail, ()
@@ -119,7 +119,7 @@ def test_an_attribute_that_cannot_travel_stays_behind() -> None:
     back = travel(raises(error))
     assert type(back) is WithLock
     assert back.good == "kept"
-    assert back.lock is not error.lock  # its own __init__ made a new one
+    assert back.lock is not error.lock  # __init__ made a new lock, because a lock cannot be pickled
     assert any("lock" in note for note in back.__notes__)
 
 
@@ -145,7 +145,7 @@ def test_a_message_that_cannot_be_made() -> None:
 
 
 def test_class_of_main_and_of_an_unknown_module(tmp_path: Path) -> None:
-    """Raised in another process: in its `__main__`, and in a module that this process can't import."""
+    """Raise classes of another process's `__main__` and of a module that this process can't import."""
     (tmp_path / "elsewhere.py").write_text(
         "import threading\nclass Lost(Exception):\n    pass\nclass Plain(Exception):\n    lock = threading.Lock()\n"
     )
@@ -166,7 +166,7 @@ def test_class_of_main_and_of_an_unknown_module(tmp_path: Path) -> None:
     mine, lost, plain = (load_exception((tmp_path / str(number)).read_bytes()) for number in range(3))
     assert (type(mine).__name__, mine.args, mine.b) == ("Mine", (1,), 2)  # type: ignore[attr-defined]
     assert (type(lost).__name__, lost.args) == ("Lost", ("gone",))
-    # A class that can't go by value goes by name, and there is no such name here.
+    # A class that can't be pickled by value is pickled by name, which is unknown here.
     assert isinstance(plain, RemoteCallError)
     assert plain.kind == "elsewhere.Plain"
     assert "gone" in str(plain)
@@ -181,7 +181,7 @@ def test_an_exception_that_came_back_can_travel_again() -> None:
 
 
 def test_comes_back_as_itself_where_tblib_is_installed():
-    """Parsl imports tblib, which leaves `__init__` out. In another process, because it cannot be undone."""
+    """Parsl imports tblib, which bypasses `__init__`. The import cannot be undone, so use another process."""
     program = """
 import tblib.pickling_support
 from stoker.contexts import payloads

@@ -1,5 +1,3 @@
-"""`@context` makes recipes from loaders, with clear errors."""
-
 from __future__ import annotations
 
 import asyncio
@@ -62,7 +60,7 @@ def test_the_key_is_of_the_content() -> None:
 def test_recipes_load() -> None:
     ran: list[int] = []
     recipe = context(lambda: ran.append(1))()
-    assert ran == [], "nothing is loaded until it is"
+    assert ran == [], "the loader runs only when the context loads"
     load_context(recipe, {})
     assert as_recipe(recipe) is recipe
     assert load_context(plain("a", n=5), {}) == {"path": "a", "n": 5}
@@ -117,9 +115,9 @@ def test_a_factory_travels() -> None:
         (lambda: context("4 GB"), r"by name, as in @context\(memory="),
         (lambda: context(plain("a")), "by name"),
         (lambda: as_recipe(plain), r"has not been called; write context=plain\(\.\.\.\)"),
-        (lambda: as_recipe(context(memory="1 B")), "still wants its loader"),
+        (lambda: as_recipe(context(memory="1 B")), "has no loader"),
         (lambda: as_recipe(len), "plain function"),
-        (lambda: as_recipe("llm"), "wants a recipe"),
+        (lambda: as_recipe("llm"), "needs a recipe"),
         (lambda: recipe_of("nothing"), "must be a function"),  # type: ignore[arg-type]
     ],
 )
@@ -149,7 +147,7 @@ def test_files_become_objects(tmp_path: Path) -> None:
     assert more == [Path(next(path for name, path in local.items() if name.startswith("folder-")))]
     with pytest.raises(RecipeError, match="is not on this pilot"):
         load_context(recipe, {})
-    # The same content elsewhere is the same context.
+    # The same content in another place is the same context.
     (tmp_path / "copy.bin").write_bytes(b"123")
     assert loader(str(tmp_path / "copy.bin"), [tmp_path / "d"]).key == recipe.key
     (tmp_path / "copy.bin").write_bytes(b"124")
@@ -172,7 +170,7 @@ def test_files_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "given", "says"),
     [
-        ("path", "/no/such/file", "is not there"),
+        ("path", "/no/such/file", "cannot be found"),
         ("path", 3, "must be a path"),
         ("path", "", "must be a path"),
         ("pth", "x", "neither a parameter of loader"),
@@ -206,7 +204,7 @@ def test_preload_is_what_the_loader_imports() -> None:
 
 
 def test_importing_contexts_is_light() -> None:
-    """A login node has no GPU library, and a manager needs neither pickles nor models."""
+    """A login node has no GPU library; a manager needs neither pickles nor models."""
     program = """
 import sys
 import stoker.contexts, stoker.contexts.recipe
@@ -245,7 +243,7 @@ def test_a_context_is_no_argument_of_another_one() -> None:
     inner = context(lambda: 1)
     outer = context(lambda loaded: loaded)
     for given in (inner, inner()):
-        with pytest.raises(RecipeError, match=r"is a context, and a loader is given no other one; write one loader"):
+        with pytest.raises(RecipeError, match=r"is a context, which a loader cannot take; write one loader"):
             outer(given)
         with pytest.raises(RecipeError, match="is a context"):
             outer(loaded=given)

@@ -41,7 +41,7 @@ def test_folder_of_the_same_name_is_another_one(tmp_path: Path) -> None:
 
 
 def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
-    """Nodes that were installed from one image have the same inodes on their own disks."""
+    """Nodes installed from one image have equal inodes on their own disks."""
     for path in ("/dev", "/proc"):
         local = _folder(Path(path))
         assert is_seen_here(local)
@@ -49,7 +49,7 @@ def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
 
 
 def test_equal_inode_on_a_shared_disk_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device's number differs from machine to machine there."""
+    """The device number of a shared disk differs between machines."""
     home = msgspec.structs.replace(_folder(tmp_path), boot="another boot", device=7)
     for kind, seen in (("nfs4", True), ("lustre", True), ("ext4", False), ("tmpfs", False)):
         mount = f"1 2 {os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)} / /x rw - {kind} y rw"
@@ -101,7 +101,7 @@ def _load() -> str:
 
 
 def test_own_loader_makes_one_context_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may read files by relative names. A ready-made context is the same everywhere."""
+    """A loader may read files by relative names. A ready-made context is the same in every folder."""
     for name in "ab":
         (tmp_path / name).mkdir()
     own, ready = _own(tmp_path / "a", monkeypatch)

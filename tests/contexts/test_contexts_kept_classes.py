@@ -1,4 +1,4 @@
-"""Results of a library leave the program's classes alone; a program's calls set them in the library."""
+"""A library's results do not change the program's classes; a program's calls set them in the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except Exception as error:
 
 
 def of_a_library(function: Callable[[], Any], *, pack: Callable[[Any], bytes] | None = None) -> bytes:
-    """The bytes of a function's result or exception, in a process that has none of the test's classes."""
+    """Return a function's pickled result or exception from another process, which lacks this test's classes."""
     data = dumps_code((function, pack), what="function")
     done = subprocess.run([sys.executable, "-c", _LIBRARY], input=data, capture_output=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
@@ -144,7 +144,7 @@ def test_a_class_that_came_with_a_result_is_complete_and_stays() -> None:
 
 
 class Reads:
-    """Rebuilt as the text of a file."""
+    """An object that unpickles as the text of a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -154,7 +154,7 @@ class Reads:
 
 
 def pack_with_and_without(kind: type[Any]) -> bytes:
-    """An instance of a class twice: with the attribute `text`, and without it."""
+    """Return two pickles of an instance: with and without the class attribute `text`."""
     whole = payloads.dumps(kind(), what="result")
     del kind.text
     return pickle.dumps((whole, payloads.dumps(kind(), what="result")))
@@ -193,7 +193,8 @@ def test_two_threads_rebuild_values_of_one_new_class(tmp_path: Path) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(payloads.loads(slow, keep_classes=True)))
     thread.start()
-    with open(fifo, "w") as file:  # opened once the thread reads it: the class is made and has no attributes
+    # open returns when the thread reads the file; then the class exists, without attributes
+    with open(fifo, "w") as file:
         back = payloads.loads(quick, keep_classes=True)
         assert (back.rate, back.level()) == (1.0, 1)
         type(back).rate = 0.5

@@ -22,7 +22,8 @@ def test_all_ways_agree(heads: int, key_heads: int, precision: str, apart: float
         torch.randn(shape, generator=chance).to(dtype)
         for shape in ((rows, heads, size), (rows + 2, key_heads, 64, size), (rows + 2, key_heads, 64, size))
     )
-    held, values = held[:rows, :, :length], values[:rows, :, :length]  # as rows of an array: not dense
+    # a slice of a larger array: its rows are not dense in memory
+    held, values = held[:rows, :, :length], values[:rows, :, :length]
     seen = torch.arange(length)[None] <= torch.tensor([0, 3, 11, 20, 40, 47])[:, None]
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None, None]
     one = kernels.shared_keys(q, held, values, mask)
@@ -51,8 +52,8 @@ def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: p
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_likeliest_token_is_the_one_that_argmax_finds(vocabulary: int, precision: str) -> None:
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(5)).to(getattr(torch, precision))
-    logits[2] = 0  # all equal: the first
-    logits[3, [7, vocabulary - 1]] = 50  # in two parts: the first of them
+    logits[2] = 0  # all equal: the first token wins
+    logits[3, [7, vocabulary - 1]] = 50  # equal values in two parts: the first part's token wins
     logits[4] = float("-inf")
     logits[5, 11] = float("nan")
     assert kernels.likeliest_tokens(logits) == logits.float().argmax(dim=-1).tolist()
@@ -94,7 +95,7 @@ def test_a_processor_without_half_precision_gets_a_wide_copy(monkeypatch: pytest
     ("declared", "free", "expected"),
     [
         (0, 1 << 40, "float32"),
-        (0, 3_000, "bfloat16"),  # the host has room for twice the weights, and not for twice the wide copy
+        (0, 3_000, "bfloat16"),  # host memory holds twice the weights, but not twice their float32 copy
         (0, 1_000, ""),
         (564_003_000, 1 << 40, "float32"),
         (564_002_900, 1 << 40, "bfloat16"),
@@ -120,7 +121,7 @@ def logits_of(*chances: float, rows: int = 1) -> Any:
 
 
 def shares(options: Sampling, logits: Any) -> list[float]:
-    """How often each token is drawn, in parts of all draws."""
+    """Draw `DRAWS` tokens; return each token's share."""
     draw = kernels.TokenDraw(options)
     counts = Counter(kernels.take_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
     return [counts[token] / DRAWS for token in range(logits.shape[-1])]
@@ -131,7 +132,7 @@ def shares(options: Sampling, logits: Any) -> list[float]:
     [
         ({"temperature": 1.0}, CHANCES),
         ({"temperature": 0.5}, [chance**2 / sum(one**2 for one in CHANCES) for chance in CHANCES]),
-        ({"temperature": 1.0, "top_p": 0.7}, (0, 4 / 7, 0, 0, 3 / 7)),  # the two likeliest make up 0.7
+        ({"temperature": 1.0, "top_p": 0.7}, (0, 4 / 7, 0, 0, 3 / 7)),  # the two most likely tokens make up 0.7
         ({"temperature": 1.0, "top_p": 0.71}, (0, 8 / 19, 0, 5 / 19, 6 / 19)),
         ({"temperature": 1.0, "top_p": 1e-9}, (0, 1, 0, 0, 0)),
         ({"temperature": 1e-310}, (0, 1, 0, 0, 0)),
@@ -139,7 +140,7 @@ def shares(options: Sampling, logits: Any) -> list[float]:
 )
 def test_tokens_are_drawn_as_often_as_their_chances_say(options: dict[str, float], expected: Any) -> None:
     found = shares(Sampling(seed=(3, 1), **options), logits_of(*CHANCES).double())
-    assert found == pytest.approx(expected, abs=0.03)  # the deviation of a share is at most 0.008
+    assert found == pytest.approx(expected, abs=0.03)  # a share's standard deviation is at most 0.008
     assert all(share == 0 for share, chance in zip(found, expected, strict=True) if not chance)
 
 

@@ -1,5 +1,3 @@
-"""Times of texts by length on an encoder: measured, stored, and the lengths that pay."""
-
 from __future__ import annotations
 
 import itertools
@@ -31,7 +29,7 @@ def profile(seconds: Callable[[int], float], lengths: range = range(16, 257, 16)
 
 
 def stairs(tokens: int) -> float:
-    """Fig. 2: a step every 64 tokens."""
+    """Arlo's figure 2: seconds rise every 64 tokens."""
     return 0.001 * math.ceil(tokens / 64)
 
 
@@ -60,13 +58,13 @@ def test_lengths_are_multiples_of_a_step_and_the_longest(longest: int, step: int
 
 def test_runtimes_stand_at_the_ends_of_the_steps() -> None:
     assert lengths_that_pay(profile(stairs)).tokens == (64, 128, 192, 256)
-    assert lengths_that_pay(profile(lambda tokens: 0.005)).tokens == (256,), "without a staircase one is enough"
+    assert lengths_that_pay(profile(lambda tokens: 0.005)).tokens == (256,), "without steps one length is enough"
 
 
 def test_texts_that_are_expected_decide() -> None:
     counts = [50] * 90 + [200] * 10
     assert lengths_that_pay(profile(stairs), counts).tokens == (64, 256)
-    assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one is too long"
+    assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one length is too long"
     assert lengths_that_pay(profile(stairs), [64] * 50 + [65] * 50).tokens == (64, 80, 256)
 
 
@@ -85,7 +83,7 @@ def test_what_was_measured_is_found_by_the_model_and_its_options(folder: Path, s
     assert kept_encoder_profile(folder, dtype="float16") is None
     assert kept_encoder_profile(folder, compiled=True) is None
     (folder / "config.json").write_text('{"model_type": "roberta"}')
-    assert kept_encoder_profile(folder) is None, "it is another model now"
+    assert kept_encoder_profile(folder) is None, "a changed file is another model"
 
 
 def test_the_last_profile_counts_whatever_the_device(folder: Path) -> None:
@@ -129,7 +127,7 @@ def test_a_model_that_is_not_there_has_no_profile(tmp_path: Path) -> None:
 
 
 class Stairs:
-    """A model whose batches take what the staircase says, and every fifth one ten times as long."""
+    """A model with staircase batch times; every fifth batch takes ten times as long."""
 
     name, longest, device, model, labels, source, runtime = "stairs", 256, "cpu", None, list[str](), "", None
     is_compiled = False
@@ -160,7 +158,7 @@ def test_a_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) 
     )
     assert [each.tokens for each in found.lengths] == list(range(16, 257, 16))
     for each in found.lengths:
-        assert each.seconds == pytest.approx(stairs(each.tokens), abs=2e-6), "a few that were disturbed do not count"
+        assert each.seconds == pytest.approx(stairs(each.tokens), abs=2e-6), "a few disturbed batches do not count"
         assert 0 < each.spread_s <= 2e-6
     assert (found.is_compiled, found.compiled) == (compiled, compiled)
     assert (found.repeats, found.computed_dtype) == (21, "float32")
@@ -225,5 +223,5 @@ def test_no_choice_of_as_many_lengths_is_better() -> None:
 
 def test_a_profile_that_says_nothing_is_refused() -> None:
     for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
-        with pytest.raises(ValueError, match=r"rise|expected"):
+        with pytest.raises(ValueError, match=r"each larger|expected"):
             choose_lengths(bad)

@@ -1,5 +1,3 @@
-"""An object's name proves every part of it, and rejects everything else."""
-
 from __future__ import annotations
 
 import os
@@ -93,9 +91,9 @@ def test_bytes_of_strangers_are_refused_or_mean_themselves(data: bytes) -> None:
     [
         [b"../x"],
         [b"/etc"],
-        [b"a/b"],  # its folder is not there
+        [b"a/b"],  # the entry of the folder `a` is missing
         [b".."],
-        [b"b", b"a"],  # not in order
+        [b"b", b"a"],  # the names are not sorted
         [b"a", b"a"],
         [b"a\0"],
         [b""],
@@ -104,13 +102,13 @@ def test_bytes_of_strangers_are_refused_or_mean_themselves(data: bytes) -> None:
 )
 def test_names_that_lead_elsewhere_are_refused(names: list[bytes]) -> None:
     data = encode(Manifest(EntryKind.FOLDER, tuple(Entry(name, EntryKind.FILE) for name in names)))
-    with pytest.raises(ValueError, match="where none can be"):
+    with pytest.raises(ValueError, match="at an invalid place"):
         decode(data)
 
 
 def test_nothing_lies_below_a_link() -> None:
     made = Manifest(EntryKind.FOLDER, (Entry(b"out", EntryKind.LINK, target=b".."), Entry(b"out/x", EntryKind.FILE)))
-    with pytest.raises(ValueError, match="where none can be"):
+    with pytest.raises(ValueError, match="at an invalid place"):
         decode(encode(made))
     for target in (b"/etc/passwd", b"", b"a\0b"):
         with pytest.raises(ValueError, match="leads to"):
@@ -125,7 +123,8 @@ def test_half_a_manifest_is_none() -> None:
             decode(data[:end])
         except ValueError:
             refused += 1
-    assert refused > len(data) - 5  # a folder may end after any of its entries; its name tells
+    # a few cuts are valid manifests: a folder may end after any entry, and only its name reveals the loss
+    assert refused > len(data) - 5
 
 
 def test_pieces_are_whole_parts_of_at_most_four_mebibytes() -> None:
@@ -165,6 +164,6 @@ def test_published_objects_are_found_as_the_list_grows(tmp_path: Path) -> None:
     publish(tmp_path, (two,))
     assert published.find(two.name) == two
     with (tmp_path / "index.jsonl").open("ab") as file:
-        file.write(b'{"name": "half')  # a program is writing it
+        file.write(b'{"name": "half')  # another program is writing this line
     assert published.find("half") is None
     assert published.find(one.name) == one

@@ -1,5 +1,3 @@
-"""A model's config.json determines the size of its cache."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -58,7 +56,7 @@ def test_the_recipe_of_a_language_model_says_it(tmp_path: Path) -> None:
     assert (needs.token_bytes, needs.cache_tokens) == (2 * 6 * 64 * 4, 2048)
 
 
-loading = lazily("stoker.contexts.language_model", needs="torch transformers")
+loading = lazily("stoker.contexts.model_loading", needs="torch transformers")
 ABSENT = importlib.util.find_spec("vllm") is None
 
 
@@ -92,5 +90,5 @@ def test_vllm_that_imports_is_taken_on_a_gpu(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     assert "GPU" in loading.why_vllm("auto", device="cuda:0")
     assert loading.why_vllm("auto", device="cpu") == ""
-    assert loading.why_vllm("vllm", device="cpu") == "it was asked for"
+    assert loading.why_vllm("vllm", device="cpu") == 'engine="vllm" was given'
     sys.modules.pop("vllm", None)

@@ -1,4 +1,4 @@
-"""Equal content has equal names, whatever the file names; other content has other names."""
+"""Names of objects are equal exactly if the contents are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.contexts.objects import copy_object, is_object_name, manifest_of, ma
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 
-# A tree: names to bytes (a file, executable or not), to a dict (a folder), or to a text (a link to that target).
+# A tree maps names to bytes (a file, executable or not), a dict (a folder), or a text (a link's target).
 letters = st.characters(blacklist_characters="/\x00", blacklist_categories=["Cs"])
 odd = st.sampled_from(["a\nb", 'q"', "'", "é", " ", "-", "file", "a b", "\t"])
 name = odd | st.text(letters, min_size=1, max_size=6).filter(lambda text: text not in (".", ".."))
@@ -101,7 +101,7 @@ def test_a_file_is_not_a_folder_of_it(tmp_path: Path) -> None:
 
 
 def test_links(tmp_path: Path) -> None:
-    """A link inside stays one; a link out of the folder, as a model hub's cache has them, counts as its target."""
+    """A link inside the folder stays a link. A link out of it, as in a model hub's cache, counts as its target."""
     plain = build(tmp_path / "plain", {"weights": (b"w", False), "sub": {"deep": (b"d", False)}})
     (tmp_path / "blob").write_bytes(b"w")
     hub = build(tmp_path / "hub", {"sub": {"deep": (b"d", False)}})
@@ -130,7 +130,7 @@ def test_what_cannot_be_an_object(tmp_path: Path) -> None:
     loop = build(tmp_path / "loop", {"a": (b"", False)})
     (tmp_path / "out").symlink_to(loop)
     (loop / "back").symlink_to(tmp_path)
-    with pytest.raises(RecipeError, match="link to a folder that it lies in"):
+    with pytest.raises(RecipeError, match="link to a folder around it"):
         object_of(loop)
     (tmp_path / "dangling").mkdir()
     (tmp_path / "dangling" / "x").symlink_to("/nowhere/at/all")
@@ -139,7 +139,7 @@ def test_what_cannot_be_an_object(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
-    """A pilot is told the path, so that must be text; names inside a folder may be any bytes."""
+    """A pilot receives the folder's path, which must be text; names inside a folder may be any bytes."""
     folder = tmp_path / "d"
     folder.mkdir()
     odd = Path(os.fsdecode(os.fsencode(folder) + b"/\xff\n"))
@@ -199,5 +199,5 @@ def test_a_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RecipeError, match="no longer has the content"):
         manifest_of(ref)
     file.unlink()
-    with pytest.raises(RecipeError, match="can't be read"):
+    with pytest.raises(RecipeError, match="cannot be read"):
         manifest_of(ref)

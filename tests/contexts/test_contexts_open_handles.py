@@ -1,5 +1,3 @@
-"""Open files, archives and temporary files are refused by name."""
-
 from __future__ import annotations
 
 import bz2
@@ -63,7 +61,7 @@ HANDLES: dict[str, Callable[[], Any]] = {
 
 
 class Holder:
-    """Has an attribute."""
+    """An object with a handle as attribute."""
 
     def __init__(self, log: Any) -> None:
         self.log = log
@@ -73,7 +71,7 @@ class Holder:
 
 
 class Slotted:
-    """Has its attribute in a slot."""
+    """An object with a handle in a slot."""
 
     __slots__ = ("log",)
 
@@ -166,7 +164,7 @@ def test_refused_temporary_file_and_folder_stay() -> None:
 
 
 def test_module_that_holds_an_open_file_is_not_opened_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name its module would travel, and empty the program's file when the library imports it."""
+    """If the module were pickled by name, the library's import would empty the program's file."""
     (here / "keeps_a_log.py").write_text("LOG = open('log.txt', 'w+')\ndef note():\n    LOG.write('x')\n")
     monkeypatch.syspath_prepend(str(here))
     import keeps_a_log
@@ -188,7 +186,7 @@ def test_streams_and_files_in_memory_travel() -> None:
 
 
 class Reopened(io.RawIOBase):
-    """A package's file that pickles itself."""
+    """A file object with its own pickling, as some packages have."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reopened, ()
@@ -199,7 +197,7 @@ def test_file_class_that_pickles_itself_travels() -> None:
 
 
 class Workspace:
-    """Removes its folder when it goes."""
+    """Removes its folder on deletion."""
 
     def __del__(self) -> None:
         """Would remove files."""
@@ -211,4 +209,4 @@ def test_object_with_a_finalizer_is_told_once(caplog: pytest.LogCaptureFixture) 
         payloads.dumps([Workspace()])
         payloads.dumps([Workspace()])
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("Workspace has a __del__, which runs in the library too")
+    assert said.startswith("Workspace has a __del__, which runs also when the library deletes its copy")

@@ -1,4 +1,4 @@
-"""Arguments in short form: of values, and of pickles without running them."""
+"""Short descriptions of arguments, also of pickles, which are not run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.contexts import context, payload_layout, payloads
 
 
 class Touches:
-    """Its pickle runs a command when it is opened."""
+    """Its pickle runs a command when loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,6 +1,4 @@
-"""Values that are sent return unchanged; others are named in an error. Every kind of object is sent from a script and
-a module, or refused.
-"""
+"""Every kind of object is sent from a script and a module, and returns unchanged or is refused in a clear error."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def test_plain_values_are_plain_pickles() -> None:
 
 
 class Text(str):
-    """A subclass of a plain type that only its own class can rebuild."""
+    """A subclass of a plain type that only its class can rebuild."""
 
 
 @pytest.mark.parametrize("value", [Text("x"), [Text("x")], {"k": Text("x")}, {Text("k"): 1}, (1, (2, Text("x")))])
@@ -90,7 +88,7 @@ def test_arrays_come_back_writable_and_apart() -> None:
     assert (strided == array[::2]).all()
     assert (fortran == array.reshape(500, 100)).all()
     assert fortran.flags.f_contiguous
-    one[0] = 99  # would raise on a view of read-only bytes
+    one[0] = 99  # the array is a copy: a view of read-only bytes would raise here
     assert array[0] == 0
     assert payloads.loads(data)[0][0] == 0
 
@@ -379,7 +377,7 @@ _IMPORTED = "import json, {module}, sent_elsewhere; print(json.dumps(sent_elsewh
 @pytest.mark.parametrize("in_a_script", [True, False])
 @pytest.mark.parametrize("module", ["objects_that_travel", "classes_that_travel", "wrappers_that_travel"])
 def test_every_kind_of_object_travels_or_is_refused(module: str, in_a_script: bool) -> None:
-    """From a module next to the script all travel."""
+    """A script's own objects may be refused; objects of a module next to the script are all accepted."""
     command = [f"{module}.py"] if in_a_script else ["-c", _IMPORTED.replace("{module}", module)]
     done = subprocess.run(
         [sys.executable, *command], cwd=_FOLDER, capture_output=True, text=True, timeout=100, check=False

@@ -1,5 +1,3 @@
-"""Measurements persist across processes, and a damaged file stops nothing."""
-
 from __future__ import annotations
 
 import logging

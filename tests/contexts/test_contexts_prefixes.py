@@ -1,4 +1,4 @@
-"""Prefixes that are found, kept and dropped. KV is represented by its tokens."""
+"""Prefixes are found, kept and dropped. Tokens represent their KV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ B = A[:10] + tuple(range(200, 240))
 
 
 class Model:
-    """Computes prompts as the runner does, and counts the tokens that it had to."""
+    """A model that reuses prefixes like the runner; `read` returns the reused tokens."""
 
     def __init__(self, limit_bytes: int = 10_000) -> None:
         self.cache: PrefixCache[Ids] = PrefixCache(limit_bytes=limit_bytes, cut=lambda ids, length: ids[:length])
@@ -44,7 +44,7 @@ def test_a_template_is_found_from_call_to_call() -> None:
 def test_templates_in_turn_are_both_kept() -> None:
     model = Model()
     found = [model.read([template + claim(n)]) for n in range(1, 30) for template in (A, B)]
-    assert found[:2] == [0, 10]  # B begins as A does
+    assert found[:2] == [0, 10]  # template B shares its first 10 tokens with template A
     assert found[4:] == [40, 50] * 27
 
 
@@ -84,7 +84,7 @@ rows = st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple)
 def test_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
     model = Model(limit)
     for rows in calls:
-        model.read(rows)  # checks that each found prefix begins the rows
+        model.read(rows)  # also checks that each found prefix begins the rows
         assert model.cache.size_bytes <= limit
     model.cache.clear()
     assert model.cache.size_bytes == 0

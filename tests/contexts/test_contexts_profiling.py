@@ -1,5 +1,5 @@
-"""The profiler samples an engine at powers of two and compares its table with other workloads. A test clock sets the
-step times.
+"""The profiler samples an engine at powers of two and compares its table with other workloads, with step times from a
+test clock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SteppedClock:
 
 
 class TimedEngine(MemorylessEngine):
-    """An engine without a model: it reads a prompt a step, or writes with all, and takes the time that a formula says.
-
-    `memory_rows`: so many requests fit at once."""
+    """An engine without a model: each step reads a prompt or writes to all rows, in the time of a formula.
+    `memory_rows`: number of requests that fit.
+    """
 
     name = "timed"
 

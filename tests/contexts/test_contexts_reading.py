@@ -1,5 +1,3 @@
-"""Batched reading gives the results of one pass per text."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -78,7 +76,7 @@ def test_what_cannot_be_read_is_told() -> None:
         (["", "b"], SAMPLES, "prompt 0 is empty"),
         (["a"], [], "no samples"),
         (["a"], tokens([("in", "out"), ("in", "")]), "target of sample 1 is empty"),
-        (["a" * 30], tokens([("in", "out"), ("x" * 30, "y" * 10)]), "sample 1 comes to 70 tokens with a prompt of 30"),
+        (["a" * 30], tokens([("in", "out"), ("x" * 30, "y" * 10)]), "sample 1 has 70 tokens with a prompt of 30"),
     ):
         with pytest.raises(ValueError, match=says):
             reading.mean_losses(model, [ids(prompt) for prompt in prompts], samples)

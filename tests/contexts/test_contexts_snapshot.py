@@ -1,4 +1,4 @@
-"""Snapshots are made once and atomically, and only save time. The model is a stand-in."""
+"""Snapshots are made once and atomically. The model is a stand-in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ snapshot = lazily("stoker.contexts.snapshot", needs="torch transformers")
 
 
 class Part:
-    """What `save_pretrained` is called on."""
+    """A model or tokenizer with `save_pretrained`."""
 
     def __init__(self, name: str, text: str = "weights") -> None:
         self.name, self.text, self.config, self.hf_quantizer = name, text, Config(), "a quantizer"
@@ -92,7 +92,7 @@ def test_a_process_that_dies_in_the_middle_is_cleared_away(place: Path, caplog: 
     assert not place.exists()
     with caplog.at_level(logging.WARNING):
         assert snapshot.make_snapshot(place, parts, source="m")
-    assert "has left" in caplog.text
+    assert "which a dead process left" in caplog.text
     assert [path for path in place.parent.iterdir() if path.is_dir()] == [place]
 
 
@@ -142,10 +142,10 @@ def test_several_libraries_convert_once(place: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands in for Transformers: reads what a `Part` wrote; the source takes any path."""
+    """Replace Transformers' loading by reading the files of a `Part`. Return the paths read."""
     seen: list[str] = []
 
-    def read(path: str, *, dtype: Any, device: str) -> tuple[Any, Any]:
+    def read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> tuple[Any, Any]:
         seen.append(path)
         if path.endswith(".gguf"):
             return parts()
@@ -159,7 +159,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def through(source: Path) -> str:
-    _, how = snapshot._through_snapshot(str(source), dtype="float32", device="cpu", name="")
+    _, how = snapshot._through_snapshot(str(source), dtype="float32", devices=("cpu",), name="")
     return how
 
 
@@ -207,14 +207,14 @@ def test_a_full_disk_leaves_no_half_snapshot(place: Path, tmp_path: Path) -> Non
 
 
 def test_the_tokens_that_a_file_names_end_its_texts() -> None:
-    """Transformers 5.17 takes another token for the one that ends a text when it reads a GGUF file."""
+    """Transformers 5.17 takes a wrong end token from a GGUF file."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<begin>": 0, "<end>": 1, "a": 2}, unk_token="a"))
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token="<begin>", eos_token="<begin>", pad_token="a"
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
-    named = transformers.PretrainedConfig(bos_token_id=0, eos_token_id=1, pad_token_id=99)  # there is no 99
+    named = transformers.PretrainedConfig(bos_token_id=0, eos_token_id=1, pad_token_id=99)  # token 99 does not exist
     snapshot._mend_special_tokens(tokenizer, named)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<begin>", "<end>", "a")
     assert tokenizer.eos_token_id == 1

@@ -1,5 +1,3 @@
-"""Predicted step times: known tables, exact samples, errors, and storage."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -30,7 +28,7 @@ from stoker.contexts.step_times import (
 
 
 def decode_s(rows: float, length: float) -> float:
-    """A step whose time has both of SLINFER's parts: the batch, and all of its tokens."""
+    """Return a step time with both of SLINFER's parts: the batch size and all tokens."""
     return 0.01 + 0.002 * rows + 1e-6 * rows * length
 
 
@@ -59,7 +57,8 @@ def test_a_part_of_a_prompt_takes_longer_behind_others() -> None:
     samples += [StepSample(True, tokens, tokens / 2, read_s(tokens, tokens / 2)) for tokens in (64, 128, 256)]
     model = StepModel(times_of(samples))
     assert model.step_s(prefill=True, tokens=512, length=1800) == pytest.approx(read_s(512, 1800))
-    assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))  # by the long row
+    # extrapolated by the samples of the longest part
+    assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))
     whole = sum(read_s(512, start + 256) for start in range(0, 2048, 512))
     assert model.prompt_s(2048, part=512) == pytest.approx(whole)
 
@@ -156,11 +155,12 @@ def test_steps_are_collected_as_calls_run() -> None:
     collector = StepCollector()
     read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
     for request in range(10, 14):
-        collector.took(Step(True, (request,), (64,), (0,)), 64, 9.0)  # cold: left out
+        # the first steps of a kind are slow and are left out
+        collector.took(Step(True, (request,), (64,), (0,)), 64, 9.0)
     collector.took(read, 128, 0.5)
     for _ in range(2):
         collector.took(write, 65, 0.02)
-    collector.took(Step(True, (1,), (64,), (64,)), 64, 0.4)  # behind the 64 that it has read before
+    collector.took(Step(True, (1,), (64,), (64,)), 64, 0.4)  # 64 tokens have been read before
     times = collector.take()
     assert [(cell.tokens, cell.length, cell.seconds) for cell in times.prefill] == [(64, 96, 0.4), (128, 32, 0.5)]
     assert times.decode == (StepCell(2, 65, 0.02, 2),)

@@ -1,5 +1,3 @@
-"""A stopped call leaves its model: its requests end, and other calls generate the same."""
-
 from __future__ import annotations
 
 import asyncio
@@ -14,12 +12,12 @@ from tiny_encoder import load_encoder, load_recipe, write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm
-from stoker.contexts.ambient import CallStop, Evicted, comes_of_stop
+from stoker.contexts.ambient import CallStop, Evicted, is_caused_by_stop
 
 torch = lazily("torch", needs="transformers")
 LONG = {"max_new_tokens": 1_900}
 SEEN = 3
-"""The number of the pass through the model in which the call is told to stop."""
+"""The model pass during which the call is stopped."""
 
 
 def until(true: Callable[[], Any], *, why: str) -> None:
@@ -47,8 +45,6 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class RunningCall(threading.Thread):
-    """A call in a thread, as a slot of a library runs it."""
-
     def __init__(self, work: Callable[[], Any], *, in_thread: bool = False) -> None:
         super().__init__(daemon=True)
         self.stop = CallStop()
@@ -61,7 +57,7 @@ class RunningCall(threading.Thread):
     def run(self) -> None:
         ambient.enter_call(stop=self.stop)
         try:
-            if self._in_thread:  # as user code with its own threads
+            if self._in_thread:  # like user code with its own threads
                 worker = threading.Thread(target=self._run)
                 worker.start()
                 worker.join()
@@ -101,20 +97,26 @@ def test_requests_leave_the_engine_and_others_go_on(model: Any, alone: str, meth
     other = model.stream("xyz", max_new_tokens=100)
     written = [next(other)]
     call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
-    if model.engine == "static":  # its next batch begins when this one ends
+    if model.engine == "static":  # the next batch begins when this batch ends
         written += other
-    until(lambda: model.batch_load().running + model.batch_load().waiting >= 1, why="its requests are there")
+    until(
+        lambda: model.batch_load().running + model.batch_load().waiting >= 1,
+        why="the call's requests are in the engine",
+    )
     if not in_thread:
         assert not call.stop.asked
     call.stop.ask()
     assert isinstance(call.ended(), Evicted)
     written += other
     assert "".join(written) == alone
-    until(lambda: model.batch_load().running + model.batch_load().waiting == 0, why="its requests have left")
+    until(
+        lambda: model.batch_load().running + model.batch_load().waiting == 0,
+        why="the call's requests have left the engine",
+    )
 
 
 def test_an_unread_stream_leaves_the_engine(model: Any) -> None:
-    """The function waits for an event when its call is told to stop."""
+    """When the call is stopped, its function waits for an event and does not read its stream."""
     kept: list[Any] = []
     told = threading.Event()
 
@@ -125,9 +127,9 @@ def test_an_unread_stream_leaves_the_engine(model: Any) -> None:
         next(kept[0])
 
     call = RunningCall(work)
-    until(lambda: model.batch_load().running == 1, why="its request runs")
+    until(lambda: model.batch_load().running == 1, why="the call's request runs")
     call.stop.ask()
-    until(lambda: model.batch_load().running == 0, why="its request has left while the function waits")
+    until(lambda: model.batch_load().running == 0, why="the request has left the engine while the function waits")
     told.set()
     assert isinstance(call.ended(), Evicted)
 
@@ -146,7 +148,7 @@ def test_a_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> 
 
 
 class Passes:
-    """Counts the passes through a model of Transformers, and tells the call to stop within one of them."""
+    """Counts a Transformers model's passes, and stops the call during one of them."""
 
     def __init__(self, model: Any) -> None:
         self.count = 0
@@ -178,7 +180,7 @@ def test_scores_of_labels_end_with_the_pass_that_is_computed(model: Any) -> None
         passes.call = RunningCall(work)
         begun.set()
         assert isinstance(passes.call.ended(), Evicted)
-        assert len(model.label_scores(["after"], [" a"])) == 1  # it waits until the engine's thread is free
+        assert len(model.label_scores(["after"], [" a"])) == 1  # the call waits until the engine's thread is free
         assert passes.count == SEEN + 1
 
 
@@ -204,7 +206,8 @@ def test_an_embedding_ends_with_the_batch_that_is_computed(embedder: Any, leads:
         else:
             assert first.ended() is None
             assert len(first.result) == 500
-    assert len(embedder.embed(["paris"])) == 1  # the next caller leads
+    # this caller becomes the leader, which computes the batches of all callers
+    assert len(embedder.embed(["paris"])) == 1
 
 
 def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
@@ -240,5 +243,5 @@ def test_evicted_is_found_in_a_group_of_tasks() -> None:
 
     with pytest.raises(BaseExceptionGroup) as raised:
         asyncio.run(run())
-    assert comes_of_stop(raised.value)
-    assert not comes_of_stop(BaseExceptionGroup("others", [KeyError(1), ValueError(2)]))
+    assert is_caused_by_stop(raised.value)
+    assert not is_caused_by_stop(BaseExceptionGroup("others", [KeyError(1), ValueError(2)]))

@@ -1,5 +1,3 @@
-"""Streamed weights equal safetensors' weights, and streamed models equal `from_pretrained`'s."""
-
 from __future__ import annotations
 
 import json
@@ -137,7 +135,7 @@ def test_file_that_shrinks_while_it_is_read_raises_and_leaves_nothing(tmp_path):
 def test_device_without_memory_raises_and_leaves_nothing(tmp_path):
     safetensors_torch.save_file({"a": torch.zeros(10)}, tmp_path / "model.safetensors")
     (stored,) = streamed_model.stored_tensors(tmp_path)
-    with (  # and `no_thread_is_left`
+    with (  # the fixture `no_thread_is_left` also checks for threads afterwards
         pytest.raises(RuntimeError, match="memory"),
         streamed_model.WeightStream([stored._replace(shape=(1 << 60,))], device="cpu") as stream,
     ):
@@ -225,7 +223,7 @@ KINDS["classifier"] = "AutoModelForSequenceClassification"
 
 @pytest.fixture(autouse=True)
 def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have weights streamed to a CPU too."""
+    """Stream weights to a CPU too."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr("stoker.contexts.streamed_model.streams_to", lambda device: True)
 
@@ -247,8 +245,8 @@ def kind_of(name: str) -> Any:
 
 
 def both(name: str, folder: Path, *, dtype: Any, device: str = "cpu") -> tuple[Any, Any, str]:
-    """The model around a stream, Transformers' own, and how the first one's weights came."""
-    with streamed_model.StreamedWeights(str(folder), dtype=dtype, device=device) as weights:
+    """Return the streamed model, Transformers' model, and how the streamed weights arrived."""
+    with streamed_model.StreamedWeights(str(folder), dtype=dtype, devices=(device,)) as weights:
         found = weights.model(kind_of(name))
     expected = kind_of(name).from_pretrained(folder, dtype=dtype, device_map={"": device})
     return found, expected, weights.told
@@ -343,7 +341,7 @@ def test_unusual_folders_are_left_to_transformers(tmp_path: Path, key: str, capl
 def test_folder_with_an_adapter_is_left_to_transformers(tmp_path: Path) -> None:
     save("llama", tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with streamed_model.StreamedWeights(str(tmp_path), dtype=torch.float32, device="cpu") as weights:
+    with streamed_model.StreamedWeights(str(tmp_path), dtype=torch.float32, devices=("cpu",)) as weights:
         assert weights.told == "weights by Transformers: it has an adapter"
 
 
@@ -358,12 +356,12 @@ def test_damaged_weights_raise_what_transformers_raises(tmp_path: Path, caplog: 
 def test_damaged_snapshot_is_set_aside_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "snapshots"))
     source = pickled(tmp_path / "pickled")
-    first, how = load_parts(str(source), dtype=torch.float32, device="cpu")
+    first, how = load_parts(str(source), dtype=torch.float32, devices=("cpu",))
     assert "just made" in how
     assert first.weights.endswith("GB/s")
     (place,) = [path for path in snapshot_folder().iterdir() if path.is_dir()]
     os.truncate(place / "model.safetensors", 30_000)
-    again, how = load_parts(str(source), dtype=torch.float32, device="cpu")
+    again, how = load_parts(str(source), dtype=torch.float32, devices=("cpu",))
     assert "just made" in how
     assert again.weights.endswith("GB/s")
     assert_same_models(again.model, first.model)
@@ -371,7 +369,7 @@ def test_damaged_snapshot_is_set_aside_and_made_again(tmp_path: Path, monkeypatc
 
 
 def pickled(folder: Path) -> Path:
-    """A model in the old format, of which a snapshot is made."""
+    """Return a model in the old format, which needs a snapshot."""
     save("llama", folder)
     (folder / "model.safetensors").unlink()
     torch.manual_seed(7)

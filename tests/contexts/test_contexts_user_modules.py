@@ -1,4 +1,4 @@
-"""User modules that a function imports at run time travel with it, and versions stay separate."""
+"""A function's user modules are sent with it, and versions stay separate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def own_modules() -> Iterator[None]:
-    """Remove a test's imports after it."""
+    """Undo a test's imports of its own modules."""
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     own = {"shapes", "corners", "nets", "program", "linked", "cm_pack", "cm_plain", "cm_lazy"}
     yield
@@ -76,7 +76,7 @@ def written(folder: Path, **changed: str) -> Path:
 
 
 def made(folder: Path, name: str, code: str = PROGRAM) -> Any:
-    """The function of a program in these files' folder; none of the files is imported."""
+    """Return a function of a program in this folder, without importing the folder's files."""
     program = types.ModuleType("program")
     exec(compile(code, str(folder / "program.py"), "exec"), vars(program))
     sys.modules["program"] = program
@@ -129,7 +129,7 @@ def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Pat
 
 
 def test_a_module_that_reads_next_to_it_belongs_to_its_folder(tmp_path: Path) -> None:
-    """A copy of an experiment's folder got the module, and the context, of the first."""
+    """A copied experiment folder once got the first folder's module and context."""
     reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
     folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
     for folder in folders:
@@ -160,7 +160,7 @@ def test_an_edited_file_is_imported_again_and_others_stay(tmp_path: Path) -> Non
 
 
 def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
-    """A call that began during another one took its modules away."""
+    """A call once removed the modules of a concurrent call."""
     function, modules = loads_code(packed(written(tmp_path), "plain"))
     begun, goes_on = threading.Event(), threading.Event()
 
@@ -179,7 +179,7 @@ def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
 
 
 def brought(version: str = "1", **sources: str) -> CarriedModules:
-    """Modules that travelled, by name; `__` stands for a dot, and a package is one that another lies in."""
+    """Return sent modules by name. `__` stands for a dot; a module with submodules is a package."""
     named = {name.replace("__", "."): text for name, text in sources.items()}
     table = {
         name: (f"/nowhere/{name}.py", any(other.startswith(f"{name}.") for other in named), version, text.encode())
@@ -388,7 +388,7 @@ sys.meta_path.append(Finder)
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A package that was installed as setuptools installs an editable one: an import hook finds it."""
+    """Return a package installed like setuptools' editable packages, by an import hook."""
     place = tmp_path / "project" / "linked"
     place.mkdir(parents=True)
     (place / "__init__.py").write_text("from linked.inner import WIDTH\ndef width():\n    return WIDTH\n")
@@ -400,7 +400,7 @@ def linked(tmp_path: Path) -> Path:
 
 
 def edit(file: Path, text: str) -> None:
-    """Write a file so that its time of change is another one, and let stamps be taken again."""
+    """Rewrite a file with a later modification time, and forget the files' recorded modification times."""
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
     user_modules._stamps.clear()
@@ -434,7 +434,7 @@ TARGET = {
 
 
 def test_pip_install_target_counts_as_installed(tmp_path: Path) -> None:
-    """An HPC user's `pip install --target` and PYTHONPATH: compiled packages cannot travel by value."""
+    """HPC users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
     for name, text in TARGET.items():
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "site" / name).write_text(text)

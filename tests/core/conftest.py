@@ -1,4 +1,4 @@
-"""`cluster`, `peers` and `toy`; their events are replayed after each test."""
+"""`cluster`, `peers` and `toy`. Their events are replayed after each test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A core under test. Every event is validated, and all events are replayed, from the first and from a snapshot half-
-way.
-"""
+"""A core under test."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from stoker.manager.core.events import Command, Event
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Action, Policies
 from stoker.manager.live import snapshot
-from stoker.manager.live.comeback import policies_modules
+from stoker.manager.live.restore import policies_modules
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 
@@ -27,7 +25,9 @@ _decode = msgspec.msgpack.Decoder(list[tuple[float, Event]]).decode
 
 
 class Desk:
-    """Gives events to a strict core; validates its state after each; `check` replays them all from their bytes."""
+    """Give events to a strict core and validate its state after each. `check` replays them, from the
+    start and a snapshot.
+    """
 
     def __init__(self, policies: MakePolicies = default_policies, *, watch: frozenset[int] = frozenset()) -> None:
         self._make = policies
@@ -35,7 +35,7 @@ class Desk:
         self.policies = policies()
         self.core = Core(SESSION, self.policies, strict=True, watch=watch)
         self.now = 0.0
-        self.by_hand = False  # Whether a test did something behind the core's door: then it cannot be replayed
+        self.by_hand = False  # True if a test changed the core's state directly, so a replay is impossible
         self.past: list[tuple[float, Event]] = []
         self.did: list[list[Command]] = [self.core.start()]
 
@@ -47,11 +47,11 @@ class Desk:
         return commands
 
     def apply(self, plan: Sequence[Action], *, seam: str) -> None:
-        """Carry out a plan as if a policy had answered with it."""
+        """Carry out a plan as if a policy had returned it."""
         actions.carry_out(self.core.manager, plan, seam=seam)
 
     def check(self) -> None:
-        """The same events give the same commands and the same state."""
+        """Check that the same events give the same commands and the same state."""
         if self.by_hand:
             return
         again = Core(SESSION, self._make(), strict=True, watch=self._watch)
@@ -75,7 +75,7 @@ def restored(core: Core) -> Core:
 
 
 def picture(core: Core) -> Any:
-    """The parts of a state that matter, comparable."""
+    """Return the important parts of a state in a comparable form."""
     state = core.state
     return {
         "calls": {id: (c.state, c.kills, c.spec, c.sent_at, c.notes) for id, c in state.calls.items()},
@@ -87,6 +87,6 @@ def picture(core: Core) -> Any:
         "clients": {id: (c.first_unacked, list(c.unacked), c.open_calls) for id, c in state.clients.items()},
         "counts": (state.done, state.failures, state.lost_pilots, state.rerun_calls, state.refused),
         "timers": state.timers,
-        "hungry": list(state.hungry),
+        "waiting_contexts": list(state.waiting_contexts),
         "tiers": state.tier_seconds,
     }

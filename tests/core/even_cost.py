@@ -1,10 +1,10 @@
-"""Step times that a test can add up by hand."""
+"""Simple step times."""
 
 from __future__ import annotations
 
 
 class EvenCost:
-    """A token that is read takes a millisecond, a step that writes `decode` seconds."""
+    """Reading a token takes 1 ms; a step that writes takes `decode` seconds."""
 
     def __init__(self, decode: float = 0.05) -> None:
         self._decode_s = decode

@@ -1,4 +1,4 @@
-"""A passive shell around a pilot's core: tests give events and read commands."""
+"""A pilot's core without I/O: tests give events and read commands."""
 
 from __future__ import annotations
 
@@ -33,24 +33,23 @@ DEVICES = (DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB), DeviceFacts(DeviceId
 
 
 class CoreShell:
-    """One pilot's core. Objects in `cache` are found there; processes are made when they are ordered."""
+    """One pilot's core. Objects in `cache` are found at once; ordered processes are made at once."""
 
     def __init__(self, devices: tuple[DeviceFacts, ...] = DEVICES, **facts: Any) -> None:
         given = {"cache_bound_bytes": 100 * GIB, "logs": "/logs", "objects": "/session/objects", **facts}
         self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
         self.now = 100.0
         self.cache: set[str] = set()
-        self.is_slow = False  # Whether tests give the answers that a shell gives at once
-        self.wanted: list[commands.Command] = []  # All that the core wanted and no test has asked for yet
+        self.is_slow = False  # True if tests give the answers of cache and processes, which otherwise arrive at once
+        self.wanted: list[commands.Command] = []  # Commands of the core that no test has read yet
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
-    # ---- what happens
+    # ---- events
     def give(self, event: Event) -> CoreShell:
         self._queue.handle(event)
         return self
 
     def _carry_out(self, command: commands.Command) -> None:
-        """Keep what is wanted, and answer what a shell answers at once."""
         self.wanted.append(command)
         if self.is_slow:
             return
@@ -67,7 +66,6 @@ class CoreShell:
         return self
 
     def hear(self, message: Any) -> CoreShell:
-        """The manager says something."""
         return self.give(FromManager(message))
 
     def say(self, number: int, *messages: Any) -> CoreShell:
@@ -78,7 +76,6 @@ class CoreShell:
         return self.hear(PilotWelcome("s", 5.0, 60.0))
 
     def start(self, number: int = 1, recipe: Recipe | None = None, *, device: str = "gpu:0", **more: Any) -> CoreShell:
-        """The manager orders a library."""
         made = recipe or Recipe(key="k", name="model")
         return self.hear(StartLibrary(LibraryId(number), made, (DeviceId(device),), **more))
 
@@ -92,7 +89,6 @@ class CoreShell:
     def run(
         self, *calls: int, library: int = 1, limit_s: float = 0.0, payload: Any = b"x", stream: bool = False
     ) -> CoreShell:
-        """The manager sends calls."""
         specs = [CallSpec(CallId(call), payload) for call in calls]
         options = CallOptions(limit_s=limit_s, stream=stream)
         return self.hear(RunCalls(LibraryId(library), FunctionKey("f"), specs, options))
@@ -107,9 +103,9 @@ class CoreShell:
         seen = [(CallId(int(name[1:])), seconds) for name, seconds in running.items()]
         return self.give(Observed([Observation(LibraryId(number), seen)]))
 
-    # ---- what the core wants
+    # ---- commands of the core
     def take(self, kind: type[C]) -> C:
-        """The one command of a kind, or the one message to the manager or a library, since this was asked last."""
+        """Return the only unread command or message of a kind."""
         found = self.all(kind)
         assert len(found) == 1, f"{len(found)} of {kind.__name__}: {found}"
         return found[0]
@@ -126,7 +122,6 @@ class CoreShell:
         return found
 
     def forget(self) -> CoreShell:
-        """Begin to look from here."""
         self.wanted.clear()
         return self
 

@@ -1,7 +1,8 @@
-"""Pilots that fetch objects from each other part by part in virtual time: the real core, toy links. A pilot's link has
-`rate` bytes per second up and down; so has the origin's. A pilot asks each source for one part at a time, the
-rarest first, ties at random with a fixed seed. Parts from a `corrupt` pilot are wrong; requests to a dead or
-unreachable pilot fail after a while.
+"""Pilots that fetch objects from each other part by part in virtual time: the real core, toy links.
+
+Each pilot's link, and the origin's, has `rate` bytes per second up and down. A pilot requests one part at a time from
+each source, the rarest part first, ties at random. Parts from a `corrupt` pilot are wrong. Requests to a dead or
+unreachable pilot fail after `fail_s`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ORIGIN = "origin"
 
 
 class Getting:
-    """An object on its way to a pilot. `asked`: parts asked for and not here; `busy`: sources that are sending one."""
+    """An object that a pilot fetches. `asked`: requested parts; `busy`: sources that are sending a part."""
 
     def __init__(self, ref: ObjectRef) -> None:
         self.ref = ref
@@ -40,14 +41,14 @@ class Getting:
 class SwarmPilot:
     def __init__(self, name: str, *, serves: bool, cache: str, parts: dict[str, set[int]]) -> None:
         self.name, self.serves, self.cache = name, serves, cache
-        self.parts = parts  # The objects in its cache, which it may share with others
+        self.parts = parts  # the parts in the pilot's cache, which other pilots may share
         self.getting: dict[str, Getting] = {}
         self.done: dict[str, float] = {}
         self.gave_up: list[str] = []
         self.told = 0
         self.up_free = self.down_free = 0.0
-        self.corrupt = self.blind = False  # Serves wrong bytes; cannot read origins
-        self.busy_until = 0.0  # Until when its calls keep one here that is to leave
+        self.corrupt = self.blind = False  # corrupt: it serves wrong bytes; blind: it cannot read origins
+        self.busy_until = 0.0  # Time until which its calls delay its exit
 
     def complete(self, ref: ObjectRef) -> bool:
         return len(self.parts.get(ref.name, ())) == count_of(ref)
@@ -58,8 +59,6 @@ def count_of(ref: ObjectRef) -> int:
 
 
 class Swarm(Desk):
-    """See the module's text."""
-
     def __init__(self, *, rate: float = 125e6, fail_s: float = 1.0, seed: int = 1) -> None:
         super().__init__()
         self.rate, self.fail_s = rate, fail_s
@@ -67,8 +66,8 @@ class Swarm(Desk):
         self.pilots: dict[str, SwarmPilot] = {}
         self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
-        """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches no other."""
-        self.unsaid: dict[str, list[Any]] = {}  # Messages of pilots that are cut off
+        """Pairs of pilots that cannot reach each other; a single name: a pilot that reaches no other pilot."""
+        self.unsaid: dict[str, list[Any]] = {}  # Messages of disconnected pilots
         self.origin_free = 0.0
         self.origin_bytes: dict[str, int] = {}
         self.readers: dict[str, set[str]] = {}
@@ -76,7 +75,7 @@ class Swarm(Desk):
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
 
-    # ---- what happens
+    # ---- events
     def join(self, *names: str, serves: bool = True, cache: str = "") -> Swarm:
         for name in names:
             if name not in self.pilots:
@@ -110,7 +109,7 @@ class Swarm(Desk):
             self._carry_out(self.give(FromPilot(name, 0, list(messages))))  # type: ignore[arg-type]
 
     def drain(self, name: str, *, busy_s: float = 0.0) -> Swarm:
-        """It is to leave; it does when its calls are over, and it is told that it need not stay, or its time is up."""
+        """Drain a pilot; it exits after its calls, when its objects are safe or its time is up."""
         self.pilots[name].busy_until = self.now + busy_s
         hello = say.ClientHello(wire.VERSION, SESSION)
         release = say.ReleaseBlock(BlockId(name))
@@ -130,7 +129,7 @@ class Swarm(Desk):
         return self
 
     def cut(self, name: str) -> Swarm:
-        """The manager loses it; its fetches continue, and it reports them when it is back."""
+        """Disconnect a pilot. Its fetches continue; it reports them after it reconnects."""
         self.unsaid[name] = []
         self._carry_out(self.give(PilotCut(name)))  # type: ignore[arg-type]
         return self
@@ -149,7 +148,6 @@ class Swarm(Desk):
         self.walls.add(frozenset(names))
 
     def run(self, *, until: float = float("inf")) -> Swarm:
-        """Let time pass until then, or until nothing is under way."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, what = heapq.heappop(self._heap)
             what()
@@ -158,7 +156,7 @@ class Swarm(Desk):
     def waiting(self) -> list[tuple[str, str]]:
         return [(pilot.name, name) for pilot in self.pilots.values() for name in pilot.getting]
 
-    # ---- the wires
+    # ---- links
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + seconds, next(self._count), what))
 
@@ -183,12 +181,12 @@ class Swarm(Desk):
         getting = pilot.getting.get(ref.name)
         if getting is None and order.keep and not pilot.complete(ref):
             getting = pilot.getting[ref.name] = Getting(ref)
-        if getting is None:  # it is not wanted any more
+        if getting is None:  # the pilot no longer wants this object
             self.report(pilot.name, say.ObjectsGone((ref.name,)))
             return
-        getting.failed.clear()  # the manager would not offer them again without a new chance
+        getting.failed.clear()  # the manager offers only sources that may work again
         getting.sources = tuple(str(peer.pilot) for peer in order.peers) + ((ORIGIN,) if order.origin else ())
-        if pilot.complete(ref):  # another pilot has brought it into the cache
+        if pilot.complete(ref):  # another pilot has put the object into the cache
             self._complete(pilot, getting)
             return
         (readers.add if order.origin else readers.discard)(pilot.name)
@@ -260,7 +258,7 @@ class Swarm(Desk):
                 self._go_on(other, theirs)
 
     def _completed(self, parts: dict[str, set[int]], ref: ObjectRef) -> None:
-        """An object is in a cache: pilots that were ordered to fetch it there have it."""
+        """Complete an object for all pilots that fetch it into this cache."""
         for pilot in list(self.pilots.values()):
             getting = pilot.getting.get(ref.name)
             if pilot.parts is parts and getting is not None and getting.sources:

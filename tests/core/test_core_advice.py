@@ -1,4 +1,4 @@
-"""Advice in the core: automatic questions, the effect of each answer, and that nothing waits for it."""
+"""Advice in the core: automatic questions, and the effect of each answer. Nothing waits for advice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ GPU = VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is 
 
 
 def asked(c: Cluster, kind: type[Any]) -> list[AskAdvice]:
-    """The questions of a kind since the last look."""
     found = [each for each in c.others if isinstance(each, AskAdvice) and isinstance(each.about, kind)]
     c.others = [each for each in c.others if each not in found]
     return found
@@ -67,7 +66,7 @@ def test_advised_run_time_counts_until_one_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
     about = OfFunction("f", "bare")  # type: ignore[arg-type]
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
-    assert c.the_call("1").group.cost.run_s == 4.0  # of the kinds that are here
+    assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the kind of device that the pilots have
     c.ready().end("1", run_s=2.0).call("2")
     assert c.the_call("2").group.cost.run_s == 2.0
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=100.0)})))
@@ -77,7 +76,7 @@ def test_advised_run_time_counts_until_one_is_measured(cluster: Make) -> None:
 def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     c = cluster().join("p1", ends_in_s=1000.0).call("1").ready().end("1", run_s=1.0).define(recipe("a"))
     c.tell("ana", say.DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
-    c.call("2")  # holds the library
+    c.call("2")  # this call occupies the library
     c.call("3", function="slow")
     c.event(AdviceArrived(OfFunction("slow", "bare"), CostAdvice({"": ContextAdvice(run_s=900.0)})))  # type: ignore[arg-type]
     c.wait(200.0)
@@ -92,7 +91,7 @@ def test_advice_on_what_is_gone_or_of_another_kind_changes_nothing(cluster: Make
     c.event(AdviceArrived(OfContext("gone"), cost))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfPace(99, 7), PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfContext("bare"), DISK))  # type: ignore[arg-type]
-    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice on a subject that it is not for": 1}
+    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice on a subject of another kind": 1}
     c.end("1")
     assert c.ended["1"].ok
 
@@ -168,7 +167,7 @@ def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make
     assert question.about == OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
     assert question.name == "f"
     assert question.said == "OSError: [Errno 5] Input/output error"
-    assert not c.ended["1"].ok  # the user has it already
+    assert not c.ended["1"].ok  # the client has the result already
 
 
 @pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))
@@ -231,8 +230,8 @@ def test_an_unsure_verdict_stands_in_no_story(cluster: Make) -> None:
 
 
 # ---- quarantine
-def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
-    """A pilot on which two calls have failed for its disk, among others, which each run one; returns its name."""
+def cluster_with_failing_pilot(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
+    """Return a cluster and the pilot on which two calls failed because of its disk."""
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
     bad = str(c.holders("1")[0].pilot.id)
     judge(c, failed(c, "1").about)
@@ -244,12 +243,12 @@ def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
 
 
 def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) -> None:
-    c, bad = black_hole(cluster)
+    c, bad = cluster_with_failing_pilot(cluster)
     library = c.library(bad)
     assert library.state is LibraryState.STOPPING
     running = c.held(bad)
     assert "cpu:0 quarantined for 10 min: 2 failures within 10 min: a disk or file server failed" in c.story(bad)
-    c.forget().end(*running)  # its calls end there
+    c.forget().end(*running)  # calls that run on the quarantined device end there
     assert all(c.ended[name].ok for name in running)
     c.report(bad, say.LibraryGone(library.id, None, False, (), ()))
     c.calls(3).forget()
@@ -261,7 +260,7 @@ def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) ->
 
 
 def test_what_a_pilot_reports_of_its_device_outlasts_a_quarantine(cluster: Make) -> None:
-    c, bad = black_hole(cluster)
+    c, bad = cluster_with_failing_pilot(cluster)
     c.report(bad, say.DeviceFault("cpu:0", "ECC"))  # type: ignore[arg-type]
     c.wait(700.0)
     assert c.pilot(bad).devices["cpu:0"].fault == "ECC"  # type: ignore[index]
@@ -270,7 +269,7 @@ def test_what_a_pilot_reports_of_its_device_outlasts_a_quarantine(cluster: Make)
 
 
 def test_a_quarantine_ends_also_while_the_pilot_is_taken_for_lost(cluster: Make) -> None:
-    c, bad = black_hole(cluster)
+    c, bad = cluster_with_failing_pilot(cluster)
     c.lose(bad).wait(700.0)
     c.come_back(bad)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
@@ -301,7 +300,7 @@ def test_calls_wait_for_a_quarantine_if_no_other_pilot_can_run_them(cluster: Mak
 
 
 def test_the_only_pilot_is_not_quarantined(cluster: Make) -> None:
-    c, bad = black_hole(cluster, pilots=1)
+    c, bad = cluster_with_failing_pilot(cluster, pilots=1)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
@@ -340,7 +339,7 @@ def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) ->
 
 # ---- paces
 def printing_pilot(cluster: Make) -> Cluster:
-    """A pilot whose libraries' logs can be read, with a call that has run for a while."""
+    """Return a pilot with readable logs, whose call has run for a while."""
     c = cluster()
     hello = say.PilotHello(
         wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Blocks: requested, submitted by the factory, counted by their pilots."""
+"""Blocks: requested by the manager, submitted by the factory, counted by their pilots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_new_factory_is_told_earlier_orders(cluster: Make) -> None:
 
 
 def test_orders_go_to_the_factory_that_came_last(cluster: Make) -> None:
-    """A killed one counts as connected for some seconds more: messages to it then are lost."""
+    """A killed factory counts as connected for some seconds; messages to it are lost."""
     c = cluster().sources(OPEN)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     assert c.hears("another", to_client.KnownBlocks).blocks == ()
@@ -42,7 +42,7 @@ def test_orders_go_to_the_factory_that_came_last(cluster: Make) -> None:
 
 
 def test_what_a_factory_said_before_it_was_followed_still_counts(cluster: Make) -> None:
-    """Its last frames may be read after the hello of the next."""
+    """The manager may read a factory's last frames after the hello of the next factory."""
     c = cluster().sources(FIXED)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     c.block("b1", phase=BlockPhase.PENDING)
@@ -130,10 +130,10 @@ def test_a_batch_system_that_does_not_answer_is_shown(cluster: Make) -> None:
 
 def test_missing_factory_is_told_to_waiting_calls(cluster: Make) -> None:
     c = cluster().event(SessionDefined((FIXED,))).call("c1")
-    c.event(FactoryTrouble("blocks are not submitted: the factory has not said hello"))
-    assert c.status().trouble == {"factory": "blocks are not submitted: the factory has not said hello"}
-    assert "the factory has not said hello" in c.story("c-1")
-    assert "the factory has not said hello" in c.story("b1")
+    c.event(FactoryTrouble("blocks are not submitted: the factory has not connected"))
+    assert c.status().trouble == {"factory": "blocks are not submitted: the factory has not connected"}
+    assert "the factory has not connected" in c.story("c-1")
+    assert "the factory has not connected" in c.story("b1")
     c.sources(FIXED)
     assert c.status().trouble == {}
     assert "hello" not in c.story("b1")
@@ -152,11 +152,11 @@ def test_opportunistic_blocks_wait_in_the_queue_while_there_is_work(cluster: Mak
     c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
     assert c.asked() == ["b4"]
     c.block("b3", phase=BlockPhase.RUNNING).join("p3", block="b3")
-    assert c.asked() == []  # four is the most
+    assert c.asked() == []  # the maximum is four
 
 
 def test_later_pilots_of_a_block_are_waited_for(cluster: Make) -> None:
-    """Nodes of a block, tasks of an array: the first does not mean that the rest of the calls needs another block."""
+    """When a block's first pilot has joined, the other calls wait for its other pilots and need no second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
     c.calls(4)
     assert c.asked() == ["b1"]
@@ -164,7 +164,7 @@ def test_later_pilots_of_a_block_are_waited_for(cluster: Make) -> None:
     assert c.asked() == []
     c.join("p2", block="b1", of=devices(1))
     assert c.asked() == []
-    c.wait(31.0)  # the two others may never come
+    c.wait(31.0)  # the two other pilots may never join
     assert c.asked() == ["b2"]
 
 
@@ -224,7 +224,7 @@ def test_block_without_pilots_is_replaced_though_its_job_runs(cluster: Make) -> 
     c.forget().wait(2.0)
     assert c.hears("factory", to_client.CancelBlocks).blocks == ("b1",)
     assert c.asked() == ["b3"]
-    assert "its pilots went 1 min ago, and the batch system still says that its job runs" in c.story("b1")
+    assert "its pilots left 1 min ago, but the batch system still lists its job as running" in c.story("b1")
     c.block("b1", phase=BlockPhase.ENDED, reason="is being removed; n1 does not answer")
     assert c.status().losses == {"unexplained": 1}
 
@@ -237,7 +237,7 @@ def test_a_block_whose_pilot_comes_back_within_its_lease_stays(cluster: Make) ->
 
 
 def test_how_long_a_block_without_pilots_is_given_is_in_the_journal(cluster: Make) -> None:
-    """The shell gives its core the lease, but a replay has no shell: decisions need an event."""
+    """A replay has only the journal's events, so one of them must contain the lease."""
     c = cluster().sources(FIXED).event(SessionDefined((FIXED,), lease_s=30.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
     c.lose("p1").wait(29.0)
@@ -276,7 +276,7 @@ def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None
     c = cluster(pilots=1).sources(rule)
     c.call("w").hot(run_s=6.0)
     c.calls(51)
-    assert len(c.asked()) == 5  # fifty wait: 300 s of work, in 60 s
+    assert len(c.asked()) == 5  # fifty calls wait: 300 s of work, to do in 60 s
 
 
 def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> None:
@@ -302,7 +302,7 @@ def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> 
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
     c.end("c1", run_s=20.0).lose("p1").sources(Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0))
     c.call("c2", context="a")
-    assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may live" in c.failure("c2").message
+    assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may run" in c.failure("c2").message
     assert c.asked() == []
 
 
@@ -332,7 +332,7 @@ def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -
     assert asked == 2
     failure = c.failure("c1")
     assert (
-        "was still loading after 45 s when its pilot's walltime was over (2 times), longer than a pilot may live"
+        "was still loading after 45 s when its pilot's walltime was over (2 times), longer than a pilot may run"
         in failure.message
     )
     assert "(walltime: short 1 min;" in failure.message
@@ -383,7 +383,8 @@ def test_pilots_that_die_young_make_pauses_and_are_told(cluster: Make) -> None:
             c.block(id, phase=BlockPhase.RUNNING).join(f"p{id}", block=id).lose(f"p{id}")
             c.block(id, phase=BlockPhase.ENDED, reason="PREEMPTED", loss=LossReason.PREEMPTED)
         c.wait(0.1)
-    assert asked == [0, 0, 2, 6, 14, 30, 62]  # the first is forgiven; then 2, 4, 8, 16, 32 s, and never over a minute
+    # no pause after the first loss; then pauses of 2, 4, 8, 16, 32 s, at most a minute
+    assert asked == [0, 0, 2, 6, 14, 30, 62]
     assert not c.ended
     assert "7 blocks in a row brought pilots that loaded nothing" in c.status().trouble["backfill"]
     assert "PREEMPTED" in c.story("c-1")
@@ -398,7 +399,8 @@ def test_work_that_comes_and_goes_makes_no_blocks_come_and_go(cluster: Make) -> 
     blocks = c.asked()
     c.block(*blocks, phase=BlockPhase.RUNNING).join("p1", block=blocks[0]).ready().end("c0")
     for n in range(1, 20):
-        c.forget().wait(60.0).call(f"c{n}").end(f"c{n}")  # each time shortly before it would be let go
+        # each call comes shortly before the idle block would be released
+        c.forget().wait(60.0).call(f"c{n}").end(f"c{n}")
         assert c.asked() == []
         assert not c.mail.get("p1") or not any(isinstance(x, to_pilot.Exit) for x in c.mail["p1"])
 
@@ -446,7 +448,6 @@ def test_work_that_comes_and_goes_within_the_time_withdraws_nothing(cluster: Mak
 
 
 def test_first_blocks_stay_for_their_idle_time(cluster: Make) -> None:
-    """The program that wants them is just starting."""
     c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, most=2, idle_s=120.0))
     c.block("b1", "b2", phase=BlockPhase.PENDING, reason="Priority").wait(100.0)
     assert cancelled(c) == []
@@ -499,7 +500,7 @@ def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> N
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: bool) -> None:
-    """By a pool that releases held jobs itself; the factory may miss a short hold."""
+    """A pool may release held jobs by itself, and the factory may miss a short hold."""
     c = cluster().sources(OPEN).calls(5)
     again = {"cause": "memory", "advice": HOLD["advice"]}
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()

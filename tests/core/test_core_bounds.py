@@ -1,4 +1,4 @@
-"""The manager's memory is bounded by open work, not by past work."""
+"""Open work, not past work, bounds the manager's memory."""
 
 from __future__ import annotations
 

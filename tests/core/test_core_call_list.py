@@ -1,4 +1,4 @@
-"""The calls that `stoker calls` lists, in each state."""
+"""The list of `stoker calls`, in each state."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
 
 
 def test_a_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
-    """Also the group of calls that are counted together."""
     count = ending.MOST + 1
     c = cluster(pilots=1).calls(count).ready()
     for n in range(1, count + 1):

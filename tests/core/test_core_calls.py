@@ -1,4 +1,4 @@
-"""A call's way through the core: arrival, queue, run, return, end."""
+"""A call in the core: arrival, queue, run, return, end."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
     c.come_back("p1", lib1=())
     assert len(c.held("p1")) == 10
     c.come_back("p2", lib2=())
-    assert len(c.held("p2")) == 5  # the other five are for the first free library
+    assert len(c.held("p2")) == 5  # the manager keeps the other five for the first free library
 
 
 def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> None:
@@ -101,7 +101,7 @@ def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> Non
 
 
 def test_watching_a_call_changes_no_decision(cluster: Make) -> None:
-    """A replay that shows a call's story must come to the same state as the manager that it replays."""
+    """A replay that shows a call's history must reach the same state as its manager."""
     seen = []
     for watch in (frozenset(), frozenset({make_call_id(client=0, sequence=3)})):
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
@@ -125,7 +125,7 @@ def test_dry_library_takes_half_of_another_backlog(cluster: Make) -> None:
     if len(other.held) > len(full.held):
         full, other = other, full
     c.forget()
-    while other.held:  # and the calls that it pulls from the waiting ones
+    while other.held:  # end the library's calls, and the waiting calls that it receives then
         c.end(*[c.names[id] for id in other.held], run_s=0.001)
     before = len(full.held)
     back = c.hears(full.pilot.id, to_pilot.TakeBack)
@@ -288,13 +288,13 @@ def test_calls_of_a_library_stopped_in_the_same_event_are_never_sent(
 
 def test_call_is_not_given_to_a_library_that_still_drops_it(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
-    c.calls(3, context="a").wait(1).ready()  # p2 loads too, for it takes long
+    c.calls(3, context="a").wait(1).ready()  # p2 loads too, because the load pays off
     assert c.lives_on("a") == ["p1", "p2"]
     c.end("2", "3", "4").call("g", context="a", gang=(2, 2)).forget()
     c.lose("p2")
     c.hears("p1", to_pilot.CancelCalls)
     c.join("p3").ready()
-    assert c.waiting("a") == ["g"]  # p1 has two slots, and the first try of `g` in one of them
+    assert c.waiting("a") == ["g"]  # p1 has two slots, and the first run of `g` still occupies one
     c.by_hand = True
     members = (c.library("p1", "a").id, c.library("p3", "a").id)
     with pytest.raises(PolicyError, match="with load 1"):

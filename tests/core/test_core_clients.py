@@ -1,4 +1,4 @@
-"""Clients join, reconnect, receive every result once, leave; sessions end."""
+"""Clients join, reconnect, receive every result once, and leave; sessions end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_calls_of_one_client_end_with_it_and_the_others_go_on(cluster: Make) -> 
     c.report("p1", say.CallsReturned(1, (c.ids["a"],)))  # type: ignore[arg-type]
     c.end("b")
     assert set(c.ended) == {"a0", "b"}
-    c.client("ana", received=1)  # it comes back after all, and finds how its call ended
+    c.client("ana", received=1)  # the client returns and gets the end of its call
     assert c.failure("a").kind is FailureKind.CANCELLED
 
 
@@ -136,7 +136,7 @@ def test_groups_that_nobody_uses_any_more_are_forgotten(cluster: Make, monkeypat
         c.call(str(n), limit_s=float(n)).end(str(n))
     assert len(c.core.state.groups) == 5
     c.check()
-    c.by_hand = True  # replayed already, while few are kept
+    c.by_hand = True  # do not replay the events again: `check` has, while few groups are kept
 
 
 FILE = ObjectRef("result-1", 10, "/session/objects/result-1")
@@ -167,7 +167,7 @@ def test_old_results_are_dropped_with_files_and_the_program_is_told(cluster: Mak
     assert "ana" not in c.core.state.clients
     assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
     assert "its 2 results were dropped after 1 day" in back(c).replace("24 h", "1 day")
-    assert any("did not come back" in line.text for line in c.status("bob").notices)
+    assert any("did not reconnect" in line.text for line in c.status("bob").notices)
 
 
 def test_too_many_bytes_are_not_kept(cluster: Make) -> None:
@@ -184,7 +184,7 @@ def test_a_program_that_came_back_keeps_its_results(cluster: Make, returns_after
 
 
 def test_what_only_a_program_that_is_gone_for_a_day_had_is_forgotten(cluster: Make) -> None:
-    """A session that stays up for months has many programs: it keeps what is in use."""
+    """A long session has many programs. It keeps only the recipes and functions that are in use."""
     c = cluster(pilots=1).event(SessionKept()).client("bob")
     state = c.core.state
     c.tell("bob", say.DefineRecipe(recipe("shared")), say.DefineFunction("g", "g", b"of bob"))  # type: ignore[arg-type]
@@ -228,7 +228,7 @@ def test_what_a_library_still_holds_is_kept_and_looked_at_again(cluster: Make) -
 
 
 def steps(c: Cluster, *numbers: int) -> None:
-    """Calls of a function that changes before each of them; of each but the first the manager hears what is unused."""
+    """Run a call of each of several functions; the client reports each function that it no longer uses."""
     for number in numbers:
         c.tell("ana", say.DefineFunction(f"f{number}", "f", bytes(1000)))  # type: ignore[arg-type]
         c.call(f"{number}", function=f"f{number}")

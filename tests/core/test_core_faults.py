@@ -1,4 +1,4 @@
-"""Infrastructure failures: calls run elsewhere at no cost, and fail after several tries."""
+"""Infrastructure failures: calls run elsewhere without a penalty, and fail after several tries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pilot_of(c: Cluster, name: str) -> str:
 
 
 def crowded_out(c: Cluster, name: str) -> str:
-    """The kernel kills a call's library because other programs hold the memory; return its pilot."""
+    """Let the kernel kill a call's library because other programs use the memory; return its pilot."""
     library = c.holders(name)[0]
     text = f"lib-{library.id} was killed by SIGKILL (the node had no memory left: …)"
     failure = Failure(FailureKind.PILOT, text, library.pilot.id, library.id, signal=9)
@@ -44,7 +44,7 @@ def test_failed_call_runs_elsewhere_without_a_try_counted(cluster: Make, fails: 
     c.ready()
     assert pilot_of(c, "1") != first
     call = c.the_call("1")
-    assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert (call.kills, call.runs_alone, c.core.state.trials[call.id].counted) == (0, False, [])
     assert c.core.state.rerun_calls == 1
     assert f"runs again, for 15 s not on {first}" in c.story(show_call(call.id))
     c.end("1")
@@ -71,7 +71,7 @@ def test_it_is_told_what_happened_and_what_the_call_waits_for(cluster: Make) -> 
     told = c.story(subject)
     assert f"lib-1 (cpu:0 of p1) failed it: {EIO}" in told
     assert "runs again, for 15 s not on p1" in told
-    assert f"p1 failed it ({EIO}); is to run again on another pilot, or there later" in told
+    assert f"p1 failed it ({EIO}); runs again on another pilot, or later on this one" in told
     assert f"failed {subject}: {EIO}" in c.story("p1")
 
 
@@ -107,7 +107,7 @@ def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
     assert (end.failure.kind, end.failure.pilot, end.payload) == (
         FailureKind.INFRASTRUCTURE, met[-1], b"1"
     )  # fmt: skip
-    assert "failed it 3 times, on 3 pilots:" in end.failure.message
+    assert "failed the call 3 times, on 3 pilots:" in end.failure.message
     assert [f"{pilot}, " in end.failure.message for pilot in met] == [True] * 3
     assert end.failure.message.count(EIO) == 3
 
@@ -138,7 +138,7 @@ def test_from_the_second_fault_on_it_pauses_before_it_runs_anywhere(cluster: Mak
     fault(c, "1")
     fault(c, "1")
     assert c.the_call("1").state is CallState.WAITING, "one pilot has not had it, and waits too"
-    assert "is to run again in 10 s" in c.story(show_call(c.the_call("1").id))
+    assert "runs again in 10 s" in c.story(show_call(c.the_call("1").id))
     c.wait(11)
     assert c.the_call("1").state is CallState.HELD
 

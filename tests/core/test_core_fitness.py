@@ -1,4 +1,4 @@
-"""Pilots with bad disks are avoided and reported, and the recipe is not blamed."""
+"""Pilots with bad disks are avoided and reported; the recipe is not blamed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Ma
     c.wait(12)
     failure = c.failure("1")
     assert failure.kind is FailureKind.PILOT
-    assert failure.message == "none of the pilots that are here can hold context a:\n  " + "\n  ".join(
+    assert failure.message == "no pilot of the session can hold context a:\n  " + "\n  ".join(
         f"a on {p}: the disk is full; make room there" for p in ("p1", "p2")
     )
     c.call("2", context="a").ready().end("2")
@@ -100,7 +100,7 @@ def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, given_up: bool) -> None:
-    """The soak found it: the disk of the one pilot that was here was full for seconds, and the others were away."""
+    """Found in a soak run: the disk of the only connected pilot was full for seconds."""
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
     c.cut("p2")
@@ -171,7 +171,7 @@ def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Mak
     assert c.ended == {}
 
 
-# ---- a cache that libraries use
+# ---- a cache with objects in use
 def with_files(name: str, size: str, *, file: str = "") -> Recipe:
     files = (ObjectRef(file or f"file-of-{name}", parse_bytes(size), "/models"),)
     return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)

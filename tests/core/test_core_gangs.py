@@ -76,7 +76,7 @@ def test_a_member_whose_pilot_was_cut_off_is_told_again(three: Cluster) -> None:
 
 
 def test_a_member_that_never_got_the_call_has_it_started_again(three: Cluster) -> None:
-    """The manager was killed between its decision and the message."""
+    """The manager was killed between its decision to start the gang and its message to this member."""
     order = ranks(three)
     three.forget().cut(order[1])
     three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ()})
@@ -90,7 +90,7 @@ def test_a_rank_that_has_lost_the_others_ends_no_call(three: Cluster) -> None:
     three.progress("g", 5.0, 10.0, state=b"five done").forget()
     lost(three, order[2])
     assert "g" not in three.ended
-    three.let_go()  # they stop, each alone
+    three.let_go()  # each member stops alone
     call = three.the_call("g")
     assert isinstance(call.holder, Gang)
     assert len(call.holder.members) >= 2
@@ -126,7 +126,7 @@ def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_noti
         three.let_go()
     failure = three.failure("g")
     assert runs == gangs.MOST_BREAKS
-    said = "connection reset by peer" if others_notice_first else "no memory left"  # by the last message
+    said = "connection reset by peer" if others_notice_first else "no memory left"  # the failure that was reported last
     assert said in failure.message
     assert not three.core.state.breaks
 
@@ -141,7 +141,7 @@ def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster)
         lost(three, ranks(three)[0])
     failure = three.failure("g")
     assert failure.kind is FailureKind.GANG
-    assert failure.message.startswith("its ranks lost each other 10 times")
+    assert failure.message.startswith("its ranks lost their connection 10 times")
     assert not three.core.state.breaks
 
 
@@ -164,7 +164,7 @@ def test_a_member_that_dies_takes_no_other_library_along(three: Cluster) -> None
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: int, noticed: bool) -> None:
-    """Whether its other rank, on the same pilot, or the pilot says so first."""
+    """Either the other rank or the pilot reports the library's death first."""
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
     for _ in range(2):
         members = c.holders("g")
@@ -178,8 +178,8 @@ def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank:
 
 def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
-    quarrel = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
-    c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [quarrel]))
+    peer_loss_end = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
+    c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [peer_loss_end]))
     c.let_go()
     for member in c.holders("g"):
         c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
     for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
         three.wait(5.0).progress("g", done, 100.0, rank=rank)
     paces = three.context().paces
-    # 10 items in the 3 s that the first 5 s leave after meeting, then 20 in 10 s.
+    # Meeting takes 2 of the first 5 s, so 10 items take 3 s; then 20 items take 10 s.
     mean = 0.3 + 0.5 * (0.5 - 0.3)
     assert paces.mean_s(3, 100) == pytest.approx(100 * mean + paces.meet_s)
     assert three.core.state.reports[three.ids["g"]].done == 30.0
@@ -393,7 +393,7 @@ def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
 def test_a_gang_that_lacks_members_says_so() -> None:
     made = make_cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
-    assert "the next call wants 3 devices at once; 2 hot here" in said
+    assert "the next call needs 3 devices at once; 2 are hot" in said
 
 
 # ---- gangs and other calls
@@ -427,7 +427,7 @@ def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) ->
 
 @pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
 def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, called: str) -> None:
-    """If the hello does not list a second library, the gang was given it in this very event."""
+    """If the hello does not list a second library, this event gave the call to the gang."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
     if called == "before the break":
@@ -449,7 +449,7 @@ def test_libraries_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> 
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
     said = made.story(show_call(made.ids["a"]))
-    assert "the next call wants 2 devices at once; 1 of its 2 hot libraries free" in said
+    assert "the next call needs 2 devices at once; 1 of its 2 hot libraries free" in said
     made.tell("ana", say.Cancel([made.ids["gang"]]))  # type: ignore[list-item]
     assert made.waiting() == []
 

@@ -32,8 +32,8 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load("bare", "p1", (), 0), "needs devices"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each once"),  # type: ignore[arg-type]
+        (Load("bare", "p1", (), 0), "needs one device or more"),  # type: ignore[arg-type]
+        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each listed once"),  # type: ignore[arg-type]
         (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
         (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]
         (Load("what", "p1", ("cpu:0",), 0), "no context what"),  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_an_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) ->
 def test_unknown_context_gets_a_device_then_its_measured_memory(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a"), recipe("b")).call("1", context="a").call("2", context="b")
     start = c.hears("p1", to_pilot.StartLibrary)
-    assert start.device_memory_bytes == 8 * GB - 256_000_000  # a corner is left for calls that want no context
+    assert start.device_memory_bytes == 8 * GB - 256_000_000  # some memory stays free for calls without a context
     assert c.lives_on("b") == []
     c.report("p1", say.LibraryReady(1, 0.1, 2.0, 2 * GB, 2 * GB))
     assert c.library(context="a").promised_bytes == 2.2 * GB
@@ -110,7 +110,7 @@ def test_a_pilot_on_which_a_context_failed_twice_is_left_alone(cluster: Make) ->
     c.wait(30)
     assert c.lives_on("a") == ["p1"]
     c.lose("p1")
-    assert c.lives_on("a") == ["p2"]  # there is nothing else
+    assert c.lives_on("a") == ["p2"]  # no other pilot is left
     c.fail_load(c.library("p2", "a"))
     assert len(c.ended) == 4
 
@@ -128,7 +128,7 @@ def test_library_stopped_while_loading_may_become_ready(cluster: Make) -> None:
 
 
 class Hand:
-    """A cluster with libraries `lib1` and `lib2` on one device, and actions done by hand (so it is not replayed)."""
+    """A cluster with libraries `lib1` and `lib2` on one device; its events are not replayed."""
 
     def __init__(self, c: Cluster) -> None:
         self.c = c
@@ -158,13 +158,13 @@ def test_one_plan_may_shrink_one_library_and_grow_another(cluster: Make) -> None
 def test_library_that_does_not_shrink_keeps_its_budget(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib2.id, 6 * GB))
-    hand.resized(3 * GB)  # its context has refused
+    hand.resized(3 * GB)  # the context of lib1 has refused the new size
     assert hand.lib1.promised_bytes == 2 * GB, "the budget stays whole"
-    assert "uses 3.0 GB of its device, more than is left there" in hand.c.story("lib-1")
+    assert "uses 3.0 GB of its device, more than is free" in hand.c.story("lib-1")
 
 
 def test_second_answer_to_a_resize_does_not_answer_the_next(cluster: Make) -> None:
-    """It is ordered again when its pilot comes back, and both answers arrive."""
+    """After a pilot reconnects, the manager repeats the order, and both answers arrive."""
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB))
     answer = say.LibraryResized(hand.lib1.id, 1 * GB, ordered_bytes=1 * GB)
@@ -172,7 +172,8 @@ def test_second_answer_to_a_resize_does_not_answer_the_next(cluster: Make) -> No
     hand.do(Resize(hand.lib1.id, 4 * GB))
     hand.c.report("p1", answer)
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (4 * GB, [4 * GB])
-    hand.c.report("p1", say.LibraryResized(hand.lib1.id, 1 * GB, ordered_bytes=4 * GB))  # its pilot has refused
+    # the pilot of lib1 has refused the new size
+    hand.c.report("p1", say.LibraryResized(hand.lib1.id, 1 * GB, ordered_bytes=4 * GB))
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (1 * GB, [])
 
 

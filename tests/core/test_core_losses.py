@@ -1,4 +1,4 @@
-"""Lost pilots count at once; the batch system's reason is added later."""
+"""Losses of pilots count at once; the batch system's reason is added later."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_unfinished_calls_of_a_preempted_pilot_count_as_run_again(cluster: Make)
     assert set(c.waiting()) == {"c1", "c2"}
 
 
-@pytest.mark.parametrize("loss", [x for x in LossReason if not x.is_vague])
+@pytest.mark.parametrize("loss", [x for x in LossReason if not x.is_unspecific])
 def test_the_reason_may_come_before_the_pilot_is_missed(cluster: Make, loss: LossReason) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, reason="queued again", loss=loss).lose("p1")
     assert c.status().losses == {loss.value: 1}
@@ -67,7 +67,6 @@ def test_a_job_that_runs_again_explains_no_later_loss(cluster: Make) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_loss_that_nobody_explains_is_settled(cluster: Make, ends: bool) -> None:
-    """After a minute, or when its job ends without a reason."""
     c = running(cluster).lose("p1")
     assert (gone(c), recorded(c)) == (None, [])
     c.block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9") if ends else c.wait(blocks.SETTLE_S + 1.0)

@@ -1,4 +1,4 @@
-"""The transfer plan step by step: which pilot fetches an object from which."""
+"""The transfer plan step by step: which pilot fetches an object from which source."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stoker.protocol import to_pilot, wire
 from stoker.protocol.ids import RecipeKey
 
 
-# ---- who gets it from whom
+# ---- sources
 def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1")
     assert peers.told("p1") == ((), True)
     peers.want("p2")
     assert peers.told("p2") == (("p1",), False)
-    assert peers.told("p1") is None  # the reader needs no peer
+    assert peers.told("p1") is None  # a pilot that reads the origin needs no peer
     peers.want("p3")
     assert peers.told("p3") == (("p1", "p2"), False)
-    assert peers.told("p2") == (("p1", "p3"), False)  # and gives back what it got
+    assert peers.told("p2") == (("p1", "p3"), False)  # p2 and p3 give each other their parts
 
 
 def test_addresses_and_the_manifest_come_along_once(peers: Peers) -> None:
@@ -33,7 +33,7 @@ def test_addresses_and_the_manifest_come_along_once(peers: Peers) -> None:
     assert order == to_pilot.FetchObject(BIG, (to_pilot.ServingPeer("p1", "p1:7000"),), False, b"digests")  # type: ignore[arg-type]
     peers.want("p3")
     assert [order.manifest for order in peers.orders("p2")] == [b""]
-    peers.want("p2")  # it asks again: perhaps it never heard
+    peers.want("p2")  # a repeated request: perhaps the order was lost
     assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
 
 
@@ -63,7 +63,7 @@ def test_pilot_without_an_address_is_no_source(peers: Peers) -> None:
 
 
 def test_the_rarest_object_gets_the_free_place(peers: Peers) -> None:
-    """All places of p1 and p2 are taken; the one that comes free goes to the object that fewer pilots have."""
+    """All places of p1 and p2 are taken. The next free place goes to the rarer object."""
     common = ObjectRef("file-common", 100, "/c")
     rare = ObjectRef("file-rare", 100, "/r")
     peers.here("p1", has=(common, rare)).here("p2", has=(common,))
@@ -91,9 +91,10 @@ def test_pilots_of_one_cache_get_an_object_once(peers: Peers) -> None:
     peers.here("p1", "p2", "p3", cache="node7").here("q1").want("p1", "p2", "p3", "q1")
     assert peers.told("p1") == ((), True)
     assert peers.told("p2") is peers.told("p3") is None
-    assert peers.told("q1") == (("p1",), False)  # and from no pilot that receives nothing
+    assert peers.told("q1") == (("p1",), False)  # q1 reads from p1, and from no pilot without parts
     peers.arrive("p1")
-    assert peers.told("p2") == peers.told("p3") == (("p1",), False)  # it is in their cache
+    # p1 brought the object into the cache that they share
+    assert peers.told("p2") == peers.told("p3") == (("p1",), False)
     peers.arrive("p2").arrive("p3")
     assert not peers.core.state.transfers.objects[BIG.name].fetches.keys() - {"q1"}
 
@@ -132,7 +133,7 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
 
 
 def test_others_wait_for_one_that_is_told_to_find_it_in_its_cache(peers: Peers) -> None:
-    """p1, of the same cache, has it and serves no pilot: for a moment there are neither readers nor servers."""
+    """p1 fetched the object into p2's cache, but serves no other pilot. So q1 waits for p2."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
     assert peers.told("p2") == ((), True)
@@ -187,7 +188,7 @@ def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peer
     assert peers.told("p1") is None
 
 
-# ---- peers that cannot reach each other, origins that cannot be read
+# ---- peers and origins that cannot be reached
 def test_who_cannot_reach_a_peer_gets_another_and_at_last_the_origin(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
     first, _ = peers.told("p3") or ((), True)
@@ -234,7 +235,7 @@ def test_another_reads_the_origin_where_one_cannot(peers: Peers) -> None:
 def test_who_can_read_nothing_is_told_that_nobody_can_give_it(peers: Peers) -> None:
     peers.here("p1").want("p1").forget().fail("p1", origin=True)
     assert peers.told("p1") == ((), False)
-    peers.want("p1")  # a later try is a new one
+    peers.want("p1")  # a later request tries the origin again
     assert peers.told("p1") == ((), True)
 
 
@@ -262,7 +263,7 @@ def test_a_peer_that_fails_those_whom_others_serve_is_given_to_nobody(peers: Pee
     sources, _ = peers.told("last") or ((), True)
     assert len(sources) == 3
     assert not set(sources) & set(bad)
-    peers.lose("last").here("bad", has=(BIG,)).here("again")  # a hello is a new beginning
+    peers.lose("last").here("bad", has=(BIG,)).here("again")  # a hello clears the failures of a pilot
     assert peers.core.state.transfers.peers["bad"].address  # type: ignore[index]
 
 
@@ -276,9 +277,9 @@ def test_late_words_change_nothing(peers: Peers) -> None:
 def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
-    assert "big.gguf (1.1 GB) comes from where it lies" in peers.story("lib-1")
-    assert "llm is on its way (fetching from where it lies) on cpu:0 of p1" in peers.story("1")
-    assert peers.status().libraries[0].phase == "fetching from where it lies"
+    assert "big.gguf (1.1 GB) comes from its origin" in peers.story("lib-1")
+    assert "llm is starting (fetching from its origin) on cpu:0 of p1" in peers.story("1")
+    assert peers.status().libraries[0].phase == "fetching from its origin"
     big, small = peers.status().objects
     assert (big.name, big.size_bytes, big.holders, big.fetching) == (BIG.name, BIG.size_bytes, 0, 1)
     peers.arrive("p1", origin=BIG.size_bytes).arrive("p1", SMALL, peer=1000)
@@ -350,7 +351,7 @@ def test_missing_or_foreign_snapshots_are_not_offered(peers: Peers) -> None:
 
 
 def test_a_load_plans_its_objects_before_its_pilot_asks(peers: Peers) -> None:
-    """The sources follow the order in the same frame, which saves a round trip."""
+    """The fetch orders come in the same frame as the load, which saves a round trip."""
     peers.here("p1", has=(BIG,)).here("p2", has=(SMALL,)).define(library(peers)).forget().call("1", "2", context="llm")
     orders = {name: list(peers.mail[name]) for name in ("p1", "p2")}
     start, fetch = orders["p2"][0], orders["p2"][1]

@@ -41,7 +41,7 @@ def test_what_a_leaving_pilot_has_read_goes_to_one_that_waits(peers: Peers) -> N
     peers.here("p1").want("p1").here(*served, "late", serves=False).want(*served, "late").forget()
     leave(peers, "p1")
     assert peers.told("late") is None
-    peers.fail("q1", "p1")  # a place is free, and the one that reads it takes another
+    peers.fail("q1", "p1")  # p1 has a free place: q1 will read from another source
     assert peers.told("late") == (("p1",), False)
 
 
@@ -51,7 +51,7 @@ def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> No
     heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
     assert "no other pilot has" in peers.story("p1")
     peers.arrive(heir, peer=BIG.size_bytes)
-    assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # it may go now
+    assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # the pilot may exit now
 
 
 def test_what_another_has_or_nobody_needs_holds_no_pilot_up(peers: Peers) -> None:
@@ -71,7 +71,7 @@ def test_the_last_pilot_has_nobody_to_hand_on_to(peers: Peers) -> None:
 def test_a_leaving_pilot_stays_for_those_who_are_getting_it(peers: Peers) -> None:
     peers.here("p1", has=(BIG,)).here("p2").want("p2")
     assert leave(peers, "p1").hand_on_s > 0.0
-    assert not any(order.keep for order in peers.orders("p2"))  # it has asked for it itself
+    assert not any(order.keep for order in peers.orders("p2"))  # p2 keeps the object anyway: it has requested it
     peers.arrive("p2", peer=BIG.size_bytes)
     assert exits(peers, "p1")[-1].hand_on_s == 0.0
 
@@ -81,7 +81,7 @@ def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Pee
     leave(peers, "p1")
     first = next(name for name in ("p2", "p3") if peers.orders(name))
     second = "p3" if first == "p2" else "p2"
-    peers.report(first, say.ObjectsGone((BIG.name,)))  # its disk is full
+    peers.report(first, say.ObjectsGone((BIG.name,)))  # the pilot's disk is full
     assert any(order.keep for order in peers.orders(second))
     assert len(exits(peers, "p1")) == 1
     peers.lose(second)
@@ -106,7 +106,7 @@ def test_who_has_time_left_gets_it(peers: Peers) -> None:
     assert [name for name in ("p2", "p3", "p4") if peers.orders(name)] == ["p3"]
 
 
-# ---- what others of its cache were told to find there
+# ---- objects in a shared cache
 def told_to_find_it(peers: Peers) -> Peers:
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1", has=(BIG,))
     return peers.want("p2", "p3").forget()
@@ -132,7 +132,7 @@ def test_of_those_who_did_not_find_it_the_last_to_say_so_brings_it(peers: Peers)
 
 
 def test_pilot_at_work_in_a_cache_gets_its_own_source(peers: Peers) -> None:
-    """Only one can be at work on an object in a cache, and p2 waits there for p3."""
+    """Only one pilot can fetch an object into a cache; p2 waits for p3."""
     told_to_find_it(peers).lose("p1")
     assert peers.told("p2") == (("q1",), False)
     assert peers.told("p3") is None
@@ -143,7 +143,7 @@ def test_pilot_at_work_in_a_cache_gets_its_own_source(peers: Peers) -> None:
 
 
 def test_who_got_it_from_one_that_brings_it_no_more_gets_it_elsewhere(peers: Peers) -> None:
-    """p2 reads it for q1 until p3 says that it is the one at work there."""
+    """q1 reads the object from p2 until p3 reports that it fetches the object into their cache."""
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1")
     peers.want("p2", "p3").lose("p1").want("q1").forget()
     peers.fail("p3", "p1")

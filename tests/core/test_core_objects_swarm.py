@@ -1,4 +1,4 @@
-"""The transfer plan in virtual time: its duration, and that it ends under any loss."""
+"""The transfer plan in virtual time: its duration, and its end under any loss."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_origin_that_only_one_pilot_sees_is_enough() -> None:
 
 
 def calls_of_a_crowd(count: int) -> int:
-    """Python calls of the core while this number of pilots come, want an object, get it, and leave."""
+    """Count the core's Python calls while `count` pilots join, request an object, get it, and leave."""
     core = Core(SESSION, default_policies())
     hellos = [say.PilotHello(wire.VERSION, SESSION, name, 7, (), peer=f"{name}:1") for name in names(count)]
     want = say.WantObjects((MODEL,))

@@ -1,4 +1,4 @@
-"""Each decision is in one file, checked on the sources."""
+"""Each decision is in one file, checked on the source code."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ CORE, POLICIES = (Path(str(package.__file__)).parent for package in (stoker.mana
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`fields`: what it is made by. `others`: further files that read one of them, and why they decide nothing by it.
-    `namesakes`: owners of a field of the same name that means something else."""
+    """A decision and its file. `fields`: the state that it reads. `others`: other files that read it, with reasons.
+    `namesakes`: owners of unrelated fields.
+    """
 
     place: str
     fields: frozenset[str]
@@ -33,7 +34,7 @@ WALLTIME = Decision(
         "core/pilots.py": "it remembers the most that a pilot has ever had left",
         "core/report.py": "it shows what is left",
     },
-    frozenset({"action", "before", "fate", "forecast", "said"}),  # forecasts of calls' ends
+    frozenset({"action", "before", "fate", "forecast", "said"}),  # forecasts of the ends of calls
 )
 FAILED_LOADS = Decision(
     "policies/where_to_load.py",

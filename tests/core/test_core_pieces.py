@@ -1,4 +1,4 @@
-"""Pieces pass through the manager to their client, and acknowledgements back."""
+"""The manager forwards pieces to their client, and acknowledgements back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ RUN = 9
 
 @pytest.fixture
 def c(cluster: Make) -> Cluster:
-    """Call `s` runs on pilot p1, and gives pieces."""
     return cluster(pilots=1).call("s", stream=True).ready().forget()
 
 
@@ -44,7 +43,7 @@ def test_pieces_go_to_the_client_and_what_it_has_goes_back(c: Cluster) -> None:
     assert said == [ToClient(ClientId("ana"), to_client.Pieces(c.ids["s"], RUN, 0, [b"a", b"b"]))]
     back = taken(c, 2, again=True)
     assert back == [ToPilot(PilotId("p1"), to_pilot.AckPieces(LibraryId(1), c.ids["s"], RUN, 2, again=True))]
-    assert check_of([*said, *back]) == 0  # nothing was decided
+    assert check_of([*said, *back]) == 0  # no decision was made
     c.nothing_else_was_said()
 
 
@@ -78,7 +77,7 @@ def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
 
 
 def test_its_story_says_how_many_pieces_there_were_and_who_waits(c: Cluster) -> None:
-    c.by_hand = True  # a question is in no journal, and a replay knows nothing of pieces
+    c.by_hand = True  # do not replay: the journal has no status requests, and so a replay has no pieces
 
     def told() -> str:
         return c.the_story(show_call(c.ids["s"])).headline
@@ -88,13 +87,13 @@ def test_its_story_says_how_many_pieces_there_were_and_who_waits(c: Cluster) -> 
     assert told().endswith("1 piece sent")
     came(c, 1, b"b", waits=True)
     c.wait(5)
-    assert told().endswith("2 pieces sent; it waits for its reader for 5.0 s")
+    assert told().endswith("2 pieces sent; it has waited for its reader for 5.0 s")
     taken(c, 2)
     assert told().endswith("2 pieces sent")
 
 
 def test_an_end_of_a_run_that_was_given_up_does_not_count(cluster: Make) -> None:
-    """The client may lack pieces of that run. Of a call with one result it would count."""
+    """The client may lack pieces of that run."""
     c = cluster(pilots=2).call("s", stream=True).ready()
     first = c.holders("s")[0]
     lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]

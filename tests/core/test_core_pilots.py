@@ -1,4 +1,4 @@
-"""Pilots join, disconnect, reconnect with less or more than known, drain, leave, vanish."""
+"""Pilots join, disconnect, reconnect with fewer or more libraries, drain, leave, vanish."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
 def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
     c = cluster(pilots=1).report("p1", say.PilotLeaving("its walltime is over"))
     c.report("p1", say.Heartbeat(), numbered=False)
-    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
     c.come_back("p1")
-    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
 def test_context_of_a_cut_off_pilot_is_loaded_elsewhere_soon(cluster: Make) -> None:
@@ -216,7 +216,7 @@ def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> N
     assert {p.state for p in c.core.state.pilots.values()} == {PilotState.CUT}
     c.come_back("p1", lib1=("1",)).come_back("p2", lib2=("2",))
     c.end("1", "2").end("3", "4")
-    assert c.ended == {}  # its client has not come back
+    assert c.ended == {}  # the calls' client has not reconnected
     c.client("ana")
     assert len(c.ended) == 4
 
@@ -267,7 +267,9 @@ def test_a_pilot_that_loads_nothing_any_more_without_fault_is_leaving(cluster: M
 
 
 def test_a_timer_that_fires_a_hair_too_early_drains_all_the_same(cluster: Make) -> None:
-    """One that was rounded: asked again in no time at all it would fire at the same moment, for ever."""
+    """A timer is rounded to microseconds and may fire too early. If it were set again for the same moment, it would
+    fire for ever.
+    """
     c = cluster().join("p1", ends_in_s=150.0000004)
     for _ in range(100):
         if c.pilot().state is not PilotState.HERE:

@@ -1,4 +1,4 @@
-"""A context's queue against a plain list; its cost depends on its size."""
+"""A context's queue against a plain list. Its cost depends on its size."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, b
 def test_a_call_that_is_apart_is_the_last_and_nothing_takes_it() -> None:
     queue, one = Queue(), group(0)
     first, second = call(1, one), call(2, one)
-    queue.put_apart(first)
+    queue.hold_back(first)
     assert (queue.head(), queue.single(), queue.count) == (first, None, 1)
     queue.push(second)
     assert (queue.head(), list(queue), queue.first(5, looks=5)) == (second, [second, first], [second, first])
@@ -130,17 +130,18 @@ def test_priorities_that_nobody_uses_any_more_cost_nothing() -> None:
 
 
 class Shelf:
-    """A library, as far as the index knows it."""
+    """A stand-in for a library with the fields that `LoadIndex` uses."""
 
-    def __init__(self, id: int) -> None:
+    def __init__(self, id: int, kind: str = "cpu") -> None:
         self.id = LibraryId(id)
+        self.kind = kind
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(CLOSED, 5))), max_size=60))
 def test_it_answers_as_a_search_would(changes: list[tuple[int, int | None]]) -> None:
     shelves = [Shelf(n) for n in range(7)]
     index: LoadIndex[Shelf] = LoadIndex()
-    listed: dict[int, int] = {}  # in the order in which they were listed
+    listed: dict[int, int] = {}  # each shelf's load; the last changed is last
     for number, level in changes:
         listed.pop(number, None)
         if level is None:
@@ -157,6 +158,27 @@ def test_it_answers_as_a_search_would(changes: list[tuple[int, int | None]]) -> 
         backlogs = [listed[library.id] for library in index.most_backlogged()]
         assert backlogs == sorted((listed[id] for id in busy if listed[id] > FULL), reverse=True)
         assert len(index) == len(listed)
+
+
+@given(st.lists(st.one_of(st.tuples(st.integers(0, 6), st.integers(CLOSED, 2)), st.booleans()), max_size=60))
+def test_free_libraries_are_listed_by_speed(changes: list[tuple[int, int] | bool]) -> None:
+    shelves = [Shelf(n, "slow" if n % 2 else "fast") for n in range(7)]
+    index: LoadIndex[Shelf] = LoadIndex()
+    ranked = False
+    for change in changes:
+        if isinstance(change, bool):
+            ranked = change
+            index.rank({"slow": 0.5, "fast": 1.0} if ranked else {})
+        elif change[1] == 0:
+            index.drop(shelves[change[0]])
+        else:
+            index.put(shelves[change[0]], change[1])
+        hottest = [library.id for library in index.hottest()]
+        by_speed = [id for parity in (0, 1) for id in hottest if id % 2 == parity] if ranked else []
+        assert [library.id for free in index.hottest_by_speed() for library in free] == by_speed
+        kinds = {kind: sorted(libraries) for kind, libraries in index.of_kind.items()}
+        listed = [shelf for shelf in shelves if index.level_of(shelf) is not None]
+        assert kinds == {kind: ids for kind in ("fast", "slow") if (ids := [x.id for x in listed if x.kind == kind])}
 
 
 def test_calls_that_are_given_at_one_moment_are_one_burst() -> None:

@@ -24,14 +24,16 @@ HOT = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**9)  # typ
 
 @pytest.fixture
 def c() -> Iterator[Cluster]:
-    """A manager that has lost all of its journal. (The builder's client is another one, that it has never heard of.)"""
+    """Yield a manager that has lost its whole journal."""
     made = Cluster().event(ManagerRestarted())
     yield made
     made.check()
 
 
 def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3) -> bool:
-    """A client says hello that the lost part of the journal knew. Whether it is asked to say everything again."""
+    """Send a hello of client `bob`, known only to the journal's lost part. Return True if the manager requests his
+    calls again.
+    """
     hello = say.ClientHello(wire.VERSION, SESSION, received, acknowledged=acknowledged, number=number)
     c._frames["bob"], c._received["bob"] = acknowledged, received
     c.tell("bob", hello, numbered=False)
@@ -48,7 +50,7 @@ def again(c: Cluster, *calls: int, **how: Any) -> None:
 
 
 def back(c: Cluster, *facts: say.LibraryFacts, acknowledged: int = 9, **more: Any) -> Cluster:
-    """Pilot `old` comes back to a manager that may not know it."""
+    """Reconnect pilot `old`, which the manager may not know."""
     c._frames["old"] = acknowledged
     hello = say.PilotHello(
         wire.VERSION, SESSION, "host", 7, devices(1), libraries=facts, acknowledged=acknowledged, recipes=(BARE,),
@@ -73,7 +75,7 @@ def test_client_with_lost_frames_submits_again(c: Cluster) -> None:
 
 @pytest.mark.parametrize("lost", ["recipe", "function"])
 def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: str) -> None:
-    """The record with a definition is damaged, the one with the calls is whole: they must not end for that."""
+    """The record of a definition is damaged, but the record of the calls is not."""
     c = cluster(pilots=1)
     c.event(RecordsLost(100, "its checksum is wrong"))
     recipe_key, function = ("new", "f") if lost == "recipe" else ("bare", "new")
@@ -123,7 +125,7 @@ def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> 
 
 @pytest.mark.parametrize("when", ["before the hello", "after the hello"])
 def test_failure_of_a_call_with_a_known_result_does_not_count(cluster: Make, when: str) -> None:
-    """The journal lost its end, so it runs again; the file of its arguments is gone."""
+    """The journal lost the end, so the call runs again, and the file of its arguments is gone."""
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
     c._received["ana"] = 1
@@ -160,12 +162,12 @@ def test_a_call_that_fails_while_its_client_submits_again_fails_once(cluster: Ma
 
 
 def test_lost_ends_are_not_repeated_and_later_ones_are_told(cluster: Make) -> None:
-    """Numbers of results would mean other results to the two of them otherwise."""
+    """If lost ends were repeated, client and manager would number results differently."""
     c = cluster(pilots=2).calls(4).ready().end("1")
     c.event(ManagerRestarted())
     c.come_back("p1", lib1=tuple(c.names[id] for id in c.core.state.libraries[1].held)).forget()  # type: ignore[index]
     held = c.held("p1")[0]
-    c.end(held)  # a new end, which the lost manager had not told
+    c.end(held)  # a new end, which the manager had not reported before its restart
     c.forget()
     c.ended.clear()
     c._received["ana"] = 3
@@ -281,7 +283,7 @@ def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
 
 
 def test_block_that_is_requested_again_has_its_former_pilots(c: Cluster) -> None:
-    """The journal lost its first records: the source is defined once more, and its first block is b1 again."""
+    """The journal lost its first records, so the source's first block is b1 again."""
     back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]  # type: ignore[index]
     assert list(block.pilots) == ["old"]
@@ -305,8 +307,9 @@ def test_numbers_given_in_the_lost_part_are_not_reused(cluster: Make) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, *, known: bool) -> None:
-    """Found by a damaged record: where the library holds the call is lost, so its end meant nothing when it came first.
-    The hello listed the call, the end was dropped for its number, and the call ran for ever."""
+    """Once the damaged record was the one that assigned the call to its library. So the manager ignored the call's end,
+    dropped the repeated end because of its number, and the call ran for ever.
+    """
     c = cluster(pilots=1).calls(1).ready()
     if known:
         c.event(RecordsLost(100, "its checksum is wrong")).event(ManagerRestarted())
@@ -314,7 +317,7 @@ def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, 
         c.end("1").event(RecordsLost(100, "its checksum is wrong")).event(ManagerRestarted()).call("2")
     call, before = ("1" if known else "2"), c.taken("p1")
     end = say.CallsEnded(next(iter(c.core.state.libraries)), [CallEnd(c.ids[call], True)])  # type: ignore[arg-type]
-    c._frames["p1"] = before + 3  # the hole had some
+    c._frames["p1"] = before + 3  # the journal lost the pilot's last frames
     c.report("p1", end)
     number = c._frames["p1"]
     c.come_back("p1", acknowledged=number - 1, lib1=(call,))
@@ -326,7 +329,7 @@ def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, 
 
 
 def test_block_numbers_of_the_lost_part_are_not_reused(cluster: Make) -> None:
-    """The soak found it: a job of a lost block and one of a new block had the same name, so that one was forgotten."""
+    """Found by the soak: jobs of a lost and a new block had the same name."""
     c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     c.block("b1", phase=BlockPhase.ENDED).wait(120)

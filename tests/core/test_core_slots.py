@@ -21,7 +21,7 @@ Make = Callable[..., Cluster]
 
 
 def ready(c: Cluster, slots: int, *, pilot: str = "p1") -> Cluster:
-    """The library that this pilot was told to start holds its context, and says how many calls it runs at once."""
+    """Report a ready library on this pilot, with its number of slots."""
     start = c.hears(pilot, to_pilot.StartLibrary)
     return c.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, 10**9, 10**9, slots=slots))
 
@@ -40,7 +40,7 @@ def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
     assert list(c.context("a").idle) == []
     c.end("1", "2", "3", run_s=50.0)
     assert c.runs("p1") == ["4", "5"]
-    assert list(c.context("a").idle) == [1]  # one of its slots is free
+    assert list(c.context("a").idle) == [1]  # the library with number 1 has a free slot
     assert [x.slots for x in c.others if isinstance(x, RecordLoad)] == [3]
 
 
@@ -65,7 +65,7 @@ def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0)).call("first", context="a")
     ready(c, 8)
     c.end("first", run_s=100.0).calls(20, context="a")
-    assert len(c.lives_on("a")) == 3  # 8 run, and 12 are left for libraries of 8
+    assert len(c.lives_on("a")) == 3  # 8 calls run; 12 are left for libraries of 8 slots
 
 
 def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> None:
@@ -125,13 +125,13 @@ def started(c: Cluster, pilot: str = "p1") -> to_pilot.StartLibrary:
     return c.hears(pilot, to_pilot.StartLibrary)
 
 
-# ---- what a process takes
+# ---- memory of a process
 def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 8 * GB), model("n", 8 * GB))
     c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
     assert started(c).device_memory_bytes == 8_600_000_000
     assert started(c).device_memory_bytes == 8_600_000_000
-    assert "c" in c.waiting("o")  # 7 GB are free, minus CUDA's share
+    assert "c" in c.waiting("o")  # only 7 GB minus CUDA's own memory are free
 
 
 def test_a_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
@@ -145,14 +145,14 @@ def test_host_memory_never_counts_on_a_gpu(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus()).define(model("m")).call("a", context="m")
     promised = started(c).device_memory_bytes
     c.report("p1", say.LibraryReady(c.library(context="m").id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=3 * GB))
-    assert c.library(context="m").promised_bytes == promised  # not known yet what it takes there
+    assert c.library(context="m").promised_bytes == promised  # the report lacks device memory, so the promise stays
     assert c.context("m").advice["NVIDIA A10"].peak_bytes == 0
     assert c.context("m").resident_bytes == 0
 
 
-# ---- memory that is measured
+# ---- measured memory
 def test_a_second_load_is_not_given_memory_that_is_used(cluster: Make) -> None:
-    """The case of a framework that tells nothing: 18 GB of 24 are used, and host memory is small."""
+    """The framework reports no device memory: 18 of 24 GB are used."""
     c = cluster().join("p1", of=gpus()).define(model("m"), model("n", 10 * GB)).call("a", context="m")
     started(c)
     library = c.library(context="m")
@@ -172,7 +172,7 @@ def test_a_promise_grows_within_what_is_free_and_says_what_is_beyond(cluster: Ma
     assert library.promised_bytes == 12 * GB
     c.report("p1", say.LibraryResized(library.id, 20 * GB, measured=True))
     assert library.promised_bytes == 16 * GB
-    assert "uses 20.0 GB of its device, more than is left there" in c.story(f"lib-{library.id}")
+    assert "uses 20.0 GB of its device, more than is free" in c.story(f"lib-{library.id}")
 
 
 # ---- one process a device
@@ -184,15 +184,15 @@ def test_a_device_of_one_process_holds_one_library_at_a_time(cluster: Make) -> N
     assert c.library(context="m").promised_bytes == 24 * GB
     assert list(c.pilot().libraries) == [1]
     c.end("a").forget().wait(2.0)
-    assert c.library(context="m").state is LibraryState.STOPPING  # it is idle, and the other waits
+    assert c.library(context="m").state is LibraryState.STOPPING  # the library is idle, and the other context waits
     assert c.hears("p1", to_pilot.StopLibrary).library == 1
     assert started(c).device_memory_bytes == 24 * GB
-    assert c.library(context="n").state is LibraryState.LOADING  # its pilot waits until the other process has ended
+    assert c.library(context="n").state is LibraryState.LOADING  # the pilot starts n when the process of m has ended
     c.die(c.library(context="m"), failure=None).wait(2.0)
     assert list(c.pilot().libraries) == [2]
 
 
-# ---- what is missing or broken
+# ---- missing or broken devices
 def test_what_was_left_out_reaches_status_and_explain(cluster: Make) -> None:
     c = cluster()
     hello = say.PilotHello(wire.VERSION, SESSION, "n1", 7, gpus(), troubles=("GPU 1 was left out: GPU is lost",))
@@ -219,7 +219,7 @@ def test_pilot_without_its_site_gpus_is_released(cluster: Make) -> None:
     assert c.hears("p1", to_pilot.Exit).reason == LACKS
     assert c.pilot().state is PilotState.DRAINING
     status = c.status()
-    assert status.trouble["gpus"] == f"its last block was of no use: {LACKS}"
+    assert status.trouble["gpus"] == f"its last block did not help: {LACKS}"
     assert LACKS in "\n".join(render(status))
     assert LACKS in status.contexts[0].waits_for
     assert LACKS in c.story("p1")

@@ -31,7 +31,7 @@ def test_without_pilots_a_call_waits_for_one_and_the_blocks_say_why(cluster: Mak
 def test_own_block_is_called_b0_and_runs_once_its_pilot_is_here(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending", "1": "failed: exit code 1"}))
-    assert "block that the program started itself: pending, no pilot has come from it" in c.story("b0")
+    assert "block that the program started itself: pending, none of its pilots has joined" in c.story("b0")
     c.join("p1", block="0")
     assert "running, pilots p1" in c.story("b0")
     assert not c.the_story("b7").found
@@ -49,11 +49,9 @@ def test_own_block_without_a_pilot_ended_before_one_came(cluster: Make) -> None:
 def test_logs_of_an_open_call_say_what_it_waits_for(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = nothing_kept(c.the_story("c-3"))
-    assert waits == (
-        "c-3 waits: its library runs other calls\nits output can be read when it has ended: stoker logs c-3"
-    )
+    assert waits == ("c-3 waits: its library runs other calls\nread its output after its end: stoker logs c-3")
     assert nothing_kept(c.the_story("c-2")).splitlines() == [
-        "c-2 runs in lib-1; its output can be read when it has ended: stoker logs c-2",
+        "c-2 runs in lib-1; read its output after its end: stoker logs c-2",
         "until then: stoker logs lib-1 -f",
     ]
     assert nothing_kept(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
@@ -80,7 +78,7 @@ def test_a_pilot_that_is_cut_off_is_said_to_be(cluster: Make) -> None:
 def test_a_context_on_its_way_tells_where_and_how_long(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").wait(3)
     c.report("p1", say.LibraryUpdate(1, say.LibraryPhase.LOADING))  # type: ignore[arg-type]
-    assert "a library without a context is on its way (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
+    assert "a library without a context is starting (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
 
 
 def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
@@ -124,7 +122,7 @@ def test_contexts_and_libraries_tell_what_happened_to_them(cluster: Make) -> Non
     story = c.story("llm")
     assert "1 hot, 0 calls queued, 0 ended, 1 load of 4.1 s, 2.0 GB each" in story
     assert "ready: 0.10 s to start, 4.00 s to load" in c.story("lib-2")
-    assert "told to load on cpu:0" in c.story("p1")
+    assert "starts on cpu:0" in c.story("p1")
     assert "no call" in c.story("lib-77")
     c.die(c.library(context="llm"), "c1", failure=BROKEN)
     assert "lib-2 on p1 ended" in c.story("c-1")
@@ -310,5 +308,5 @@ def test_context_of_a_missing_kind_waits_for_blocks(cluster: Make) -> None:
     wants = msgspec.structs.replace(recipe("a"), needs=Needs(kinds=("a100",)))
     c.define(wants).block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")
     c.block("b2", phase=BlockPhase.PENDING, reason="Priority").call("1", context="a")
-    assert "no pilot that is here has a device of a kind that a wants (a100); block" in c.story("c-1")
+    assert "no pilot has a device of a kind that a needs (a100); block" in c.story("c-1")
     assert "block b2: pending: Priority" in c.story("c-1")

@@ -1,4 +1,4 @@
-"""Short calls do not wait behind a long one if they can run elsewhere."""
+"""Short calls do not wait for a long call if they can run elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_library_that_is_free_gets_them_at_once(cluster: Make) -> None:
     c.call("long").forget().call("s1")
     assert c.held("p2") == ["long"]
     assert c.held("p1") == ["s1"]
-    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # a frame's worth and more
+    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # p1 also gets calls that it must queue
     assert c.held("p2") == ["long"]
     assert c.held("p1") == ["s2", "s3", "s4"]
 
@@ -46,7 +46,7 @@ def test_no_call_waits_behind_one_begun_before_run_times_were_known(cluster: Mak
     c = cluster(pilots=2).define(recipe("a")).call("long", "quick", context="a").ready()
     c.end("quick", run_s=SHORT_S).wait(60).call("s1", context="a").call("s2", context="a")
     assert (c.held("p1", "a"), c.held("p2", "a")) == (["long"], ["s1", "s2"])
-    c.calls(8, context="a")  # together: they are offered in turn
+    c.calls(8, context="a")  # calls that arrive together are offered in turn
     assert c.held("p1", "a") == ["long"]
     assert len(c.held("p2", "a")) > 2
 
@@ -56,7 +56,7 @@ def test_a_library_gets_stuck_also_while_calls_of_others_are_long(cluster: Make)
     c.call("long", context="a").call("slow", context="a")
     lies, other = (c.holders(name)[0] for name in ("long", "slow"))
     c.wait(0.5).end("slow", run_s=1.0).wait(5)
-    for n in range(20):  # calls are known to be short again
+    for n in range(20):  # many short calls lower the known mean duration again
         c.call(f"q{n}", context="a").end(f"q{n}", run_s=SHORT_S)
     c.call("s1", context="a").call("s2", context="a")
     assert c.held(lies.pilot.id, "a") == ["long"]
@@ -80,7 +80,7 @@ def test_a_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> No
     c.give_back("s1").call("s2")
     assert c.held() == ["long"]
     assert c.waiting() == ["s1", "s2"]
-    c.end("long", run_s=SHORT_S)  # its mean still says: short
+    c.end("long", run_s=SHORT_S)  # the known mean duration is still short
     assert c.held() == ["s1", "s2"]
 
 
@@ -118,13 +118,13 @@ def test_with_a_free_slot_a_library_is_not_stuck(cluster: Make) -> None:
     c.calls(5, context="a").wait(0.9)
     assert not c.library(context="a").stuck
     assert len(c.held(context="a")) == 6
-    c.forget().wait(1.2)  # now a second call takes its slot for long
+    c.forget().wait(1.2)  # now a second call occupies its slot for a long time
     assert c.library(context="a").stuck
     assert c.hears("p1", to_pilot.TakeBack).count == 4
 
 
 def test_queued_call_behind_a_lingering_one_is_loaded_elsewhere(cluster: Make) -> None:
-    """Calls of a second are never prefetched; and to wait for one of them would not pay a load of ten."""
+    """Calls of 1 s are never prefetched. One such call does not justify a load of 10 s."""
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=9.9).join("p2")
     c.call("long", context="a").call("s1", context="a").wait(9)
     assert c.lives_on("a") == ["p1"]
@@ -158,7 +158,7 @@ def test_stuck_timer_runs_only_while_libraries_may_get_stuck(cluster: Make) -> N
     assert STUCK_TIMER not in c.core.state.timers
     c.call("long")
     assert STUCK_TIMER in c.core.state.timers
-    c.wait(2.5)  # it is stuck, and the other one is idle
+    c.wait(2.5)  # the library of `long` is stuck, and the other library is idle
     assert STUCK_TIMER not in c.core.state.timers
 
 
@@ -167,7 +167,7 @@ def by(dispatch: HottestFirst) -> Callable[[], Policies]:
 
 
 class GivesFive(HottestFirst):
-    """A user's dispatch policy that does not know of stuck libraries."""
+    """A user's dispatch policy that ignores stuck libraries."""
 
     def window(self, view: View, library: Library) -> int:
         return 5

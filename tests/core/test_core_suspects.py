@@ -1,4 +1,4 @@
-"""A call can hurt only itself: dying pilots and libraries, and the walltime."""
+"""A call can hurt only itself: lost pilots, dead libraries, and the walltime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pilot_of(c: Cluster, name: str) -> str:
 
 
 def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
-    """This number of pilots that run this call are lost, each after another one has joined."""
+    """Lose the pilot that runs the call, `times` times; each time another pilot joins first."""
     for _ in range(times):
         lost = pilot_of(c, name)
         c.join(f"x{len(c.core.state.gone_pilots)}-{spare}").wait(1).lose(lost).ready()
@@ -52,7 +52,7 @@ def test_calls_beside_it_end(cluster: Make) -> None:
         if len(c.ended) == 4:
             break
         there = [name for name in c.ids if name not in c.ended and c.the_call(name).holder]
-        if "bad" in there:  # it kills its pilot before any other call there ends
+        if "bad" in there:  # the bad call kills its pilot before any other call ends on that pilot
             lost = pilot_of(c, "bad")
             beside = [name for name in there if name != "bad" and pilot_of(c, name) == lost]
             assert beside == [] or n < ALONE_AFTER, "it runs alone"
@@ -71,7 +71,7 @@ def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
     lost, other = pilot_of(c, "bad"), pilot_of(c, "long")
     c.lose(lost)
     assert c.the_call("bad").state is CallState.WAITING
-    assert "is to run alone on a pilot: second is kept for it" in c.story(show_call(c.the_call("bad").id))
+    assert "runs alone on a pilot next: second is kept for it" in c.story(show_call(c.the_call("bad").id))
     c.call("later").wait(5)
     assert c.the_call("later").state is CallState.WAITING, "the only pilot is kept"
     c.end("long")
@@ -87,14 +87,14 @@ def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "died", "timed out", "stopped", "given back"])
 def test_a_suspect_begins_however_its_pilot_comes_to_be_free(cluster: Make, how: str) -> None:
-    """Only the end of a call was noticed, so the pilot stayed kept, and nothing ran any more."""
+    """Once only a call's normal end released the pilot that was reserved for a suspect."""
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("bad", context="a").call("long", context="b").ready()
     for _ in range(ALONE_AFTER):
         c.die(c.library(context="a"), "bad", failure=KILLED).ready()
     assert c.pilot("p1").reserved is c.the_call("bad")
     c.call("later", context="a")
-    assert "p1 is kept for c-1, which is to run alone" in c.story(show_call(c.the_call("later").id))
+    assert "p1 is kept for c-1, which must run alone" in c.story(show_call(c.the_call("later").id))
     library = c.library(context="b")
     if how == "cancelled":
         c.tell("ana", say.Cancel([c.ids["long"]], running=True))
@@ -151,7 +151,7 @@ def test_the_last_word_is_the_batch_system_s(cluster: Make, reason: LossReason |
         return
     failure = c.failure("bad")
     assert "out of memory" in failure.message
-    assert "the batch system says OUT_OF_MEMORY" in failure.message
+    assert "the batch system reports OUT_OF_MEMORY" in failure.message
 
 
 def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
@@ -212,7 +212,7 @@ def test_calls_of_one_dead_library_are_tried_by_themselves(cluster: Make) -> Non
 
 
 def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None:
-    """With slots, a call of 6 s began again with each hung call in its library, for ever."""
+    """Found: a call of 6 s restarted with each hung call in its library."""
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
         hangs, library = f"hangs-{n}", c.library(context="room")
@@ -222,7 +222,7 @@ def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None
         c.end(hangs, failure=failure).report(
             "p1", say.LibraryGone(library.id, failure, running=(c.ids["long"],))
         ).ready()
-    assert "it has a library for itself from now on" in c.story(show_call(c.the_call("long").id))
+    assert "from now on it runs alone in a library" in c.story(show_call(c.the_call("long").id))
     c.call("hangs", context="room")
     assert c.held(context="room") == ["long"], "the other one waits, or has a library of its own"
     c.end("long").end("hangs")

@@ -1,4 +1,4 @@
-"""Default policies over toy pilots in virtual time, with every fault."""
+"""Default policies with toy pilots in virtual time, with every fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_what_one_library_hoards_another_takes_back(toy: Make) -> None:
     t.pilot("p1", devices=2)
     t.call("warm1", "warm2", run_s=0.001).run()
     t.call(*(f"c{n}" for n in range(40)), run_s=0.001)
-    t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)  # of the same function, so the core cannot know
+    # these calls have the same function as the short ones, so the core expects them to be short
+    t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)
     before = t.now
     t.run()
     assert t.now - before < 2.2
@@ -61,7 +62,7 @@ def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
     t.pilot("p1")
     t.pilot("p2")
     t.context("llm", load_s=4.0).call("c1", context="llm", run_s=6.0).run(until=20.0)
-    t.tell(say.AskStatus(), numbered=False)  # an event: the core knows no other time
+    t.tell(say.AskStatus(), numbered=False)  # any event: it tells the core the time
     tiers = device_seconds(t.core.state)
     assert tiers["warm"] == pytest.approx(16.0, abs=0.1)
     assert tiers["cold"] == pytest.approx(24.0, abs=0.1)
@@ -72,7 +73,7 @@ def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bad_day(toy: Make, seed: int) -> None:
-    """Many calls, contexts and deaths at random times: every call ends once, well unless it was bad."""
+    """Lose pilots at random times: every call ends once, and only bad calls fail."""
     chance = random.Random(seed)
     t = toy(latency_s=chance.choice((0.0005, 0.02)))
     for n in range(4):

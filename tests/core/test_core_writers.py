@@ -1,6 +1,7 @@
-"""One file writes each field of the manager's state, checked on the sources. A field is identified by its name and its
-owner (`library.held`, `manager.state.calls`), also through local names (`held = library.held`, `for listed in
-(source.coming, ...)`). Nouns may change themselves in their own files.
+"""One file writes each field of the manager's state, checked on the source code.
+
+A field has a name and an owner (`library.held`, `manager.state.calls`), also through local names (`held =
+library.held`, `for listed in (source.coming, ...)`). State classes may change themselves.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ OWNERS = {
     "block": (Block,), "call": (Call,), "context": (Context,), "device": (Device,), "library": (Library,),
     "past": (CallPast,), "known": (SourceState, Pilot), "pilot": (Pilot,), "source": (SourceState,), "state": (State,),
 }  # fmt: skip
-"""Names of nouns in the manager's functions."""
+"""State classes by variable name in the manager's functions."""
 OTHERS = frozenset({
     "manager", "self", "trial", "transfers", "client", "cost", "group", "holder", "gang", "orphan", "inbox", "index",
     "object", "fetch", "peer", "fetch.peer", "other", "changes", "level", "core", "source_then", "leader", "child",
     "burst",
 })  # fmt: skip
-"""Of objects by these names no field is looked for: they are other nouns'."""
+"""Other objects by these names; their fields are not checked."""
 WRITERS = {
     (State, "calls"): "holding", (Context, "queue"): "queues", (Call, "holder"): "holding", (Call, "state"): "holding",
     (Library, "held"): "holding", (Library, "zombies"): "holding", (Library, "promised_bytes"): "libraries",
     (Library, "state"): "libraries", (Device, "promised_bytes"): "libraries", (Pilot, "state"): "pilots",
 }  # fmt: skip
-"""The files that write the fields on which most depends."""
+"""The files that write the most important fields."""
 
 
 def fields_of(kind: type) -> set[str]:
@@ -44,14 +45,14 @@ def fields_of(kind: type) -> set[str]:
 
 @cache
 def found() -> tuple[dict[type, dict[str, set[str]]], list[str]]:
-    """Files that write each field of each noun, and writes to objects of unknown type."""
+    """Return the files that write each field of each class, and writes to unknown objects."""
     writers: dict[type, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     unknown = []
     fields = {kind: fields_of(kind) for kinds in OWNERS.values() for kind in kinds}
     every = set[str]().union(*fields.values())
     for path in sorted(CORE.glob("*.py")):
         for field, owner, line in written(ast.parse(path.read_text())):
-            if field == "transfers":  # it changes itself
+            if field == "transfers":  # the transfer plan has its own class, which changes itself
                 continue
             name = owner.rpartition(".")[2]
             kinds = [kind for kind in OWNERS.get(name, ()) if field in fields[kind]]

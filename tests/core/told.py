@@ -1,4 +1,4 @@
-"""Pilots as peers, for tests of the transfer plan: the orders of each about an object."""
+"""Pilots as peers, for tests of the transfer plan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.protocol import to_pilot, wire
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
-Told = tuple[tuple[str, ...], bool]  # From whom, and whether the origin is read
+Told = tuple[tuple[str, ...], bool]  # the pilots to read from, and whether to read the origin
 
 
 class Peers(Cluster):
-    """A cluster whose pilots serve each other, and the last order to each about an object."""
+    """A cluster whose pilots serve each other."""
 
     def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True, cache: str = "") -> Peers:
         for name in names:
@@ -31,7 +31,7 @@ class Peers(Cluster):
         return self
 
     def give_up(self, *names: str) -> Peers:
-        """Pilots give up what was planned for their libraries: they get it only if they are told to keep it."""
+        """Report that these pilots no longer have the objects."""
         for name in names:
             self.report(name, say.ObjectsGone((BIG.name, SMALL.name)))
         return self.forget()
@@ -54,7 +54,7 @@ class Peers(Cluster):
         return [message for message in mail if isinstance(message, to_pilot.FetchObject)]
 
     def told(self, name: str) -> Told | None:
-        """The last order to it since the last look, if any."""
+        """Return the sources in the last unread order to a pilot; None without an order."""
         orders = self.orders(name)
         return (tuple(peer.pilot for peer in orders[-1].peers), orders[-1].origin) if orders else None
 
@@ -65,7 +65,7 @@ def library(peers: Peers) -> Recipe:
 
 
 def leave(peers: Peers, name: str) -> to_pilot.Exit:
-    """A pilot's block is released; return the order to it."""
+    """Release a pilot's block; return the order to the pilot."""
     peers.core.state.pilots[name].block = "b1"  # type: ignore[index]
     peers.by_hand = True
     peers.tell("ana", say.ReleaseBlock("b1"))
@@ -77,5 +77,5 @@ def exits(peers: Peers, name: str) -> list[to_pilot.Exit]:
 
 
 def needing(peers: Peers) -> Peers:
-    """A call waits for a context with the big object, and no device is free for it."""
+    """Submit a call for a context with the big object; no device is free."""
     return peers.define(library(peers)).call("1", context="llm")

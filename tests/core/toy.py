@@ -1,5 +1,6 @@
-"""A toy cluster in virtual time: the real core and policies, toy pilots, a client, a heap of timed events. Messages
-take `latency_s`, stay in order, and may be lost with their connection. Runs are deterministic.
+"""A toy cluster in virtual time: the real core and policies, toy pilots, a client.
+
+Messages take `latency_s`, stay in order, and may be lost with their connection. Runs are deterministic.
 """
 
 from __future__ import annotations
@@ -43,24 +44,23 @@ _decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """The cost of a context in the toy world, whatever its recipe declares."""
+    """The real cost of a context in the toy world."""
 
     load_s: float = 1.0
     resident_bytes: int = 10**9
     broken: str = ""
-    run_s: float = 0.0  # How long every call runs there; 0 = as it says itself
+    run_s: float = 0.0  # Seconds of every call; 0 = as the call specifies
+    sleeps: bool = False
 
 
 class Toy(Desk):
-    """See the module's text."""
-
     def __init__(self, *, latency_s: float = 0.001, resize_s: float = 0.5, **options: Any) -> None:
         super().__init__(**options)
         self.session = SESSION
         self.latency_s, self.resize_s = latency_s, resize_s
-        self.ignore_stops = False  # Whether running calls ignore cancellation, so that their libraries end with them
+        self.ignore_stops = False  # True if running calls ignore cancellation, so that their libraries end with them
         self.pilots: dict[str, ToyPilot] = {}
-        self.links: dict[str, int] = {}  # Which connection of a pilot is up; 0 = none
+        self.links: dict[str, int] = {}  # The number of a pilot's open connection; 0 = none
         self.costs = {"bare": Cost(0.1, 50_000_000)}
         self.ids: dict[str, int] = {}
         self.names: dict[int, str] = {}
@@ -107,11 +107,10 @@ class Toy(Desk):
     def open(self) -> list[str]:
         return [self.names[id] for id in self.core.state.calls]
 
-    # ---- the world
+    # ---- pilots and contexts
     def pilot(
         self, name: str, *, devices: int = 1, kind: str = "cpu", memory: str = "8 GB", block: str = ""
     ) -> ToyPilot:
-        """A pilot joins now."""
         facts = make_devices(devices, kind=kind, memory=memory)
         pilot = self.pilots[name] = ToyPilot(self, name, facts, block=block)
         self._connect(pilot)
@@ -119,10 +118,10 @@ class Toy(Desk):
 
     def context(
         self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", declares: str = "", broken: str = "",
-        runs_s: float = 0.0, **needs: Any,
+        runs_s: float = 0.0, sleeps: bool = False, **needs: Any,
     ) -> Toy:  # fmt: skip
-        """A context that takes `memory`, and declares nothing unless told otherwise."""
-        self.costs[key] = Cost(load_s, parse_bytes(memory), broken, runs_s)
+        """Add a context that uses `memory` and declares `declares`."""
+        self.costs[key] = Cost(load_s, parse_bytes(memory), broken, runs_s, sleeps)
         return self.tell(say.DefineRecipe(recipe(key, memory=declares, **needs)))
 
     def call(
@@ -144,30 +143,29 @@ class Toy(Desk):
         return self
 
     def cut(self, name: str, *, back_after: float = 0.0) -> None:
-        """The connection breaks, with everything that is on its way; it is up again after a while, if at all."""
+        """Break the connection and lose its messages; reconnect after `back_after` seconds (0: never)."""
         self.links[name] = 0
         self._event(PilotCut(name))  # type: ignore[arg-type]
         if back_after:
             self.after(back_after, lambda: self._connect(self.pilots[name]))
 
     def kill(self, name: str) -> None:
-        """A pilot vanishes, and the manager gives it up."""
         self.pilots[name].alive = False
         self.cut(name)
         self._event(PilotLost(name, "killed by the batch system"))  # type: ignore[arg-type]
 
     def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
-        """Advice on a context arrives this time after the question."""
+        """Answer the core's question about a context with this advice after `after_s` seconds."""
         self.advice[key] = after_s, ContextAdvice(**facts)
 
-    # ---- the wires
+    # ---- links
     def _connect(self, pilot: ToyPilot) -> None:
         if pilot.alive:
             self.links[pilot.name] = next(self._links)
             self.greet(pilot)
 
     def greet(self, pilot: ToyPilot) -> None:
-        """A pilot says hello, and then again what was not acknowledged."""
+        """Send a pilot's hello, then its unacknowledged frames."""
         self.from_pilot(pilot, 0, [pilot.hello()])
         for frame in pilot.outbox.unacked():
             self.from_pilot(pilot, *_decode(frame))

@@ -1,6 +1,7 @@
-"""A pilot that obeys the protocol in virtual time. A library starts or grows only when another has released what it
-needs. The pilot is strict: an impossible reservation, a call sent twice to one library, or a function that was
-never sent fails the test.
+"""A pilot that follows the protocol in virtual time.
+
+A library starts or grows only when the memory is free. An impossible reservation, a call sent twice to one library, or
+a function that was never sent fails the test.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a call does: run so long; perhaps raise, or kill its library; report after every `step_s`. If `shared`, the
-    ranks of a gang do it together, once they have met for `meet_s`."""
+    """The behaviour of a call. It reports its progress every `step_s`. If `shared`, a gang's ranks meet for `meet_s`
+    and divide the work.
+    """
 
     run_s: float = 1.0
     raises: bool = False
@@ -50,9 +52,12 @@ class ToyLibrary:
         self.devices = order.devices
         self.held_bytes = 0
         self.budget_bytes = order.device_memory_bytes
-        """Its target size on each device; its present size differs while it waits for that."""
+        """Target bytes on each device; `held_bytes` differs while the library waits for memory."""
         self.begun = False
         self.ready = False
+        self.moves = ""  # `falls asleep`, `asleep` or `wakes`; empty = it serves calls
+        self.awake_bytes = 0
+        self.wake_to = 0  # Size of an order to wake that came while it fell asleep
         self.stopping = False
         self.waiting: OrderedDict[int, tuple[CallSpec, GangPlace | None]] = OrderedDict()
         self.running: dict[int, Running] = {}
@@ -61,25 +66,26 @@ class ToyLibrary:
 
 
 GIVEN_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders that count for nothing until the manager has answered the pilot's last hello, which did not show them: the
-manager gives them again."""
+"""Orders without effect until the manager has answered the pilot's last hello. The manager repeats them, because the
+hello did not show them.
+"""
 
 
 class ToyPilot:
-    """One pilot. `toy.after` schedules its next steps; its messages go through its numbered outbox."""
+    """One pilot. `toy.after` schedules its next steps."""
 
     def __init__(self, toy: Toy, name: str, devices: tuple[say.DeviceFacts, ...], *, block: str = "") -> None:
         self.toy, self.name, self.devices, self.block = toy, name, devices, block
         self.libraries: dict[int, ToyLibrary] = {}
-        self.gone: dict[int, ToyLibrary] = {}  # Libraries that have ended, as they were then
+        self.gone: dict[int, ToyLibrary] = {}  # Ended libraries in their last state
         self.outbox = Outbox()
         self.alive = True
         self.draining = False
-        self.hellos = self.answered = 0  # Hellos that it has said, and the last that the manager has answered
-        self.refuses = ""  # Why it refuses offers, if it does
-        self.began: list[tuple[float, int, int, int]] = []  # (when, call, rank, size) of everything that it began
+        self.hellos = self.answered = 0  # Number of hellos, and of the last hello that the manager answered
+        self.refuses = ""  # The reason to refuse offers; empty = accept
+        self.began: list[tuple[float, int, int, int]] = []  # (time, call, rank, size) of every begun call
 
-    # ---- what the manager says
+    # ---- orders of the manager
     def hear(self, message: Any) -> None:
         if self.answered != self.hellos and isinstance(message, GIVEN_AGAIN):
             return
@@ -98,6 +104,10 @@ class ToyPilot:
                 self._evict(id, call)
             case to_pilot.ResizeLibrary(id, size):
                 self.toy.after(self.toy.resize_s, lambda: self._resize(id, size))
+            case to_pilot.SleepLibrary(id, keeps):
+                self._sleep(id, keeps)
+            case to_pilot.WakeLibrary(id, size):
+                self._wake(id, size)
             case to_pilot.StopLibrary(id):
                 library = self.libraries.get(id)
                 if library:
@@ -118,14 +128,13 @@ class ToyPilot:
                 self.alive = False
 
     def leave(self) -> None:
-        """Finish what runs, give back the rest, take nothing new, go."""
         self.draining = True
         for library in list(self.libraries.values()):
             self._stop(library)
         self._leave_if_drained()
 
     def hello(self) -> say.PilotHello:
-        """It speaks of the time before the frames that are not acknowledged, which follow it."""
+        """Return a hello for the time before the unacknowledged frames."""
         self.hellos += 1
         before = said_in(self.outbox.unacked())
         every = [*self.libraries.values(), *(self.gone[id] for id in before.gone if id in self.gone)]
@@ -133,9 +142,11 @@ class ToyPilot:
             wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
             tuple(
                 say.LibraryFacts(
-                    x.id, x.recipe.key, x.devices, x.ready and x.id not in before.ready,  # type: ignore[arg-type]
+                    x.id, x.recipe.key, x.devices, x.ready and not x.moves and x.id not in before.ready,  # type: ignore[arg-type]
                     tuple(dict.fromkeys((*before.left.get(x.id, ()), *x.running, *x.waiting))),  # type: ignore[arg-type]
                     reserved_bytes=x.budget_bytes if x.id in self.libraries else 0,
+                    sleeps=self.toy.costs[x.recipe.key].sleeps, awake_bytes=x.awake_bytes,
+                    asleep=x.moves in ("falls asleep", "asleep") and x.id not in before.ready,
                 )
                 for x in every
             ),
@@ -155,7 +166,7 @@ class ToyPilot:
             assert budget <= facts.memory_bytes, f"{facts.device} of {self.name} is promised twice"
 
     def _takes(self, library: ToyLibrary) -> bool:
-        """Whether a library holds its budget from now on."""
+        """Give a library its memory budget if that much is free; return True if it was."""
         more = library.budget_bytes - library.held_bytes
         facts = [facts for facts in self.devices if facts.device in library.devices]
         if any(self._held(each.device) + more > each.memory_bytes for each in facts):
@@ -166,7 +177,9 @@ class ToyPilot:
     def _memory_freed(self) -> None:
         for library in list(self.libraries.values()):
             if library.held_bytes < library.budget_bytes and self._takes(library):
-                if library.begun:
+                if library.moves:
+                    self._wakes_now(library)
+                elif library.begun:
                     self.say(say.LibraryResized(library.id, library.held_bytes))  # type: ignore[arg-type]
                 else:
                     self._load(library)
@@ -200,7 +213,11 @@ class ToyPilot:
             cost = self.toy.costs[library.recipe.key]
             if not library.recipe.needs.memory_bytes:
                 library.held_bytes = library.budget_bytes = min(library.held_bytes, cost.resident_bytes)
-            self.say(say.LibraryReady(library.id, 0.1, cost.load_s, cost.resident_bytes, cost.resident_bytes))  # type: ignore[arg-type]
+            self.say(
+                say.LibraryReady(
+                    library.id, 0.1, cost.load_s, cost.resident_bytes, cost.resident_bytes, sleeps=cost.sleeps
+                )
+            )  # type: ignore[arg-type]
             if library.stopping and not library.running:
                 self._gone(library, None)
             self._go_on(library)
@@ -213,6 +230,53 @@ class ToyPilot:
         if self._takes(library):
             self.say(say.LibraryResized(library.id, size))  # type: ignore[arg-type]
             self._memory_freed()
+
+    def _sleep(self, id: int, keeps: int) -> None:
+        library = self.libraries.get(id)
+        if library is None or library.stopping or library.moves not in ("", "asleep"):
+            return
+        if library.moves:
+            self.say(say.LibraryAsleep(library.id, library.held_bytes))
+        elif not library.ready or library.running or library.waiting:
+            self.say(say.LibraryAwake(library.id, library.budget_bytes, refused="it is not idle"))
+        else:
+            library.moves, library.awake_bytes = "falls asleep", library.budget_bytes
+            library.budget_bytes = min(library.budget_bytes, keeps)
+            self.toy.after(0.2, lambda: self._asleep(library))
+
+    def _asleep(self, library: ToyLibrary) -> None:
+        if self.libraries.get(library.id) is not library or not self.alive:
+            return
+        library.moves = "asleep"
+        library.held_bytes = library.budget_bytes = min(
+            library.budget_bytes, self.toy.costs[library.recipe.key].resident_bytes
+        )
+        self.say(say.LibraryAsleep(library.id, library.held_bytes, sleep_s=0.2))
+        self._memory_freed()
+        if library.wake_to:
+            self._wake(library.id, library.wake_to)
+
+    def _wake(self, id: int, size: int) -> None:
+        library = self.libraries.get(id)
+        if library is None or library.stopping or library.moves == "wakes":
+            return
+        if not library.moves:
+            self.say(say.LibraryAwake(library.id, library.budget_bytes))
+        elif library.moves == "falls asleep":
+            library.wake_to = size
+        else:
+            library.moves, library.budget_bytes, library.wake_to = "wakes", size, 0
+            self._budgets()
+            if self._takes(library):
+                self._wakes_now(library)
+
+    def _wakes_now(self, library: ToyLibrary) -> None:
+        self.toy.after(0.1, lambda: self._awake(library))
+
+    def _awake(self, library: ToyLibrary) -> None:
+        if self.libraries.get(library.id) is library and self.alive:
+            library.moves = ""
+            self.say(say.LibraryAwake(library.id, library.held_bytes, 0.1))
 
     def _stop(self, library: ToyLibrary) -> None:
         library.stopping = True
@@ -241,8 +305,8 @@ class ToyPilot:
         if order.offer and self.refuses:
             self.say(say.CallsReturned(order.library, tuple(ids), self.refuses))
             return
-        if library is None or library.stopping:
-            self.say(say.CallsReturned(order.library, tuple(ids), "the library is about to end"))
+        if library is None or library.stopping or library.moves:
+            self.say(say.CallsReturned(order.library, tuple(ids), "the library is about to end, or asleep"))
             return
         if order.function_blob is not None:
             library.functions.add(order.function)
@@ -332,7 +396,7 @@ class ToyPilot:
             del library.waiting[call]
         self.say(say.CallsReturned(library.id, tuple(calls)))  # type: ignore[arg-type]
 
-    # ---- talking
+    # ---- messages
     def say(self, message: Any) -> None:
         if self.alive:
             sequence = self.outbox.next()

@@ -1,4 +1,4 @@
-"""Parses the documentation's pages: fenced blocks, commands, headings, links."""
+"""Parses documentation pages: fenced blocks, commands, headings, links."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-"""Pages for users. Decisions and the pages that `make reproduce` writes hold no commands."""
+"""User pages. Decisions and the pages of `make reproduce` contain no commands."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _PROGRAMS = ("make", "stoker", "cd", "python", "pip", "hf")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `number` counts blocks of its language on its page, from 0."""
+    """A fenced block; `number` counts the page's blocks of its language from 0."""
 
     page: str
     language: str
@@ -42,8 +42,9 @@ def programs(page: str) -> list[Block]:
 
 
 def commands(page: str) -> list[str]:
-    """Every command of the page's fenced blocks, without its comment, in order: lines behind `$ `, and the lines of
-    blocks that show no output and begin with a program."""
+    """Return the commands in the page's fenced blocks without comments. Commands are lines after `$ `, or all lines of
+    a block that begins with a program.
+    """
     found = []
     for block in blocks(page):
         if block.language not in ("", "sh", "bash", "console"):
@@ -65,7 +66,7 @@ def without_fences(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Possible targets behind `#` in a link: the headings, as GitHub and GitLab make anchors of them."""
+    """Return the anchors of the headings, as GitHub and GitLab make them."""
     headings = re.findall(r"^#+ +(.*)$", without_fences(text), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}

@@ -1,5 +1,5 @@
-"""The files and commands of docs/apps.md make applications that `stoker run` finds. `pip install` runs offline and
-outside this environment.
+"""The files and commands of docs/apps.md make applications for `stoker run`. `pip install` runs offline and outside
+this environment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def block(language: str, text: str) -> str:
 
 @pytest.fixture
 def shell(tmp_path):
-    """Runs commands in another folder, with `pip`, `python` and `stoker` of this environment."""
+    """Run commands in another folder, with this environment's `pip`, `python` and `stoker`."""
     tools, site = tmp_path / "tools", tmp_path / "installed"
     tools.mkdir()
     options = f"--quiet --no-deps --no-build-isolation --no-index --target {site}"
@@ -112,11 +112,11 @@ def test_the_page_names_every_public_module():
     assert set(stoker._MODULES) <= named
 
 
-# ---- entry points that lead nowhere
+# ---- broken entry points
 
 
 class Package:
-    """A distribution, as far as an entry point asks."""
+    """A distribution with the attributes that an entry point uses."""
 
     def __init__(self, name):
         self.name = name
@@ -124,7 +124,7 @@ class Package:
 
 @pytest.fixture
 def declare(monkeypatch, tmp_path):
-    """Declares entry points in addition to the installed ones. Modules are looked for in the test's folder, too."""
+    """Declare further entry points. Modules are also searched in the test's folder."""
     extra: list[EntryPoint] = []
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -148,7 +148,7 @@ def declare(monkeypatch, tmp_path):
         ("1 / 0", "cannot be imported (odd_one:command, of the package odd): ZeroDivisionError: division by zero"),
         ("import no_such_thing", "odd_one needs the module no_such_thing, which is not installed"),
         ("", "cannot be imported (odd_one:command, of the package odd): AttributeError"),
-        ("command = 3", "odd_one in stoker.apps leads to a int, and must lead to a click command"),
+        ("command = 3", "odd_one in stoker.apps leads to a int, not to a click command"),
         (None, "cannot be imported (odd_one:command, of the package odd): ModuleNotFoundError: No module named"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The commands of docs/batch.md run in order, and its lists match the code."""
+"""The commands of docs/batch.md run in order; its lists match the code."""
 
 from __future__ import annotations
 

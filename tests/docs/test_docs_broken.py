@@ -1,4 +1,4 @@
-"""docs/examples/broken.py, broken in each way that README lists: `stoker explain` names the cause and the remedy."""
+"""`stoker explain` names cause and remedy for each way of README to break docs/examples/broken.py."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from session_that_is_up import SessionUp
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "docs" / "examples" / "broken.py"
 WAYS = {
-    "code": ("user", "code", "line 29, in answer", "ValueError: matmul", "mend that line"),
+    "code": ("user", "code", "line 29, in answer", "ValueError: matmul", "fix that line"),
     "data": ("user", "data", "line 31, in answer", "No such file or directory: 'claims.npy'", "give a path"),
-    "package": ("user", "package", "line 33, in answer", "No module named 'claim_reader'", "install it"),
+    "package": ("user", "package", "line 33, in answer", "No module named 'claim_reader'", "install the package"),
     "memory": ("user", "declared_memory", "of memory and declares 300 MB", "it ended its library 2 times", "declare"),
     "time": ("user", "time", "its limit is 5 s", "the call ran for", "raise `timeout`"),
-    "disk": ("infrastructure", "disk", "Errno 5", "failed it 3 times, on 1 pilot", "submit again"),
+    "disk": ("infrastructure", "disk", "Errno 5", "failed the call 3 times, on 1 pilot", "submit again"),
 }
 LIMIT_S = 200
-"""The call whose disk fails pauses for 45 s between its three tries."""
+"""Seconds for all programs. The call whose disk fails pauses for 45 s between its three tries."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
 
 @pytest.fixture(scope="module")
 def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
-    """The output of `stoker explain --json` and `stoker explain` for the call of each broken program, one session."""
+    """Return `stoker explain` and `stoker explain --json` for the call of each broken program, in one session."""
     environ = {**os.environ, "STOKER_SESSION": up.name}
     programs = {
         way: subprocess.Popen(
@@ -100,7 +100,7 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
     said = subprocess.run([*stoker, "up", str(site)], cwd=tmp_path, capture_output=True, text=True, check=False).stdout
     name = re.findall(r"session (\w+)", said)[0]
     try:
-        for more in polls(PATIENCE_S):  # its job may not have begun to run yet
+        for more in polls(PATIENCE_S):  # ask repeatedly: the job may not run yet
             verdict = json.loads(up.stoker("explain", "b1", name, "--json"))["verdict"]
             if verdict is not None:
                 break
@@ -110,7 +110,7 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
     assert (verdict["kind"], verdict["component"]) == ("framework", "environment")
     assert (verdict["proof"][0]["source"], verdict["proof"][0]["number"]) == ("b1.err", 1)
     assert "/opt/away/python" in verdict["proof"][0]["text"]
-    assert verdict["do"].startswith("mend [environment] python")
+    assert verdict["do"].startswith("fix [environment] python")
 
 
 @pytest.mark.long

@@ -29,7 +29,8 @@ RUN_ELSEWHERE = {
     "docs/long-runs.md": "tests/docs/test_docs_long_runs.py",
     "docs/tutorial.md": "tests/docs/test_docs_tutorial.py",
 }
-"""Pages whose blocks another file runs, which must name the page; they may use names that the reader makes."""
+"""Pages whose blocks run in other tests, which must name the page. Their blocks may use names that the reader defines.
+"""
 
 CLUSTER = [
     "stoker init --output site.toml",
@@ -40,7 +41,7 @@ CLUSTER = [
     "stoker status rwcz",
     "stoker down rwcz",
 ]
-"""Run on a real Slurm by tests/batch/test_batch_slurm_docs.py, in this order."""
+"""Commands that tests/batch/test_batch_slurm_docs.py runs on a real Slurm, in order."""
 
 NOT_RUN = {
     "make run": "two minutes with a model; tests/apps/test_apps_cli.py runs what it runs, with fewer claims",
@@ -62,20 +63,20 @@ NOT_RUN = {
     "stoker profile models/small --dtype bfloat16": "the same, for minutes",
     "stoker profile models/small --site delta.toml --json": "the same, on a cluster",
 }
-"""Commands that are not run as they stand, and why."""
+"""Commands that do not run unchanged, with reasons."""
 
 PROGRAMS_NOT_RUN = {
     ("docs/prompt-tuning.md", 0): "two tunings of minutes; tests/apps/test_apps_tuning_submit.py calls `tune`",
     ("docs/prompt-bank.md", 0): "minutes with a model; tests/apps/test_apps_bank_model.py does it with few prompts",
 }
-"""Python blocks that are compiled and not run, by page and number, and why."""
+"""Python blocks, by page and number, that are only compiled, with reasons."""
 
 SHORT = "--seeds 1 --set workload.inputs=200 --set outputs.plots=false --set outputs.timeline=false"
-"""Behind each simulation: one run of few calls, and no pictures."""
+"""Options that shorten each simulation: one run of few calls, no pictures."""
 
 
 class Place:
-    """A folder to run in, with its own state folder and `stoker` on the path."""
+    """A working folder with its own state folder and `stoker` on the path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +87,6 @@ class Place:
         }
 
     def run(self, command: str, *, limit_s: float = 90) -> str:
-        """The output of a command that succeeds."""
         done = self.try_to_run(command, limit_s=limit_s)
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -110,7 +110,7 @@ def ours(page: str) -> list[str]:
     return [command for command in commands(page) if command not in NOT_RUN and command not in CLUSTER]
 
 
-# ---- nothing is forgotten
+# ---- completeness
 
 WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
 PROGRAMS_RUN = {("README.md", 0), ("docs/clusters.md", 0), ("docs/contexts.md", 0), ("docs/notebooks.md", 0)}
@@ -123,11 +123,13 @@ def test_every_command_and_program_of_a_page_is_run_or_has_a_reason(page: str) -
     if page in RUN_ELSEWHERE:
         assert Path(page).name in (ROOT / RUN_ELSEWHERE[page]).read_text()
         return
-    assert page in WALKED or not ours(page), f"{page}: nobody runs {ours(page)}"
+    assert page in WALKED or not ours(page), f"{page}: no test runs {ours(page)}"
     for block in programs(page):
         compile(block.text, f"{page} program {block.number + 1}", "exec")
         where = (page, block.number)
-        assert (where in PROGRAMS_RUN) != (where in PROGRAMS_NOT_RUN), f"{page}: nobody runs program {block.number + 1}"
+        assert (where in PROGRAMS_RUN) != (where in PROGRAMS_NOT_RUN), (
+            f"{page}: no test runs program {block.number + 1}"
+        )
 
 
 def test_the_lists_name_what_stands_on_a_page_and_tests_that_exist() -> None:
@@ -161,10 +163,10 @@ def test_every_command_and_option_that_is_named_exists() -> None:
         for word in words(command)[1:]:
             if not isinstance(group, click.Group) or word.startswith("-"):
                 break
-            if word.isupper():  # it stands for a name; which options that takes is not known
+            if word.isupper():  # an uppercase word stands for a name, whose options are unknown
                 group = click.Command(None)
                 break
-            if page == "docs/apps.md" and word in ("word_scores", "my_facts"):  # the page makes them
+            if page == "docs/apps.md" and word in ("word_scores", "my_facts"):  # the page makes these applications
                 group = click.Command(None)
                 break
             found = group.get_command(context, word)
@@ -201,7 +203,7 @@ def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None
             parse_site(block.text, file=page)
 
 
-# ---- what is run
+# ---- running the commands
 
 
 @pytest.mark.long
@@ -264,10 +266,10 @@ def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
-    shown = {"lengths-0fc9": names[0]}  # the page shows another run's
+    shown = {"lengths-0fc9": names[0]}  # the page shows another run's name
     status, explained, printed = (
         place.run(_with(shown, command)) for command in ours("docs/watching.md")
-    )  # the page shows no others
+    )  # the page shows no other lines
     assert re.search(r"lengths-\w{4}\(.*\) +\d hot.* used \d times a load", status), status
     assert re.search(r"ready: [\d.]+ s to start, [\d.]+ s to load", explained), explained
     assert printed == "looking up pilot\n"
@@ -292,7 +294,7 @@ def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -
 def test_simulations_run_as_the_pages_say(place: Place) -> None:
     mine = next(block for block in blocks("docs/scenarios.md") if "[[world.sources]]" in block.text)
     (place.folder / "mine.toml").write_text(mine.text)
-    (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # a page names baselines of a clone
+    (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # the page names baselines of a clone
     for command in dict.fromkeys([*ours("docs/simulator.md"), *ours("docs/scenarios.md")]):
         if command == "stoker simulate":
             assert "static-pool" in place.run(command)

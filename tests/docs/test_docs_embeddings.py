@@ -1,5 +1,3 @@
-"""The commands and programs of docs/embeddings.md run."""
-
 from __future__ import annotations
 
 import importlib.util

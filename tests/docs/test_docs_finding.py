@@ -1,4 +1,4 @@
-"""docs/finding.md: each name is defined once, in the file that the table names."""
+"""docs/finding.md: each name is defined once, in the listed file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links in the documentation resolve, and its statements on the layout hold."""
+"""The documentation's links resolve, and its statements on the layout hold."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_page_is_reached_from_the_index_and_from_the_readme() -> None:
             there = [(path.parent / target).resolve() for target in targets if target and "://" not in target]
             ahead += [each for each in there if each.suffix == ".md"]
             ahead += [page for each in there if each.is_dir() for page in each.glob("*.md")]
-        assert pages <= reached, f"from {start} nobody comes to {sorted(pages - reached)}"
+        assert pages <= reached, f"no link from {start} leads to {sorted(pages - reached)}"
 
 
 def test_the_index_has_a_line_for_each_page() -> None:
@@ -105,7 +105,7 @@ def _files_named(text: str) -> list[str]:
     return files
 
 
-# The most files that a stranger should have to read on each walk.
+# The maximum number of files that a newcomer should read for each topic.
 WALKS = {
     "From `stoker.map` to the library and back": 18,
     "From a new pilot to its first hot context": 23,
@@ -122,7 +122,7 @@ def test_a_strangers_walk_is_short(title: str) -> None:
     assert len(steps) >= 4
     assert all(steps), f"a step of {title!r} names no file"
     assert not [file for file in files if not (ROOT / file).is_file()]
-    assert len(set(files)) == len(files), "a file that is passed again is not named again"
+    assert len(set(files)) == len(files), "a walk names each file once"
     assert len(files) <= WALKS[title], f"{title}: {len(files)} files"
 
 

@@ -25,7 +25,7 @@ COMMANDS = [
 
 
 class Place:
-    """A folder with the page's program, and its own state folder."""
+    """A folder with the page's program and its own state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,4 +88,4 @@ def test_a_run_that_is_stopped_continues(place: Place) -> None:
     assert again.stdout.startswith("long-2 runs on")
     assert place.run("stoker attach long-2").returncode == 0
     items = [json.loads(line)["item"] for line in kept.read_bytes().splitlines()[1:]]
-    assert sorted(items) == list(range(1000)), "each was computed once"
+    assert sorted(items) == list(range(1000)), "each result was computed once"

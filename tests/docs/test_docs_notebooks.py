@@ -1,4 +1,4 @@
-"""docs/notebooks.md names existing things. (Its program runs in test_docs_commands.py.)"""
+"""docs/notebooks.md names existing things. (test_docs_commands.py runs its program.)"""
 
 from __future__ import annotations
 

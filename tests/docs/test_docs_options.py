@@ -26,7 +26,7 @@ def parameters(function: object) -> set[str]:
 
 
 def settings(struct: type[msgspec.Struct]) -> set[str]:
-    """Names of a table's settings, as they stand in a site file."""
+    """Return the names of a table's settings in a site file."""
     fields = msgspec.structs.fields(struct)
     return {field.encode_name for field in fields if not isinstance(field.type, type) or not _is_table(field.type)}
 
@@ -55,7 +55,6 @@ REAL = {
 
 
 def section(title: str) -> str:
-    """The text below a heading."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None, f"docs/options.md has no section {title}"
     return found[1]

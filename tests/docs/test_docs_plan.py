@@ -1,4 +1,4 @@
-"""docs/plan-and-replay.md matches the input and output of its two commands."""
+"""docs/plan-and-replay.md matches its two commands' input and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README is short, starts with a newcomer's commands, and its figures name their sources."""
+"""README is short, starts with a newcomer's commands, and gives sources of its figures."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from adapter_folders import write_tiny_lora
 from docs.pages import blocks, commands, programs, text_of
 from faults.world import World
 from gateway.running import LIMIT_S, RunningGateway
@@ -19,29 +20,35 @@ from gateway.running import LIMIT_S, RunningGateway
 from stoker.apps.common.models_file import parse_models
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway.cli import command as serve
+from stoker.apps.gateway.cli import keys
 from stoker.manager.cli.main import cli
 
 PAGE = "docs/serve.md"
 NOT_RUN = {
     "stoker serve models.toml": "on the machine's own site; the next one says where",
-    "stoker serve site.toml models.toml --uds gateway.sock": "tests/gateway/test_gateway_parts.py listens on a socket",
 }
 
 
-def test_the_models_file_that_is_shown_is_one() -> None:
+def test_the_models_file_in_the_docs_is_valid(tmp_path: Path) -> None:
+    write_tiny_lora(tmp_path / "lora", seed=1)
     [shown] = [block.text for block in blocks(PAGE) if block.language == "toml"]
-    found = parse_models(shown, file=PAGE, folder=Path("/nowhere"))
+    found = parse_models(shown, file=PAGE, folder=tmp_path)
     assert list(found) == list(tomllib.loads(shown)["models"])
 
 
 def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
-    named = set(re.findall(r"`(/[a-z0-9/]*)`", text_of(PAGE)))
+    named = set(re.findall(r"`(/[a-z0-9/.]*)`", text_of(PAGE)))
     assert named == {endpoint.value for endpoint in Endpoint} | {
+        "/v1/responses",
+        "/tokenize",
+        "/detokenize",
         "/v1/files",
         "/v1/batches",
         "/v1/models",
+        "/v1/usage",
         "/health",
         "/metrics",
+        "/grafana.json",
         "/status",
         "/",
     }
@@ -49,7 +56,8 @@ def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
 
 def test_the_options_that_it_names_exist() -> None:
     context = click.Context(cli)
-    known = {option for each in (serve.get_command(context, "x"),) for one in each.params for option in one.opts}
+    shown = (serve.get_command(context, "x"), keys.get_command(context, "add"))
+    known = {option for each in shown if each is not None for one in each.params for option in one.opts}
     named = set(re.findall(r"`(--[a-z-]+)", text_of(PAGE)))
     assert named <= known
 

@@ -17,11 +17,11 @@ from stoker.site import Environment, Pilot, Policy, Provider, Session
 TEXT = text_of("docs/troubleshooting.md")
 FOLDERS = ("apps", "contexts", "manager", "pilot", "src/stoker", "src/stoker/protocol")
 LEAST = 10
-"""Fewest characters of a message, without its variable parts."""
+"""Fewest characters of a message without its variable parts."""
 
 
 def quoted() -> list[str]:
-    """The first column of the tables of messages."""
+    """Return the first column of the message tables."""
     found: list[str] = []
     for table in re.findall(r"^\| you read \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
         for row in table.splitlines():
@@ -31,7 +31,7 @@ def quoted() -> list[str]:
 
 @functools.cache
 def said() -> list[str]:
-    """Every text of the code, with `…` for its variable parts."""
+    """Return every text of the code, with `…` for variable parts."""
     found: list[str] = []
     for folder in FOLDERS:
         files = (ROOT / folder).glob("*.py") if folder == "src/stoker" else (ROOT / folder).rglob("*.py")
@@ -61,7 +61,7 @@ def test_tables_of_messages_are_found() -> None:
 
 @pytest.mark.parametrize("message", quoted())
 def test_a_message_is_what_the_code_says(message: str) -> None:
-    assert len(message.replace("…", "").strip()) >= LEAST, "too short to be told from others"
+    assert len(message.replace("…", "").strip()) >= LEAST, "too short to identify the message"
     pattern = re.compile(".*".join(map(re.escape, message.strip("…").split("…"))), re.DOTALL)
     assert any(pattern.search(text) for text in said()), message
 

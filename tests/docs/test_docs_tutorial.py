@@ -1,4 +1,4 @@
-"""Every step of docs/tutorial.md runs on this machine, in order, and prints what the page shows."""
+"""Every step of docs/tutorial.md runs on this machine in order and prints the page's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from docs.pages import ROOT, blocks, text_of
 
 PAGE = "docs/tutorial.md"
 SESSION = "rwcz"
-"""The id of the session on the page; each walk gets another one."""
+"""The session id on the page; each run of the page has another."""
 NOT_RUN = {
     "git clone REPOSITORY stoker": "REPOSITORY is the address of the page's repository",
     "cd stoker": "the shell of the reader",
@@ -24,7 +24,7 @@ NOT_RUN = {
     "mkdir tutorial && cd tutorial": "the folder of the test",
 }
 FAILS = "stoker run ./factors.py --session rwcz"
-"""Succeeds once, and fails once `numbers.txt` has a wrong line."""
+"""A command that succeeds once, and fails once `numbers.txt` has a wrong line."""
 
 SLURM = frozenset(
     {
@@ -35,14 +35,14 @@ SLURM = frozenset(
         "stoker up site.toml",
     }
 )
-"""Commands whose output the page shows from a cluster."""
+"""Commands whose output on the page is from a cluster."""
 BATCH_SYSTEMS = ("sbatch", "condor_submit", "bsub", "qconf", "qsub", "kubectl")
-"""Commands by which Stoker finds a batch system; the walk on this machine hides them."""
+"""Commands by which Stoker finds a batch system, hidden on this machine."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A file that the reader writes, or a command with the lines that the page shows below it."""
+    """A file to write, or a command with the output lines on the page."""
 
     file: str = ""
     text: str = ""
@@ -51,7 +51,7 @@ class Step:
 
 
 def steps() -> Iterator[Step]:
-    """The steps of the page, in order. A Python block begins with the name of its file."""
+    """Yield the page's steps in order. A Python block begins with its file name."""
     for block in blocks(PAGE):
         if block.language == "python":
             yield Step(file=re.match(r'"""(\w+\.py): ', block.text)[1], text=block.text)  # type: ignore[index]
@@ -65,7 +65,9 @@ _UNIT = r"(?:ms|s|min|h|KB|kB|MB|GB)"
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """A shown line: a word with a digit, a unit behind it and the id of a session may differ. `…` is any text."""
+    """Return a pattern for a line of the page. A word with a digit, the unit after it and a session id may differ. `…`
+    is any text.
+    """
     words = line.split()
     found = r"\s*"
     for before, word in zip(["", *words], words, strict=False):
@@ -85,7 +87,7 @@ def pattern(line: str) -> re.Pattern[str]:
 
 
 def missing(shown: tuple[str, ...], output: str) -> list[str]:
-    """The shown lines that the output lacks, in this order. A line `...` stands for any number of lines."""
+    """Return the lines of the page that the output lacks, in order. A line `...` stands for any number of lines."""
     lines = iter(output.splitlines())
     return [
         line for line in shown if line.strip() != "..." and not any(pattern(line).fullmatch(real) for real in lines)
@@ -95,8 +97,8 @@ def missing(shown: tuple[str, ...], output: str) -> list[str]:
 def walk(
     folder: Path, run: Callable[[str], subprocess.CompletedProcess[str]], *, differs: frozenset[str] = frozenset()
 ) -> None:
-    """Write the files and run the commands of the page, in this folder. The page shows the output of commands in
-    `differs` from the other kind of machine.
+    """Write the page's files and run its commands in this folder. The output of commands in `differs` is from another
+    kind of machine and is not compared.
     """
     session = SESSION
     for step in steps():
@@ -109,7 +111,7 @@ def walk(
         done = run(f"exec 2>&1; {command}")
         told = f"$ {command}\n{done.stdout}"
         fails = step.command == FAILS and "ninety" in (folder / "numbers.txt").read_text()
-        if step.command != "stoker doctor":  # this machine may lack something
+        if step.command != "stoker doctor":  # doctor may fail here: this machine may lack something
             assert (done.returncode != 0) == fails, told
         if step.command == "stoker up site.toml":
             session = re.findall(r"^session (\w{4}) is up", done.stdout, re.MULTILINE)[0]

@@ -1,4 +1,4 @@
-"""The machine behind the stand-in `pynvml` of this folder, written and broken by tests."""
+"""The machine behind this folder's `pynvml`, written and broken by tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 class Machine:
-    """Its GPUs, in a file. Changing an attribute of `gpus` counts from `write` on."""
+    """A machine with GPUs in a file. Changes of `gpus` take effect on `write`."""
 
     def __init__(self, folder: Path, *gpus: dict[str, Any], **more: Any) -> None:
         self.gpus = [{"uuid": f"GPU-{n}", "memory": 24 * 10**9, **gpu} for n, gpu in enumerate(gpus)]
@@ -23,7 +23,6 @@ class Machine:
         self.write()
 
     def write(self, **more: Any) -> None:
-        """Make it so, at once."""
         self.more |= more
         draft = self.file.with_suffix(".new")
         draft.write_text(json.dumps({"gpus": self.gpus, **self.more}))
@@ -31,13 +30,13 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a process that sees it."""
+        """Return the environment of a process that sees this machine."""
         paths = [str(FOLDER), str(FOLDER.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {"STANDIN_NVML": str(self.file), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def take(size: float, *, uuid: str = "") -> None:
-    """In a library: take this much memory of its GPU in the stand-in."""
+    """Use this much memory of the library's GPU in the stand-in."""
     uuid = uuid or os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0]
     file = Path(os.environ["STANDIN_NVML"]).parent / "use.d" / str(os.getpid())
     draft = file.parent.parent / f"use-{os.getpid()}"
@@ -46,7 +45,6 @@ def take(size: float, *, uuid: str = "") -> None:
 
 
 def load() -> Any:
-    """A new copy of the stand-in, as a separate module."""
     spec = spec_from_file_location("standin_pynvml", FOLDER / "pynvml.py")
     if spec is None or spec.loader is None:
         raise ImportError(FOLDER)

@@ -1,21 +1,21 @@
-"""A stand-in for NVIDIA's driver: `pynvml` over a machine that a file describes, for nodes that have no GPU.
+"""A stand-in for NVIDIA's driver on nodes without GPU: `pynvml` over a machine that a file describes.
 
-Put this folder first on the path of a pilot. `STANDIN_NVML` names a JSON file, which is read anew at each question, so
-that a test can break a GPU while a pilot runs (see `machine.py` beside this file, which writes it):
+Put this folder first on a pilot's path. `STANDIN_NVML` names a JSON file. Each query reads the file again, so a test
+can break a GPU while a pilot runs (`machine.py` writes the file):
 
     {"gpus": [{"uuid": "GPU-0", "name": "NVIDIA A10", "memory": 24e9, "reserved": 0, "number": 0, "mode": 0,
                "state": "", "errors": 0, "mig": [{"uuid": "MIG-0", "name": ..., "memory": ...}],
-               "used": {"1234": 5e9}}],
+               "used": {"1234": 5e9}, "switch": 1}],
      "init": 0, "hangs": "", "events": [["GPU-0", 79]], "pid_offset": 0, "blind": false}
 
-`state` of a GPU: `lost`, `refused` (another job's, by cgroup), `no-memory` (its memory cannot be asked for), `unknown`.
-`hangs`: `all`, or the UUID of a GPU: questions about it block. `init`: a code with which `nvmlInit` fails.
-`used` names memory by process. Each file `use.d/PID` beside the JSON file adds `{"GPU-0": bytes}` for as long as that
-process lives: how code in a library says that it takes memory of a GPU. `pid_offset` is added to process ids, as if
-the driver counted the processes of another PID namespace; `blind` gives `usedGpuMemory` as None.
+`state` of a GPU: `lost`, `refused` (cgroup of another job), `no-memory` (memory queries fail), `unknown`.
+`hangs`: `all` or the UUID of a GPU whose queries block. `init`: a code with which `nvmlInit` fails.
+`used`: bytes by process. While a process lives, its file `use.d/PID` next to the JSON file adds `{"GPU-0": bytes}`:
+code in a library thus uses memory of a GPU. `pid_offset` is added to process ids, as for a driver in another PID
+namespace. `blind` gives `usedGpuMemory` as None.
 
-Names, codes, handles (pointers, a new one each time) and errors are those of nvidia-ml-py; a test compares them.
-Without `STANDIN_NVML` the machine has four sound A10.
+Names, codes, handles (new pointers each time) and errors are those of nvidia-ml-py; a test compares them.
+Without `STANDIN_NVML` the machine has four intact A10.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ NVML_COMPUTEMODE_PROHIBITED = 2
 NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
+NVML_P2P_CAPS_INDEX_NVLINK = 2
+NVML_P2P_STATUS_OK = 0
+NVML_P2P_STATUS_NOT_SUPPORTED = 5
 nvmlEventTypeXidCriticalError = 8
 nvmlMemory_v2 = 0x2000028
 
@@ -66,8 +69,6 @@ _HANG_S = 3600.0
 
 
 class NVMLError(Exception):
-    """Errors that every query may raise."""
-
     def __init__(self, value: int) -> None:
         super().__init__(value)
         self.value = value
@@ -110,7 +111,7 @@ def _uuid(handle: Any) -> str:
 
 
 def _find(uuid: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The GPU or MIG part of this name, and the whole GPU."""
+    """Return the GPU or MIG part with this name, and its GPU."""
     if not _initialized:
         raise NVMLError(NVML_ERROR_UNINITIALIZED)
     machine = _machine()
@@ -192,6 +193,18 @@ def nvmlDeviceGetMinorNumber(handle: Any) -> int:
     return int(gpu["number"]) if "number" in gpu else _machine()["gpus"].index(gpu)
 
 
+def nvmlDeviceGetPciInfo(handle: Any) -> Any:
+    _, gpu = _ask(handle)
+    return SimpleNamespace(busId=f"00000000:{_machine()['gpus'].index(gpu):02X}:00.0")
+
+
+def nvmlDeviceGetP2PStatus(device1: Any, device2: Any, p2pIndex: int) -> int:
+    """GPUs with the same number `switch` are linked."""
+    switches = [_ask(handle)[1].get("switch") for handle in (device1, device2)]
+    linked = p2pIndex == NVML_P2P_CAPS_INDEX_NVLINK and switches[0] is not None and switches[0] == switches[1]
+    return NVML_P2P_STATUS_OK if linked else NVML_P2P_STATUS_NOT_SUPPORTED
+
+
 def nvmlDeviceGetMemoryInfo(handle: Any, version: int | None = None) -> Any:
     unit, gpu = _ask(handle)
     if gpu.get("state") == "no-memory":
@@ -263,7 +276,7 @@ def nvmlDeviceGetTotalEccErrors(handle: Any, errorType: int, counterType: int) -
 
 
 class _Events(list[str]):
-    """The UUIDs that an event set is registered for, and how many events it has given out."""
+    """UUIDs for which an event set is registered, and the number of events delivered."""
 
     given = 0
 

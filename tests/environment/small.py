@@ -1,4 +1,4 @@
-"""A virtual environment with a pilot's packages only: packing PyTorch takes minutes."""
+"""A virtual environment with only a pilot's packages: packing PyTorch takes minutes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SmallEnvironment:
             shutil.copy2(source, target)
 
     def _compile(self) -> None:
-        """Compiled files travel, and other tests import Stoker's modules meanwhile."""
+        """Compile first: compiled files are packed, and other tests import Stoker's modules during packing."""
         links = (folder.resolve() for folder in (ROOT / "src" / "stoker").iterdir() if folder.is_symlink())
         places = map(str, (self.packages, ROOT / "src", *links))
         subprocess.run([self.python, "-m", "compileall", "-qq", *places], check=True, timeout=120)

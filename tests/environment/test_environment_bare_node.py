@@ -1,5 +1,5 @@
-"""Pilots on nodes without project, environment, session folder, and perhaps Python. A node is a mount namespace with
-empty folders over them.
+"""Pilots on nodes without project, environment, session folder, and perhaps Python. A node is a mount namespace that
+hides them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
     places = [ROOT, Path(sys.prefix), small.path, small.home, manager.folder.path]
     if Path(sys.base_prefix) not in (Path("/usr"), Path("/")):
         places.append(Path(sys.base_prefix))
-    return sorted({str(place) for place in places}, key=len, reverse=True)  # paths in another folder come first
+    return sorted({str(place) for place in places}, key=len, reverse=True)  # nested paths come first
 
 
 class Node:
-    """A bare node with its own folder."""
-
     def __init__(self, folder: Path, *, hidden: list[str], has_python: bool = True) -> None:
         self.folder = folder
         folder.mkdir()
@@ -103,7 +101,7 @@ def seed(manager: FakeManager) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python: str = "") -> list[str]:
-    """Copy files as a batch system without a shared file system does; return the command that it runs."""
+    """Copy files like a batch system without a shared file system; return the command to run."""
     site = Site(
         name="bare",
         provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),
@@ -114,7 +112,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
     for path in starter_files(manager.folder, site):
         shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
     pilot_command.issue_block_key(manager.folder, "b7")
-    assert not list((node.folder / "session").rglob("pilot.json")), "a node gets the key of its own block alone"
+    assert not list((node.folder / "session").rglob("pilot.json")), "a node gets only the key of its block"
     shutil.copy(manager.folder.block_key_file("b7"), node.folder)
     options = ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7", "--walltime-s", "600"]
     return starter_command(manager.folder, site, options)
@@ -135,13 +133,14 @@ def test_a_real_call_on_a_bare_node(
     manager.pilots.append(node.start(brought(manager, small, node)))
     hello = manager.until(lambda: manager.hellos and manager.hellos[-1], what=f"hello: {node.said()}", wait_s=90)
     assert hello.block == "b7"
-    assert 400 < hello.ends_in_s < 599  # less what starting took
-    if not hello.objects:  # the archive of its environment, which it hands on
+    assert 400 < hello.ends_in_s < 599  # 600 s minus the start's duration
+    if not hello.objects:  # the environment's archive, which the pilot offers to others
         manager.wait_for(ObjectsHere)
     assert hello.folder.partition(":")[2].startswith(str(node.folder))
     manager.ready(recipe())
     [(prefix, package, sees)] = manager.results(manager.run(look, [()]))
-    assert manager.results(manager.run(lambda: b"x" * 3_000_000, [()])) == [b"x" * 3_000_000]  # through the seed
+    # this large result returns through the seed
+    assert manager.results(manager.run(lambda: b"x" * 3_000_000, [()])) == [b"x" * 3_000_000]
     assert prefix.startswith(str(node.folder))
     assert package.startswith(prefix)
     assert not sees
@@ -165,5 +164,5 @@ def test_nobody_to_get_it_from_is_told_in_a_sentence(manager: FakeManager, small
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
     process = node.start(brought(manager, small, node))
     assert process.wait(60) == 1
-    assert "can't get the environment" in node.said()
+    assert "cannot get the environment" in node.said()
     assert "is not seen here" in node.said()

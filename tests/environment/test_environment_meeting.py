@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transfer.hosts import Between, Link, until
+from transfer.hosts import FaultyRelay, Link, until
 
 from stoker.contexts.objects import object_of, publish
 from stoker.pilot.starter import main
@@ -25,7 +25,7 @@ SIZE = 32 << 20
 
 
 class Session:
-    """A session's folder for a starter, with a seed."""
+    """A session's folder with a seed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Session:
         (folder / "seed.address").write_text(self.seed.address)
 
     def has_sent(self, count: int) -> None:
-        """Wait until the seed has counted these bytes; a receiver may have them a moment earlier."""
+        """Wait until the seed has counted these bytes, which may be after a receiver has them."""
         until(lambda: self.seed.sent_bytes >= count, what=f"{count} bytes of the seed")
 
 
@@ -57,14 +57,14 @@ def packages(session: Session, tmp_path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def slow_host(session: Session) -> Iterator[None]:
-    relay = Between(session.seed.address, spoil=Link(bytes_per_s=24e6).carry)
+    relay = FaultyRelay(session.seed.address, spoil=Link(bytes_per_s=24e6).carry)
     (session.folder / "seed.address").write_text(relay.source.address)
     yield
     relay.close()
 
 
 class Starters:
-    """Threads that fetch the archive, each into its own file."""
+    """Threads that fetch the archive into separate files."""
 
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
@@ -119,7 +119,7 @@ def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, st
 
 def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters):
     starters.start(4)
-    until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first ones being served")
+    until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first starters to receive data")
     starters.start(8)
     starters.wait()
     session.has_sent(SIZE)
@@ -133,7 +133,7 @@ def test_one_that_starts_alone_gets_every_part_without_waiting(
     starters.wait()
     starters.close()
     monkeypatch.setattr(meeting, "FORGOTTEN", 0.0)
-    starters.start(1)  # those parts were given away before, to one who is gone
+    starters.start(1)  # the seed had assigned all parts to a starter that is gone
     starters.wait()
     session.has_sent(2 * SIZE)
     assert session.seed.sent_bytes == 2 * SIZE
@@ -143,7 +143,7 @@ def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages):
     (tmp_path / "other").write_bytes(b"something else")
     bare = tmp_path / "bare"
     bare.mkdir()
-    with pytest.raises(StartError, match="is not what it was"):
+    with pytest.raises(StartError, match="has changed"):
         main.get_packages({**packages, "source": str(tmp_path / "other")}, tmp_path / "copy", session=bare)
     assert not (tmp_path / "copy").exists()
 
@@ -158,7 +158,7 @@ def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages):
 def test_who_reaches_nobody_gets_it_from_the_seed(
     session, packages, starters: Starters, monkeypatch: pytest.MonkeyPatch
 ):
-    """The seed names peers that do not answer, and must not hold a part back for them."""
+    """The seed names peers that do not answer, and must not withhold a part because of them."""
     monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
     starters.start(1)
     starters.wait()
@@ -183,7 +183,7 @@ def test_those_who_meet_are_told_of_each_other(session: Session):
     assert meeting.meet("other", "10.0.0.3:5", seed=session.seed.address, key=KEY) == []
 
 
-# ---- whom the seed names
+# ---- peers that the seed names
 
 
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
@@ -209,7 +209,7 @@ def test_the_same_ones_are_named_as_long_as_they_are_of_use():
     others = meetings.meet("one", address, lost=[first])
     assert first not in others
     assert set(rest) < set(others)
-    assert meetings.meet("one", address, wants=False) == []  # it has all of it
+    assert meetings.meet("one", address, wants=False) == []  # this address has the whole archive
 
 
 def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
@@ -227,7 +227,7 @@ def test_a_few_that_have_only_each_other_are_told_of_who_has_more():
 def test_a_part_that_another_was_given_is_kept_back_while_he_is_there():
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
-    assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is no other source
+    assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # no other source exists
     meetings.meet("one", "10.0.0.2:5")
     spared = [meetings.spared_s("one", index, "10.0.0.2") for index in (0, 1)]
     assert spared == [meeting.UNHEARD_S, meeting.HELD_S]

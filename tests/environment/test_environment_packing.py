@@ -1,5 +1,3 @@
-"""The content and the key of packed environments."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -84,7 +82,7 @@ def test_one_environment_is_packed_once_and_gives_one_archive(
 ):
     inode = Path(packed.packages.source).stat().st_ino
     named = pack(small, "python3.11")
-    assert (named.base, named.interpreter) == ("", "python3.11"), "a named interpreter stays where it is"
+    assert (named.base, named.interpreter) == ("", "python3.11"), "a configured interpreter is not packed"
     assert named.packages == packed.packages
     assert Path(named.packages.source).stat().st_ino == inode
     assert pack(other, "python3").packages.name == packed.packages.name
@@ -184,7 +182,7 @@ def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_
 
 def test_stale_bytecode_stays(other: SmallEnvironment):
     other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
-    changed = other.packages / "psutil" / "_pswindows.py"  # which nothing imports here, and compiles again
+    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports this file, which would recompile it
     changed.write_text(changed.read_text() + "# changed\n")
     with tarfile.open(pack(other, "python3").packages.source) as tar:
         names = [name.rpartition("/")[2] for name in tar.getnames() if "/psutil/__pycache__/" in name]
@@ -220,7 +218,7 @@ def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, exp
 
 
 def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path):
-    """`start.pyz` contains all its imports: it runs here without the project and without any package."""
+    """`start.pyz` contains all its imports: run it without the project and without packages."""
     from stoker.manager.environment.carrying import carry, starter_command
     from stoker.protocol.session import SessionFolder
     from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site

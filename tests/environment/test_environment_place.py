@@ -1,4 +1,4 @@
-"""Environments on a node: made once, kept in use, completed, and removed when room is needed."""
+"""Environments on a node are made once, kept in use, completed, and removed when space is needed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def close_locks(folder: Path) -> None:
 def test_work_of_a_killed_starter_is_completed(enter: Callable[..., Path], tmp_path: Path):
     folder = enter()
     close_locks(tmp_path)
-    folder.with_name("one.files").unlink()  # it is written last
+    folder.with_name("one.files").unlink()  # without the list of files, which is written last, the copy is incomplete
     (folder / "lib" / "a.py").write_text("a")
     (folder / "bin" / "run").unlink()
     assert {name: (enter() / name).read_text() for name in FILES} == FILES
@@ -96,7 +96,7 @@ def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tm
     for name in ("old", "used"):
         os.utime(tmp_path / "environments" / f"{name}.used", (1e9, 1e9))
     assert enter("new").is_dir()
-    assert used.is_dir(), "somebody runs in it"
+    assert used.is_dir(), "a process uses the environment"
     assert not old.exists()
     assert not (tmp_path / "environments" / "old.tar.gz").exists()
     os.close(held)
@@ -148,7 +148,7 @@ def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_pat
     assert newer.exists()
     enter("last", keep_bytes=101)
     assert not newer.exists()
-    assert kept.exists()  # it is in use
+    assert kept.exists()  # this environment is in use
 
 
 def test_no_room_is_said_with_numbers(enter: Callable[..., Path], tmp_path: Path):

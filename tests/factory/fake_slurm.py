@@ -1,4 +1,4 @@
-"""A Slurm under a test's control: its commands on PATH, its jobs in a folder."""
+"""A Slurm that tests control: commands on PATH, jobs in a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FakeSlurm:
         return {"PATH": f"{self.bin}:{os.environ['PATH']}", "FAKE_SLURM": str(self.folder)}
 
     def fault(self, command: str, **how: Any) -> None:
-        """The fault of this command from now on; empty: it works again."""
+        """Set the fault of a command; without `how`, remove the fault."""
         file = self.folder / f"{command}.fault"
         if not how:
             file.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ class FakeSlurm:
             self.fault(command, **({} if up else {"code": 1, "err": words}))
 
     def run_jobs(self) -> None:
-        """Jobs that are submitted run at once, as processes of this machine."""
+        """Run submitted jobs at once as processes of this machine."""
         (self.folder / "runs").touch()
 
     def jobs(self) -> dict[str, dict[str, Any]]:
@@ -74,7 +74,7 @@ class FakeSlurm:
         return [group for group in groups if _is_alive(group)]
 
     def close(self) -> None:
-        for group in self.hanging():  # a factory that was killed has left them behind
+        for group in self.hanging():  # a killed factory leaves its commands running
             os.killpg(group, signal.SIGKILL)
         for job in self.jobs().values():
             if job.get("pid"):

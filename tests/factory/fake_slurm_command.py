@@ -40,7 +40,7 @@ def main():
 
 
 def sbatch(arguments):
-    """Reads the head of a script, as Slurm does: lines of #SBATCH until the first command."""
+    """Read the #SBATCH lines before a script's first command, as Slurm does."""
     script = arguments[-1]
     said = {}
     with open(script, errors="surrogateescape") as file:
@@ -133,7 +133,7 @@ COMMANDS = {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "scontrol": 
 
 
 def jobs():
-    """All jobs; the ones that run as processes at their present state."""
+    """Return all jobs; update jobs that run as processes."""
     found = []
     for name in sorted(os.listdir(FOLDER)):
         if name.startswith("job-"):

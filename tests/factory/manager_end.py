@@ -1,4 +1,4 @@
-"""The manager's end of a factory's connection: real sockets and keys, a test's orders."""
+"""The manager's side of a factory's connection: real sockets and keys, a test's orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stoker.manager.live.doors import Doors
+from stoker.manager.live.sockets import ManagerSockets
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
@@ -19,18 +19,18 @@ from stoker.protocol.to_manager import BlockUpdate, ClientHello
 
 
 class ManagerEnd:
-    """Welcomes a factory with `known`, acknowledges what it says, and keeps it."""
+    """Welcomes a factory with the blocks in `known`; acknowledges and records its messages."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
         self.known: tuple[KnownBlock, ...] = ()
         self.answers = True
-        """Whether it answers a hello."""
+        """True if a hello is answered."""
         self.hellos: list[bytes] = []
         self.news: list[BlockUpdate] = []
         self.troubles: list[to_manager.SourceTrouble] = []
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.doors: Doors | None = None
+        self.sockets: ManagerSockets | None = None
         self._last: dict[bytes, int] = {}
         self._read = wire.from_client()
         self.open()
@@ -38,19 +38,18 @@ class ManagerEnd:
     # ---- the manager
 
     def open(self) -> None:
-        """Listen at its own address, and print it."""
-        self.doors = Doors(self.folder)
+        self.sockets = ManagerSockets(self.folder)
         key = self.folder.read_key("server").public
-        self.folder.write(SessionFile("k3v9", wire.VERSION, self.doors.address, key))
+        self.folder.write(SessionFile("k3v9", wire.VERSION, self.sockets.address, key))
 
     def leave(self) -> None:
-        if self.doors is not None:
-            self.doors.close()
-            self.doors = None
+        if self.sockets is not None:
+            self.sockets.close()
+            self.sockets = None
 
     def tell(self, *messages: Any) -> None:
-        assert self.doors is not None
-        self.doors.send(self.hellos[-1], wire.encode(list(messages)))
+        assert self.sockets is not None
+        self.sockets.send(self.hellos[-1], wire.encode(list(messages)))
 
     def submit(self, *blocks: str, source: str = "lab") -> None:
         self.tell(to_client.SubmitBlocks(tuple(BlockOrder(BlockId(block), source) for block in blocks)))
@@ -59,15 +58,15 @@ class ManagerEnd:
         self.tell(to_client.CancelBlocks(tuple(map(BlockId, blocks)), reason))
 
     def turn(self) -> None:
-        assert self.doors is not None
-        self.doors.wait(20)
-        for _, peer, data in self.doors.frames():
+        assert self.sockets is not None
+        self.sockets.wait(20)
+        for _, peer, data in self.sockets.frames():
             frame = self._read(data)
             if frame.sequence and frame.sequence != self._last.get(peer, 0) + 1:
-                continue  # had already, or after a gap
+                continue  # a repeated frame, or a frame after a gap
             if frame.sequence:
                 self._last[peer] = frame.sequence
-                self.doors.send(peer, wire.encode([to_client.Ack(frame.sequence)]))
+                self.sockets.send(peer, wire.encode([to_client.Ack(frame.sequence)]))
             for message in frame.messages:
                 self._hear(peer, message)
 
@@ -86,7 +85,7 @@ class ManagerEnd:
     def until(self, true: Callable[[], Any], *, what: str, seconds: float = 60.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.doors is not None:
+            if self.sockets is not None:
                 self.turn()
             else:
                 time.sleep(0.02)
@@ -99,7 +98,7 @@ class ManagerEnd:
     def hear(
         self, block: str, phase: BlockPhase, *, where: Callable[[BlockUpdate], bool] = lambda _: True
     ) -> BlockUpdate:
-        """The first news of this kind, also if it came before."""
+        """Return the first matching update, including earlier ones."""
 
         def found() -> BlockUpdate | None:
             return next((n for n in self.news if n.block == block and n.phase is phase and where(n)), None)
@@ -130,7 +129,6 @@ class ManagerEnd:
         return int(process.returncode)
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
-        """End the session; the factory's exit status."""
         self.tell(to_client.SessionOver("the program is done"))
         return self.ended(process)
 

@@ -1,4 +1,4 @@
-"""Commands of a batch system: bounded in time, without remains, without the user's defaults."""
+"""Commands of a batch system: time limits, no leftovers, no defaults of the user."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from stoker.manager.factory.local import LocalBatch
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 
-# ---- test factory commands
+# ---- commands
 
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Have the time of a command count once it has made a file, however long its shell takes to come that far."""
+    """Return a function that lets a command's time limit begin when the command has made a file, however slowly its
+    shell starts.
+    """
 
     def count_once(made: Path) -> None:
         communicate = subprocess.Popen.communicate
@@ -67,7 +69,7 @@ def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str
         CommandRunner(limit_s=0.5, folder=tmp_path).run(
             ["sh", "-c", f"echo '{line}' >&{where}; touch said; sleep 500"], name="sbatch"
         )
-    said = "after it had said: Slurm temporarily unable to accept job, sleeping and retrying"
+    said = "after it printed: Slurm temporarily unable to accept job, sleeping and retrying"
     assert str(caught.value) == f"sbatch has not answered for 0.5 s, {said}"
 
 
@@ -102,7 +104,7 @@ def test_slurm_variables_of_this_process_are_hidden() -> None:
             "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified",
         ),
         ("slurm_load_jobs error: Invalid job id specified\n", "slurm_load_jobs error: Invalid job id specified"),
-        ("", "exit code 1, and not a word"),
+        ("", "exit code 1, no output"),
     ],
 )
 def test_why_it_failed_in_its_own_words(err: str, words: str) -> None:
@@ -142,7 +144,7 @@ def _free(descriptor: int) -> bool:
     return True
 
 
-# ---- test factory local
+# ---- local blocks
 
 
 B0, B1 = BlockId("b0"), BlockId("b1")
@@ -173,13 +175,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
     yield place
     batch = place.batch()
     batch.cancel(list(batch.find()))
-    until(lambda: not batch.find(), what="the end of what was started")
+    until(lambda: not batch.find(), what="the end of the started processes")
 
 
 def test_started_watched_and_ended(place: Place) -> None:
     batch = place.batch()
     job = batch.submit(B0)
-    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "from its first moment on"
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "the process belongs to the block from its start"
     batch.cancel([job])
     until(lambda: batch.query([job])[job].phase is BlockPhase.ENDED, what="the end")
 

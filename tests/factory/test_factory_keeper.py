@@ -1,4 +1,4 @@
-"""A keeper over a batch system in memory: each block once, none forgotten, everything reported."""
+"""A keeper submits each block once, forgets no block, and reports everything. The batch system is in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDED, REFUSED = BlockPhase.ENDED, BlockPhase.REFUSED
 B0, B1, B2 = (BlockId(f"b{n}") for n in range(3))
 
 
-class Desk:
+class KeeperHarness:
     """A keeper, its parts, and its messages."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Desk:
         self.keeper = self.another()
 
     def another(self, *, was_tried: Container[BlockId] = ()) -> BlockKeeper:
-        """The keeper of a factory that follows one that was killed."""
+        """Make the keeper of a factory that replaces a killed factory."""
         self.keeper = BlockKeeper(
             "lab", make=lambda: self.batch, owners=self.owners, poll_s=10, lag_s=60, was_tried=was_tried.__contains__,
             clock=self.clock,
@@ -40,7 +40,7 @@ class Desk:
         return self.keeper
 
     def settle(self) -> list[FactoryUpdate]:
-        """Step until there is nothing to do at this moment."""
+        """Step the keeper until no work is due; return the new updates."""
         fresh: list[FactoryUpdate] = []
         for _ in range(50):
             if self.keeper.due_in() != 0:
@@ -65,15 +65,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk() -> KeeperHarness:
+    return KeeperHarness()
 
 
 def told(news: list[FactoryUpdate]) -> list[tuple[str, BlockPhase, str]]:
     return [(each.block, each.phase, each.reason) for each in news if isinstance(each, BlockUpdate)]
 
 
-def test_a_block_goes_its_way(desk: Desk) -> None:
+def test_a_block_goes_its_way(desk: KeeperHarness) -> None:
     assert told(desk.order(B0)) == [(B0, PENDING, "")]
     assert desk.see(1, PENDING, "Priority", 600) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
     assert told(desk.see(10, RUNNING, "on n1")) == [(B0, RUNNING, "on n1")]
@@ -81,7 +81,7 @@ def test_a_block_goes_its_way(desk: Desk) -> None:
     assert desk.keeper.due_in() is None
 
 
-def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
+def test_what_has_not_changed_is_not_said_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, PENDING, "Priority", 600)
     assert desk.see(10, PENDING, "Priority", 590) == []
@@ -90,7 +90,7 @@ def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
     ] == [4000]
 
 
-def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
+def test_a_requeued_job_is_pending_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime")
@@ -98,7 +98,7 @@ def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
     assert told(desk.later(10)) == [(B0, PENDING, again)]
 
 
-def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
+def test_the_manager_hears_why_a_job_runs_no_longer(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
@@ -113,7 +113,7 @@ def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
     ]
 
 
-def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
+def test_what_the_manager_had_cancelled_is_no_loss(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     desk.keeper.cancel([B0], "idle")
@@ -123,7 +123,7 @@ def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
     ]
 
 
-def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
+def test_an_order_that_is_heard_twice_is_one(desk: KeeperHarness) -> None:
     desk.order(B0, B0)
     desk.order(B0)
     desk.see(1, ENDED, "done")
@@ -133,13 +133,13 @@ def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
     assert desk.batch.submitted == [B0]
 
 
-def test_refused(desk: Desk) -> None:
+def test_refused(desk: KeeperHarness) -> None:
     desk.batch.refuses = "Invalid account"
     assert told(desk.order(B0, B1)) == [(B0, REFUSED, "Invalid account"), (B1, REFUSED, "Invalid account")]
     assert not [each for each in desk.said if isinstance(each, SourceTrouble)]
 
 
-def test_trouble_is_told_once_and_its_end_too(desk: Desk) -> None:
+def test_trouble_is_told_once_and_its_end_too(desk: KeeperHarness) -> None:
     desk.batch.down = "squeue has not answered for 30 s"
     assert desk.order(B0) == [SourceTrouble("lab", "squeue has not answered for 30 s")]
     for _ in range(5):
@@ -148,7 +148,7 @@ def test_trouble_is_told_once_and_its_end_too(desk: Desk) -> None:
     assert desk.later(10) == [BlockUpdate(B0, PENDING, "1"), SourceTrouble("lab", "")]
 
 
-def test_it_asks_less_often_while_there_is_trouble(desk: Desk) -> None:
+def test_it_asks_less_often_while_there_is_trouble(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     waits = []
@@ -158,7 +158,7 @@ def test_it_asks_less_often_while_there_is_trouble(desk: Desk) -> None:
     assert waits == [1, 2, 4, 8, 16, 32]
 
 
-def test_a_submission_that_did_arrive_is_not_repeated(desk: Desk) -> None:
+def test_a_submission_that_did_arrive_is_not_repeated(desk: KeeperHarness) -> None:
     desk.batch.lossy = True
     desk.order(B0)
     assert [each for each in desk.said if isinstance(each, SourceTrouble)]
@@ -167,14 +167,14 @@ def test_a_submission_that_did_arrive_is_not_repeated(desk: Desk) -> None:
     assert desk.batch.submitted == [B0]
 
 
-def test_a_job_without_a_certain_id_is_found_at_once_by_name(desk: Desk) -> None:
+def test_a_job_without_a_certain_id_is_found_at_once_by_name(desk: KeeperHarness) -> None:
     desk.batch.noisy = True
     assert desk.order(B0) == [BlockUpdate(B0, PENDING, "1")]
     desk.later(600)
     assert desk.batch.submitted == [B0]
 
 
-def test_job_is_found_that_listings_show_20_seconds_late(desk: Desk) -> None:
+def test_job_is_found_that_listings_show_20_seconds_late(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0, B1)
     for _ in range(4):
@@ -186,7 +186,7 @@ def test_job_is_found_that_listings_show_20_seconds_late(desk: Desk) -> None:
     assert desk.batch.submitted == [B0, B1]
 
 
-def test_after_a_kill_a_late_job_is_not_submitted_again(desk: Desk) -> None:
+def test_after_a_kill_a_late_job_is_not_submitted_again(desk: KeeperHarness) -> None:
     desk.batch.put(B0)
     desk.batch.hides = True
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -198,7 +198,7 @@ def test_after_a_kill_a_late_job_is_not_submitted_again(desk: Desk) -> None:
     assert desk.batch.submitted == [B1]
 
 
-def test_after_a_kill_a_block_without_a_job_is_submitted(desk: Desk) -> None:
+def test_after_a_kill_a_block_without_a_job_is_submitted(desk: KeeperHarness) -> None:
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED)])
     [pause] = until_submitted(desk, times=1)
     assert 60 <= pause <= 80
@@ -208,10 +208,10 @@ def test_after_a_kill_a_block_without_a_job_is_submitted(desk: Desk) -> None:
 ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
 
 
-def test_job_that_listings_lack_for_20_seconds_stays(desk: Desk) -> None:
+def test_job_that_listings_lack_for_20_seconds_stays(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
-    for _ in range(10):  # never for a minute in a row
+    for _ in range(10):  # the job is absent for less than a minute at a time
         desk.batch.statuses["1"] = ABSENT
         for _ in range(20):
             desk.later(1)
@@ -220,7 +220,7 @@ def test_job_that_listings_lack_for_20_seconds_stays(desk: Desk) -> None:
     assert told(desk.said) == [(B0, PENDING, ""), (B0, RUNNING, "on n1")]
 
 
-def test_job_that_listings_lack_for_a_minute_is_lost(desk: Desk) -> None:
+def test_job_that_listings_lack_for_a_minute_is_lost(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     for _ in range(6):
@@ -228,10 +228,10 @@ def test_job_that_listings_lack_for_a_minute_is_lost(desk: Desk) -> None:
     assert told(desk.later(10)) == [(B0, ENDED, "no longer in the queue: killed")]
     desk.batch.statuses.clear()
     assert desk.keeper.end(until=desk.clock.now) == []
-    assert desk.batch.cancelled == ["1"], "it may be there all the same"
+    assert desk.batch.cancelled == ["1"], "the job may still exist"
 
 
-def test_two_listings_are_no_proof_however_far_apart(desk: Desk) -> None:
+def test_two_listings_are_no_proof_however_far_apart(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     desk.later(10)
@@ -239,7 +239,7 @@ def test_two_listings_are_no_proof_however_far_apart(desk: Desk) -> None:
     assert told(desk.later(10))[0][:2] == (B0, ENDED)
 
 
-def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: Desk) -> None:
+def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     desk.later(1)
@@ -249,7 +249,7 @@ def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_the_end_cancels_jobs_that_no_listing_shows(desk: Desk, hides: bool) -> None:
+def test_the_end_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: bool) -> None:
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = hides
     desk.order(B1)
@@ -259,7 +259,7 @@ def test_the_end_cancels_jobs_that_no_listing_shows(desk: Desk, hides: bool) -> 
     assert ("2" in desk.batch.cancelled) or desk.batch.cancelled_names == [B1]
 
 
-def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: Desk) -> None:
+def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
@@ -267,7 +267,7 @@ def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: Desk) -> None:
     assert desk.batch.cancelled_names == [B0]
 
 
-def test_a_late_job_of_a_cancelled_block_is_cancelled(desk: Desk) -> None:
+def test_a_late_job_of_a_cancelled_block_is_cancelled(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
@@ -278,7 +278,7 @@ def test_a_late_job_of_a_cancelled_block_is_cancelled(desk: Desk) -> None:
     assert desk.keeper.due_in() is None
 
 
-def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
+def test_a_submission_that_did_not_arrive_is(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     desk.batch.down = ""
@@ -286,8 +286,8 @@ def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
     assert desk.batch.submitted == [B0]
 
 
-def until_submitted(desk: Desk, *, times: int) -> list[float]:
-    """The pauses before this number of further submissions; stops when the keeper has nothing more to do."""
+def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
+    """Return the seconds before each of `times` further submissions, or fewer if the keeper finishes."""
     pauses, since = [], desk.clock.now
     for _ in range(200):
         if len(pauses) == times or (wait := desk.keeper.due_in()) is None:
@@ -300,7 +300,7 @@ def until_submitted(desk: Desk, *, times: int) -> list[float]:
     raise AssertionError("it goes on for ever")
 
 
-def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> None:
+def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     pauses = until_submitted(desk, times=99)
@@ -316,7 +316,7 @@ def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> 
     ]
 
 
-def test_each_later_block_has_one_try_until_an_answer(desk: Desk) -> None:
+def test_each_later_block_has_one_try_until_an_answer(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     until_submitted(desk, times=99)
@@ -329,7 +329,7 @@ def test_each_later_block_has_one_try_until_an_answer(desk: Desk) -> None:
     assert desk.keeper.trouble == ""
 
 
-def test_jobs_are_watched_while_submissions_wait(desk: Desk) -> None:
+def test_jobs_are_watched_while_submissions_wait(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B1)
@@ -341,7 +341,7 @@ def test_jobs_are_watched_while_submissions_wait(desk: Desk) -> None:
     assert desk.batch.cancelled == ["1"]
 
 
-def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: Desk) -> None:
+def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     for _ in range(5 * MOST_UNANSWERED):
@@ -350,14 +350,14 @@ def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: Desk) -> No
     assert told(desk.later(60)) == [(B0, PENDING, "")]
 
 
-def test_a_job_that_arrived_late_makes_no_second_block(desk: Desk) -> None:
+def test_a_job_that_arrived_late_makes_no_second_block(desk: KeeperHarness) -> None:
     desk.order(B0)
     late = desk.batch.put(B0)
     desk.later(61)
     assert desk.batch.cancelled == [late]
 
 
-def test_after_a_kill_jobs_are_found_and_adopted(desk: Desk) -> None:
+def test_after_a_kill_jobs_are_found_and_adopted(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0)
     keeper = desk.another()
     keeper.sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -367,7 +367,7 @@ def test_after_a_kill_jobs_are_found_and_adopted(desk: Desk) -> None:
     assert next(each.job for each in news if isinstance(each, BlockUpdate)) == job
 
 
-def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: Desk) -> None:
+def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: KeeperHarness) -> None:
     desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
     assert told(desk.settle())[-1] == (B0, ENDED, "exit code 1")
@@ -377,7 +377,9 @@ def test_after_a_kill_a_finished_job_is_not_submitted_again(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("other", "cancelled"), [(BatchJobStatus(ENDED, "exit code 1"), 0), (BatchJobStatus(PENDING), 1)]
 )
-def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk, other: BatchJobStatus, cancelled: int) -> None:
+def test_of_two_jobs_of_a_block_the_running_one_stays(
+    desk: KeeperHarness, other: BatchJobStatus, cancelled: int
+) -> None:
     first = desk.batch.put(B0, other)
     running = desk.batch.put(B0, BatchJobStatus(RUNNING))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
@@ -385,7 +387,7 @@ def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk, other: BatchJo
     assert desk.batch.cancelled == [first] * cancelled
 
 
-def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
+def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: KeeperHarness) -> None:
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
@@ -394,7 +396,7 @@ def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> N
     assert desk.batch.cancelled == [stray]
 
 
-def test_it_touches_nothing_before_it_knows_the_blocks(desk: Desk) -> None:
+def test_it_touches_nothing_before_it_knows_the_blocks(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING))
     keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
     assert keeper.due_in() is None
@@ -404,7 +406,7 @@ def test_it_touches_nothing_before_it_knows_the_blocks(desk: Desk) -> None:
     assert not desk.batch.cancelled
 
 
-def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
+def test_jobs_of_another_site_are_left_alone(desk: KeeperHarness) -> None:
     desk.owners[B2] = "other"
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     desk.settle()
@@ -412,13 +414,13 @@ def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_known_jobs_are_watched_and_told_although_nothing_has_changed(desk: Desk) -> None:
+def test_known_jobs_are_watched_and_told_although_nothing_has_changed(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING, "on n1"))
     desk.another().sync([KnownBlock(B0, "lab", RUNNING, job)])
     assert told(desk.settle()) == [(B0, RUNNING, "on n1")]
 
 
-def test_cancel_before_and_after_the_submission(desk: Desk) -> None:
+def test_cancel_before_and_after_the_submission(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.order([B1])
     desk.keeper.cancel([B0, B1], "no call could use it")
@@ -428,7 +430,7 @@ def test_cancel_before_and_after_the_submission(desk: Desk) -> None:
     assert told(desk.see(1, ENDED, "cancelled")) == [(B0, ENDED, "cancelled: no call could use it")]
 
 
-def test_a_cancel_without_effect_is_repeated(desk: Desk) -> None:
+def test_a_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
     desk.settle()
@@ -439,14 +441,14 @@ def test_a_cancel_without_effect_is_repeated(desk: Desk) -> None:
     assert desk.batch.cancelled == ["1", "1"]
 
 
-def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: Desk) -> None:
+def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
     desk.batch.statuses["1"] = BatchJobStatus(ENDED, "done")
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
 
-def test_manager_with_a_lost_journal_part_hears_all_again(desk: Desk) -> None:
+def test_manager_with_a_lost_journal_part_hears_all_again(desk: KeeperHarness) -> None:
     desk.order(B0, B1, B2)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.batch.statuses["3"] = BatchJobStatus(ENDED, "exit code 1")
@@ -461,7 +463,7 @@ def test_manager_with_a_lost_journal_part_hears_all_again(desk: Desk) -> None:
     assert desk.batch.submitted == [B0, B1, B2]
 
 
-def test_manager_that_lost_a_blocks_end_hears_it_again(desk: Desk) -> None:
+def test_manager_that_lost_a_blocks_end_hears_it_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(10, ENDED, "exit code 1")
     desk.keeper.sync([KnownBlock(B0, "lab", RUNNING, "1")])
@@ -470,7 +472,7 @@ def test_manager_that_lost_a_blocks_end_hears_it_again(desk: Desk) -> None:
     assert desk.batch.submitted == [B0]
 
 
-def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
+def test_a_batch_system_that_cannot_be_had_refuses(desk: KeeperHarness) -> None:
     def make() -> Batch:
         raise ConfigError("site lab: this host has no sbatch on its PATH")
 
@@ -481,7 +483,7 @@ def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_a_fault_of_a_provider_is_trouble(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_a_provider_is_trouble(desk: KeeperHarness, caplog: pytest.LogCaptureFixture) -> None:
     desk.order(B0)
 
     def broken(jobs: object) -> dict[str, BatchJobStatus]:
@@ -491,7 +493,7 @@ def test_a_fault_of_a_provider_is_trouble(desk: Desk, caplog: pytest.LogCaptureF
     assert desk.later(1) == [SourceTrouble("lab", "KeyError: '88123'")]
 
 
-def test_the_end_cancels_everything_and_says_what_is_left(desk: Desk) -> None:
+def test_the_end_cancels_everything_and_says_what_is_left(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     assert desk.keeper.end(until=desk.clock.now) == ["1", "2"]
@@ -500,13 +502,13 @@ def test_the_end_cancels_everything_and_says_what_is_left(desk: Desk) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_the_end_while_nobody_answers_names_what_is_known(desk: Desk) -> None:
+def test_the_end_while_nobody_answers_names_what_is_known(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.down = "away"
     assert desk.keeper.end(until=desk.clock.now) == ["1"]
 
 
-def test_blocks_that_wait_can_be_cancelled_alone(desk: Desk) -> None:
+def test_blocks_that_wait_can_be_cancelled_alone(desk: KeeperHarness) -> None:
     desk.order(B0, B1)
     desk.see(1, RUNNING)
     desk.keeper.cancel_waiting("the manager is away")

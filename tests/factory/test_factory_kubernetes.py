@@ -1,4 +1,4 @@
-"""Kubernetes, over the part of its package that Parsl's provider uses."""
+"""Kubernetes with the part of its package that Parsl's provider uses."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_refused_and_away(world: World, kind: ProviderKind) -> None:
 @pytest.mark.parametrize("kind", [ProviderKind.PBS, ProviderKind.GRID_ENGINE], ids=lambda kind: kind.value)
 def test_an_answer_that_cannot_be_read(world: World, kind: ProviderKind) -> None:
     world.put("qstat", "echo '<<<'")
-    with pytest.raises(BatchTrouble, match="has printed what cannot be read"):
+    with pytest.raises(BatchTrouble, match="printed something that cannot be read"):
         world.batch.query(["1"])
 
 
@@ -226,7 +226,7 @@ def test_the_id_is_found_among_lines_of_the_site(world: World, kind: ProviderKin
 @kinds
 def test_without_a_certain_id_the_job_is_found_by_its_name(world: World, kind: ProviderKind) -> None:
     world.put(BANNERS[kind][0], "echo 2026; echo 2027")
-    with pytest.raises(Unanswered, match="no certain job id"):
+    with pytest.raises(Unanswered, match="no clear job id"):
         world.batch.submit(BlockId("b0"))
     name = {ProviderKind.GRID_ENGINE: "b2"}.get(kind, "b0")
     assert world.batch.find()[IDS[kind]] == name
@@ -249,7 +249,7 @@ def test_jobs_are_cancelled_by_name(world: World, kind: ProviderKind) -> None:
     assert (
         said
         == {
-            ProviderKind.PBS: "11.head 12.head\n",  # as qselect says
+            ProviderKind.PBS: "11.head 12.head\n",  # the job ids that qselect printed
             ProviderKind.LSF: "-J stoker-k3v9-b0 0\n",
             ProviderKind.GRID_ENGINE: "stoker-k3v9-b0\n",
         }[kind]

@@ -1,4 +1,4 @@
-"""A factory under a strict limiter: 40 requests, and 4 more each minute. Virtual time."""
+"""A factory under a strict limiter: 40 requests, then 4 per minute, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Limiter:
 
 
 class LimitedBatch(ToyBatch):
-    """A batch system behind a limiter. Its requests count in the pacer, as commands do; sources share a listing."""
+    """A batch system that limits requests. The pacer counts them like commands; all sources share one listing."""
 
     def __init__(self, limiter: Limiter, pacer: Pacer, listing: Listing[bool]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class LimitedBatch(ToyBatch):
 
 
 class World:
-    """This number of keepers of one batch system, in virtual time."""
+    """Keepers of one batch system in virtual time."""
 
     def __init__(self, *, sources: int) -> None:
         self.clock = Clock()
@@ -109,7 +109,7 @@ class World:
             if self.clock.now < until:
                 self.keepers[n].step()
             turns += 1
-            assert turns < 100_000, "it never rests"
+            assert turns < 100_000, "the factory never pauses"
 
 
 @pytest.mark.parametrize("sources", [1, 3])
@@ -119,7 +119,7 @@ def test_hundred_blocks_stay_within_the_request_budget(sources: int) -> None:
     for n, keeper in enumerate(world.keepers):
         keeper.order(blocks[n::sources])
     world.run(60.0)
-    assert sum(len(batch.submitted) for batch in world.batches) >= 20, "the first ones at once"
+    assert sum(len(batch.submitted) for batch in world.batches) >= 20, "the first submissions start at once"
     world.run(HOUR_S)
     assert sum(len(batch.submitted) for batch in world.batches) == 100
     for batch in world.batches:

@@ -1,5 +1,3 @@
-"""The factory as a process: real sockets, a fake Slurm's commands, and kills."""
-
 from __future__ import annotations
 
 import os
@@ -24,7 +22,7 @@ from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Session, Site
 
-# ---- test factory process
+# ---- process
 
 
 PENDING, RUNNING, ENDED, REFUSED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED, BlockPhase.REFUSED
@@ -58,7 +56,7 @@ def test_blocks_are_submitted_watched_and_cancelled(
     slurm.put(job, state="RUNNING", nodes="n014")
     assert manager.hear("b0", RUNNING).reason == "on n014"
     before = len(slurm.asked("squeue"))
-    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more looks at 0.2 s each")
+    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more polls at 0.2 s each")
     scripts = "".join(Path(file).read_text() for file in folder.submit.glob("*.sh"))
     assert "stoker.pilot.main" in scripts
     assert not [role for role in ("client", "pilot", "server") if folder.read_key(role).secret in scripts]
@@ -118,7 +116,7 @@ def test_job_that_listings_lack_is_lost_after_the_lag(
         slurm.put(each, state="RUNNING", forgotten="everywhere")
     assert manager.hear("b0", ENDED).reason == "Slurm no longer knows this job"
     asked = len(slurm.asked("scontrol"))
-    manager.until(lambda: len(slurm.asked("scontrol")) > asked + 5, what="five more questions")
+    manager.until(lambda: len(slurm.asked("scontrol")) > asked + 5, what="five more queries")
     assert [update for update in manager.news if update.block == "b1" and update.phase is ENDED] == []
     assert manager.end(factory) == Ending.OVER
     assert {each["state"] for each in slurm.jobs().values()} == {"CANCELLED"}
@@ -151,7 +149,7 @@ def test_nothing_is_submitted_twice_while_listings_lag(
     second = manager.start_factory()
     asked = len(slurm.asked("squeue"))
     manager.until(lambda: len(slurm.asked("squeue")) > asked + 5, what="five searches")
-    assert len(slurm.jobs()) == 1, "a second one would run beside it"
+    assert len(slurm.jobs()) == 1, "a second job would run at the same time"
     slurm.fault("squeue")
     assert manager.hear("b0", PENDING).job == "101"
     assert manager.hear("b1", PENDING).job == "102"
@@ -165,7 +163,7 @@ def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: Sessi
     for command in ("squeue", "sbatch"):
         slurm.fault(command, silent=True)
     manager.submit("b0")
-    manager.hear_trouble("its output shows no certain job id: exit code 0, and not a word")
+    manager.hear_trouble("its output has no clear job id: exit code 0, no output")
     assert manager.end(factory) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
@@ -191,9 +189,11 @@ def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, sl
     manager.news.clear()
     manager.start_factory()
     manager.hear("b0", PENDING)
-    assert manager.hear("b77", RUNNING).source == "lab", "the manager may have lost it: it is told, and decides"
+    assert manager.hear("b77", RUNNING).source == "lab", (
+        "the manager may have lost the block: it receives the update and decides"
+    )
     manager.cancel("b77")
-    until(lambda: slurm.jobs()["900"]["state"] == "CANCELLED", what="the end of a job that nobody wants")
+    until(lambda: slurm.jobs()["900"]["state"] == "CANCELLED", what="the end of an unwanted job")
     assert [job["name"] for job in slurm.jobs().values() if job["id"] != "900"] == ["stoker-k3v9-b0"]
 
 
@@ -245,7 +245,7 @@ def test_job_under_submission_at_the_end_is_cancelled(
     until(slurm.jobs, what="the job")
     manager.tell(to_client.SessionOver("the program is done"))
     log = folder.path / "factory.log"
-    manager.until(lambda: "the session is over" in log.read_text(), what="the factory hears that")
+    manager.until(lambda: "the session is over" in log.read_text(), what="the factory to receive the order")
     slurm.fault("sbatch")
     assert manager.ended(factory) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
@@ -280,7 +280,7 @@ def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: Man
     assert (manager.folder.path / "jobs-left").read_text() == ""
 
 
-# ---- test factory jobs left
+# ---- leftover jobs
 
 
 def test_jobs_that_are_left_are_a_line_a_site(tmp_path: Path) -> None:

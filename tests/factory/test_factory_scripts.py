@@ -1,5 +1,3 @@
-"""Submit scripts: their requests, and that a shell reads them back as intended."""
-
 from __future__ import annotations
 
 import os
@@ -31,7 +29,7 @@ from stoker.site import (
     Size,
 )
 
-# ---- test factory scripts
+# ---- scripts
 
 
 def site(kind: ProviderKind = ProviderKind.SLURM, *, pilot: Pilot | None = None, **provider: object) -> Site:
@@ -221,7 +219,7 @@ def test_every_kind_has_a_batch_system_of_its_own(
     (tmp_path / "session").mkdir()
     wanted = site(kind, image="lab/stoker" if kind is ProviderKind.KUBERNETES else "")
     monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
-    # Parsl's refuses to be made where the package of Kubernetes is not installed.
+    # Parsl's class cannot be created without the Kubernetes package.
     monkeypatch.setattr(
         "stoker.manager.factory.kubernetes.KubernetesProvider", lambda **_settings: SimpleNamespace(kube_client=None)
     )
@@ -229,7 +227,7 @@ def test_every_kind_has_a_batch_system_of_its_own(
     assert type(made).__name__ == SYSTEMS[kind]
 
 
-# ---- test factory job ids
+# ---- job ids
 
 
 SLURM, PBS, LSF, SGE = ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE
@@ -273,7 +271,7 @@ def test_a_line_counts_if_it_alone_is_an_id(kind: ProviderKind, text: str, id: s
     assert job_id_on_own_line(kind, text) == id
 
 
-# ---- test factory parsl parts
+# ---- parts of Parsl
 
 
 PROGRAM = """
@@ -298,7 +296,7 @@ def test_providers_are_imported_without_the_rest_of_parsl() -> None:
     assert done.stdout.splitlines() == ["[]", "Config SlurmProvider module", "True True"]
 
 
-# ---- test factory site files
+# ---- site files
 
 
 FULL = Site(

@@ -1,4 +1,4 @@
-"""A program on a batch system: everything real but a fake Slurm that runs jobs on this machine."""
+"""A program on a batch system. Only Slurm is fake, and runs jobs on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def site(folder: Path, *, more: str = "", provider: str = "", pilot: str = "", p
 
 @stoker.app()
 def block_of_this(meeting=None, number=0):
-    """Where a call runs. With `meeting`, calls 0 and 1 run at the same time."""
+    """Return the call's block. With `meeting`, calls 0 and 1 run at the same time."""
     import time
 
     import psutil
@@ -72,12 +72,12 @@ def test_calls_run_in_blocks_and_nothing_is_left(slurm: FakeSlurm, tmp_path: Pat
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
         assert block_of_this().result(120) == ("b1", True)
-        until(lambda: session.status(30).jobs[0].reason == "on n1", what="news of the block", seconds=60)
+        until(lambda: session.status(30).jobs[0].reason == "on n1", what="an update of the block", seconds=60)
         [block] = session.status(30).jobs
         assert (block.phase, block.source) == ("running", "lab")
         assert slurm.jobs()[block.job]["name"] == f"stoker-{session.id}-b1"
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
-    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session")
+    until(lambda: not processes_of(session.folder), what="the end of all processes of the session")
     assert (session.folder / "jobs-left").read_text() == ""
 
 
@@ -90,11 +90,11 @@ def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
         calls = [block_of_this(tmp_path, number) for number in (0, 1)]
         assert {call.result(120)[1] for call in calls} == {True, False}
         assert {block.source for block in session.status(30).jobs} == {"lab", "here"}
-    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session")
+    until(lambda: not processes_of(session.folder), what="the end of all processes of the session")
 
 
 def running(folder: Path, module: str) -> list[psutil.Process]:
-    """The processes that run a module. A child shows its parent's command line until it runs its own command."""
+    """Return the processes that run a module. A child shows its parent's command line until it runs its own command."""
     found = []
     for process in processes_of(folder):
         with suppress(psutil.NoSuchProcess):
@@ -139,7 +139,7 @@ def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_
         until(lambda: log.exists() and log.read_text().count(hello) == 1, what="the first hello", seconds=60)
         [factory] = running(session.folder, FACTORY)
         os.kill(factory.pid, signal.SIGKILL)
-        until(lambda: log.read_text().count(hello) == 2, what="the other one's hello", seconds=60)
+        until(lambda: log.read_text().count(hello) == 2, what="the other factory's hello", seconds=60)
         assert block_of_this().result(120) == ("b1", True)
 
 
@@ -161,7 +161,8 @@ def test_managers_that_die_early_leave_one_working_factory(slurm: FakeSlurm, tmp
         another(session.folder, MANAGER, than=[manager])
         [job] = slurm.jobs().values()
         fail(slurm, job)
-        each_leaves_a_gap = ("b400", True)  # behind the numbers that a lost part may have given away
+        # the manager skips block numbers that the lost part of the journal may have used
+        each_leaves_a_gap = ("b400", True)
         assert block_of_this().result(120) == each_leaves_a_gap
         until(lambda: len(running(session.folder, FACTORY)) == 1, what="one factory alone", seconds=60)
 

@@ -1,5 +1,3 @@
-"""Slurm for the factory, over commands with Slurm's output."""
-
 from __future__ import annotations
 
 import re
@@ -33,7 +31,7 @@ from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Site
 
-# ---- test factory slurm
+# ---- commands
 
 
 B7 = BlockId("b7")
@@ -150,7 +148,7 @@ def test_a_host_that_is_told_no_slurm_conf_refuses_nothing(batch: SlurmBatch, sl
 
 def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
-    with pytest.raises(BatchTrouble, match="no certain job id"):
+    with pytest.raises(BatchTrouble, match="no clear job id"):
         batch.submit(B7)
 
 
@@ -170,7 +168,7 @@ def test_sbatch_that_hangs(
     monkeypatch.setattr(subprocess.Popen, "communicate", later)
     with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
         quick.submit(B7)
-    assert list(batch.find().values()) == [B7], "it had reached Slurm all the same"
+    assert list(batch.find().values()) == [B7], "the job had reached Slurm despite the error"
 
 
 def test_a_failed_job_says_what_it_printed(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -229,7 +227,7 @@ def test_an_old_list_hides_neither_a_start_nor_an_end(slurm: FakeSlurm, tmp_path
         assert batch.query([job])[job].phase is BlockPhase.RUNNING
         listing.forget()
         listing.read(lambda: old)
-    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "it is not back in the queue"
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "the job is not queued again"
     listing.forget()
     batch.query([job])
     old = listing.read(dict)
@@ -261,9 +259,9 @@ def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeS
 @pytest.mark.parametrize(
     ("reason", "what"),
     [
-        ("PartitionTimeLimit", "never starts like this: walltime .* shorten \\[provider\\] walltime"),
-        ("QOSMaxWallDurationPerJobLimit", "never starts like this: walltime"),
-        ("AssocMaxWallDurationPerJobLimit", "never starts like this: walltime"),
+        ("PartitionTimeLimit", "never starts with these settings: walltime .* shorten \\[provider\\] walltime"),
+        ("QOSMaxWallDurationPerJobLimit", "never starts with these settings: walltime"),
+        ("AssocMaxWallDurationPerJobLimit", "never starts with these settings: walltime"),
         ("QOSMaxGRESPerJob", "lower \\[provider\\] gpus"),
         ("QOSMaxCpuPerJobLimit", "lower \\[provider\\] cores"),
         ("PartitionNodeLimit", "lower \\[provider\\] nodes"),
@@ -335,7 +333,7 @@ def test_a_host_without_slurm(folder: SessionFolder, tmp_path: Path, monkeypatch
         make_batch(site(), session="k3v9", folder=folder)
 
 
-# ---- test factory slurm output
+# ---- output
 
 
 NOW = time.mktime(time.strptime("2026-11-21T10:31:00", "%Y-%m-%dT%H:%M:%S"))

@@ -1,4 +1,4 @@
-"""A factory's start: its waits, and that each one ends."""
+"""A factory starts, and each of its waits ends."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def gone_parent() -> str:
 
 def test_a_factory_says_from_its_first_moment_what_it_does(manager: ManagerEnd, folder: SessionFolder) -> None:
     factory = manager.start_factory()
-    said(folder, "a factory begins", f"pid {factory.pid}", f"started by pid {os.getpid()}")
-    assert manager.doors is not None
-    said(folder, "saying hello", manager.doors.address)
+    said(folder, "the factory starts", f"pid {factory.pid}", f"started by pid {os.getpid()}")
+    assert manager.sockets is not None
+    said(folder, "saying hello", manager.sockets.address)
     said(folder, "knows of 0 blocks")
 
 
@@ -73,7 +73,7 @@ def test_waiting_factory_names_the_holder_and_leaves(manager: ManagerEnd, folder
     second = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(second) == Ending.OVER
     said(folder, "another factory", f"pid {first.pid} (", "for 1 min at most")
-    said(folder, "is gone: this one leaves")
+    said(folder, "is gone: this factory exits")
     assert first.poll() is None
     assert len(manager.hellos) == 1
 
@@ -97,7 +97,7 @@ def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
         other.stdout.readline()
         factory = manager.start_factory("--turn-limit-s", "0.5", wait=False)
         assert manager.ended(factory) == Ending.FAILED
-        said(folder, "CRITICAL", f"factory.lock is held by pid {other.pid} (", "end what holds it by hand")
+        said(folder, "CRITICAL", f"factory.lock is held by pid {other.pid} (", "kill the holder by hand")
         assert other.poll() is None
         other.communicate(b"\n", timeout=10)
 
@@ -118,7 +118,9 @@ def test_command_that_outlives_its_factory_is_killed_in_time(
     os.kill(first.pid, signal.SIGKILL)
     first.wait(10)
     manager.start_factory()
-    said(folder, "a command of the factory before", f"pid {hanging} (", "sbatch", "until it ends or has run for 4.0 s")
+    said(
+        folder, "a command of the previous factory", f"pid {hanging} (", "sbatch", "until it ends or has run for 4.0 s"
+    )
     said(folder, f"pid {hanging} (", "has run for longer than 4.0 s: it is killed")
     said(folder, "that command has ended")
     slurm.fault("sbatch")
@@ -139,14 +141,14 @@ def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: p
             main, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
         )
         main.wait_for_commands(file, limit_s=0.5)
-        assert waits[0] == 0.0, "the command has had its time before"
+        assert waits[0] == 0.0, "the command's time was used up before"
         assert command.wait(10) == -signal.SIGKILL
     finally:
         command.kill()
         command.wait()
 
 
-# ---- in this process, with shorter limits
+# ---- in this process with shorter limits
 
 
 class Running:
@@ -163,7 +165,7 @@ class Running:
         self._manager.tell(to_client.SessionOver("the test is done"))
         self._manager.until(lambda: not self._thread.is_alive(), what="its end")
         self._thread.join()
-        for worker in threading.enumerate():  # one that was busy speaks once more
+        for worker in threading.enumerate():  # wait for the workers: a busy one sends one more message
             if worker.name.startswith("stoker-source-"):
                 worker.join(60)
         self._factory.close()
@@ -179,13 +181,13 @@ def test_a_manager_that_answers_no_hello_hears_it_again(
     assert "has not answered a hello" in caplog.text
     manager.answers = True
     count = len(manager.hellos)
-    manager.until(lambda: len(manager.hellos) > count, what="one that is answered")
+    manager.until(lambda: len(manager.hellos) > count, what="an answered hello")
     running.end()
 
 
 @pytest.fixture
 def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What `condor_submit` has to bring along lies in a file that does not let itself be read."""
+    """A file for `condor_submit` that blocks its reader."""
     (tmp_path / "condor").mkdir()
     (tmp_path / "condor" / "condor_submit").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "condor" / "condor_submit").chmod(0o755)
@@ -198,7 +200,7 @@ def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def let_go(file: Path) -> None:
-    """Threads that wait for its content find nothing, and continue."""
+    """Release the threads that wait for the file's content: they read an empty file and continue."""
     writer = os.open(file, os.O_RDWR)
     file.unlink()
     file.touch()
@@ -211,7 +213,7 @@ def test_a_batch_system_that_does_not_open_is_trouble_until_it_does(
     monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)
     manager.known = ASKED
     running = Running(manager, site(ProviderKind.CONDOR, packed=True, shared_files=False))
-    manager.hear_trouble("its batch system has not opened")
+    manager.hear_trouble("its batch system has not been ready")
     let_go(hanging_file)
-    manager.until(lambda: "not opened" not in manager.troubles[-1].text, what="that it has opened")
+    manager.until(lambda: "not been ready" not in manager.troubles[-1].text, what="the batch system to be ready")
     running.end()

@@ -1,4 +1,4 @@
-"""A batch system in memory and a clock, both under a test's control."""
+"""An in-memory batch system and a clock for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock:
 
 
 class ToyBatch:
-    """`down`: its error instead of an answer."""
+    """`down`: the error that requests raise."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, BlockId] = {}
@@ -48,7 +48,7 @@ class ToyBatch:
         if self.lossy:
             raise Unanswered("submit has not answered for 30 s")
         if self.noisy:
-            raise UnnamedJob("its output shows no certain job id: bye")
+            raise UnnamedJob("its output has no clear job id: bye")
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:

@@ -1,4 +1,4 @@
-"""Isolated worlds for tests that break things; remains fail the test."""
+"""Isolated worlds for tests of faults; leftovers fail the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import stoker
 
 @pytest.fixture
 def world(tmp_path) -> Iterator[World]:
-    """A world for one test. Nothing may be left in it."""
+    """A world for one test, which may leave no process or file."""
     with World(tmp_path / "world").entered() as world:
         yield world
 
@@ -31,7 +31,7 @@ def session(world):
 
 @pytest.fixture(scope="module")
 def shared(shared_world):
-    """A session of this machine for the tests of one file, which must leave it as good as they found it."""
+    """A session for one file's tests, which must leave it unchanged."""
     with stoker.load(run_dir=str(shared_world.runs)) as session:
         until(lambda: session.status().pilots, why="the first pilot")
         yield session

@@ -1,4 +1,4 @@
-"""Random kills (seeded) while calls stream: each call ends once with the right result."""
+"""Seeded random kills during calls: each call ends once with the right result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from faults.world import World, count_lines, is_alive, kill, note, until
 import stoker
 from stoker.protocol.session import SessionFolder
 
-# ---- test faults chaos
+# ---- random kills
 
 
 CALLS = 2_000
 
 
 class Chaos(threading.Thread):
-    """Kills a library, the pilot or the manager every now and then, until it is stopped."""
+    """Kills a library, the pilot or the manager at random intervals until it is stopped."""
 
     def __init__(self, world: World, seed: int, *, log: Path, every_s: tuple[float, float]) -> None:
         super().__init__(name="chaos", daemon=True)
@@ -54,7 +54,7 @@ class Chaos(threading.Thread):
         if not libraries:
             return False
         library = self._chance.choice(sorted(libraries))
-        kill([library], signal.SIGSTOP)  # it begins no other call while it is looked at
+        kill([library], signal.SIGSTOP)  # the library begins no other call while it is examined
         ran = [line.split() for line in count_lines(self._log) if not line.startswith("loaded")]
         last = next(number for number, pid in reversed(ran) if int(pid) == library)
         innocent = sum(number == last for number, _ in ran) == 1
@@ -105,14 +105,14 @@ def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
         runs = Counter(line.split()[0] for line in count_lines(tmp_path / "log"))
         runs.pop("loaded")
         assert len(runs) == CALLS
-        assert runs.total() - CALLS <= 3 * len(chaos.done), "what runs again is what was running when something died"
+        assert runs.total() - CALLS <= 3 * len(chaos.done), "only calls that ran during a kill run again"
         status = session.status()
         assert status.failed == 0
         assert status.done == CALLS
         assert session.executor.outstanding() == 0
 
 
-# ---- test faults by hand
+# ---- chosen kills
 
 
 def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):

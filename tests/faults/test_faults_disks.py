@@ -1,4 +1,4 @@
-"""A node with a full disk in a session: it is avoided and reported, and others do its work."""
+"""A node with a full disk is avoided and reported; other nodes do its work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.manager.executor import client, membership
 from stoker.manager.factory import pilot_command
 from stoker.protocol.session import SessionFolder
 
-# ---- test faults disks
+# ---- full disks
 
 
 def _can_mount() -> bool:
@@ -74,7 +74,7 @@ time.sleep(3)
 
 
 def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A program fills the small disk that its session lies on, and does `then`. How it ended, and the disk."""
+    """Run a program that fills the session's small disk and then runs the code `then`. Return result and disk."""
     disk = path / "disk"
     disk.mkdir()
     mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
@@ -147,10 +147,10 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         futures = [wait(number) for number in range(8)]
 
-        def disks() -> list[tuple[str, str]]:  # a busy machine may be reported as well
+        def disks() -> list[tuple[str, str]]:  # only this trouble: a busy machine may be reported too
             return [(name, said) for name, said in session.status().trouble.items() if "No space left" in said]
 
-        [(name, said)] = until(disks, why="the small disk is told")
+        [(name, said)] = until(disks, why="the small disk is reported")
         assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
         assert "cannot hold length" in str(session.explain(name))
         go.touch()
@@ -160,7 +160,7 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         session.stop()
 
 
-# ---- test faults removed
+# ---- removed folders
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""A call can hurt only itself, with real processes: garbage on a socket, dead pilots, walltime."""
+"""A call affects only itself: garbage on a socket, dead pilots, walltime."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_pa
             bad.result(100)
         assert [each.result(60) for each in rest] == [0, 1, 2]
         text = str(caught.value)
-        # Next to a loading library a death is no proof, so one more may be needed.
+        # A death while another library loads does not count against the call, so the pilot may die once more.
         found = re.search(r"its pilot or library died ([45]) times while it ran, the last time alone", text)
         assert found is not None, text
         assert session.status().lost_pilots == int(found[1])
@@ -96,7 +96,7 @@ def test_an_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_pa
 
 @pytest.mark.long
 def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkeypatch):
-    monkeypatch.setenv("PBS_WALLTIME", "8")  # each pilot of this machine ends 8 s after its start
+    monkeypatch.setenv("PBS_WALLTIME", "8")  # each local pilot ends 8 s after its start
 
     @stoker.app()
     def long():
@@ -114,7 +114,7 @@ def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkey
 
     with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2):
         endless, steps = long(), saves()
-        # The rest of the 8 s when the pilot says hello; a try that began late on its pilot is not one of the two.
+        # The message has the seconds of 8 that remained at the pilot's hello. A try that began late does not count.
         said = r"cut off by the [678]\.\d s walltime, (twice|\d times); raise \[provider\]"
         with pytest.raises(errors.CallTimeoutError, match=said):
             endless.result(100)
@@ -184,6 +184,6 @@ def test_a_block_whose_pilot_is_frozen_is_replaced_and_ends(world, tmp_path):
         time.sleep(0.5)
         pilot = world.pilot()
         kill([pilot], signal.SIGSTOP)
-        call.result(60)  # there, in the time that a pilot has to end, or on the next pilot
+        call.result(60)  # the call returns from this pilot before it ends, or from the next pilot
         assert wait(0).result(60) != before
         until(lambda: pilot not in world.of("stoker.pilot.main"), why="the frozen pilot ends")

@@ -1,5 +1,3 @@
-"""Faulty functions and a poison call among good ones: the good ones finish."""
-
 from __future__ import annotations
 
 import itertools

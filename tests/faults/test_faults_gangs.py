@@ -1,5 +1,3 @@
-"""Gangs over two pilots while pilots, libraries and the manager are killed."""
-
 from __future__ import annotations
 
 import os
@@ -24,7 +22,7 @@ max_blocks = 2
 init_blocks = 2
 """
 STEPS, HELD = 25, 8
-"""A gang takes `STEPS` steps. After `HELD` of them it waits for the test, if the test asks for that."""
+"""A gang takes `STEPS` steps. After `HELD` steps it waits if the test requests that."""
 
 
 @stoker.context
@@ -35,7 +33,7 @@ def loaded(log):
 
 
 def work(context, number, folder, held=None):
-    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone."""
+    """Pass a number back and forth between two ranks at each step; fail if the other rank is gone."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()
@@ -48,7 +46,7 @@ def work(context, number, folder, held=None):
             peer = socket.create_connection((host, int(port)), timeout=20)
         peer.settimeout(20)
         first = saved_state(0) if place.rank == 0 else 0
-        if first >= STEPS:  # its last checkpoint was told, its end was not
+        if first >= STEPS:  # an earlier run reported its last checkpoint, but not its end
             peer.close()
             return number
         with peer, open(Path(folder) / f"call-{number}-rank-{place.rank}", "a") as log:
@@ -88,7 +86,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def steps(tmp_path):
-    """The steps that a rank of a call has done, in the order in which it did them."""
+    """Return a function that reads a rank's steps in their order."""
 
     def read(number, rank=0):
         path = tmp_path / f"call-{number}-rank-{rank}"
@@ -98,13 +96,13 @@ def steps(tmp_path):
 
 
 def of_rank_0(counted):
-    """Every step was done, none was left out, and few were done again."""
+    """Check that rank 0 did all steps; return how many it repeated."""
     assert sorted(set(counted)) == list(range(STEPS))
     return len(counted) - STEPS
 
 
 def checkpoint_is_told(future):
-    """Wait until the client, and so the manager, has the checkpoint of a gang that is held."""
+    """Wait until the client, and so the manager, has a held gang's checkpoint."""
 
     def told():
         call = sent_call(future)
@@ -124,7 +122,7 @@ def test_gang_continues_after_a_pilot_is_killed(world, site, tmp_path, steps):
         until(lambda: not all(map(is_alive, ranks)), why="a rank ends with its pilot")
         (tmp_path / "go").touch()
         assert future.result(120) == 1
-    assert of_rank_0(steps(1)) <= 3 + 5, "it went on from its last checkpoint"
+    assert of_rank_0(steps(1)) <= 3 + 5, "the gang continued from its last checkpoint"
 
 
 def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps):
@@ -141,7 +139,7 @@ def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps
 
 
 def late_to_meet(context, number, folder):
-    """`work`, by ranks with orders to run that do not meet before the file `go` exists."""
+    """Run `work` with ranks that meet only after the file `go` exists."""
     (Path(folder) / f"told-{os.getpid()}").touch()
     while not (Path(folder) / "go").exists():
         time.sleep(0.01)
@@ -157,9 +155,9 @@ def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_p
         first = world.manager()
         kill([first])
         until(lambda: not is_alive(first), why="the manager is gone")
-        (tmp_path / "go").touch()  # later ranks learn where rank 0 listens
+        (tmp_path / "go").touch()  # later ranks learn rank 0's address
         assert future.result(120) == 1
-    assert of_rank_0(steps(1)) == 0, "it began once"
+    assert of_rank_0(steps(1)) == 0, "the gang began once"
     assert len(list(tmp_path.glob("told-*"))) == 2
     assert len((tmp_path / "loads").read_text().split()) == 2
 
@@ -173,7 +171,7 @@ def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site,
         until(lambda: len(steps(0)) > 2, limit_s=60, why="the first gang works")
         for victim in ("manager", "pilot", "library", "manager", "pilot"):
             time.sleep(chance.uniform(0.05, 0.8))
-            if victim == "library":  # a call that kills two is taken for the culprit, so one is killed
+            if victim == "library":  # a call that kills two libraries counts as their killer, so only one is killed
                 pids = [int(line) for line in (tmp_path / "loads").read_text().split()]
                 kill([pid for pid in pids if is_alive(pid)][:1])
             elif victim == "pilot":

@@ -1,4 +1,4 @@
-"""A disk, a device or a network that fails a call: it runs on another pilot; a user's own error does not."""
+"""A call that a disk, device or network fails runs on another pilot; a user's own error does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ init_blocks = 2
 
 def a_disk_fails():
     with open("/proc/self/mem", "rb") as file:
-        file.read(1)  # the kernel says EIO
+        file.read(1)  # the kernel returns EIO
 
 
 def a_device_fails():
@@ -48,7 +48,9 @@ def pair(shared_world):
 
 @pytest.fixture
 def attempt(tmp_path):
-    """A function that does something on the first pilot that it runs on, and where it ran so far."""
+    """Return a function that submits a call. The call runs `act` on its first pilot only, and returns its pilots so
+    far.
+    """
     log = tmp_path / "log"
 
     def run(act, log):

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: ends soon, leaves no process and no partial file; the next run continues."""
+"""Ctrl-C at any moment ends soon and leaves no process and no partial file; the next run continues."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from faults.world import World, until
 from tiny_model import write_tiny_model
 
 SOON_S = 30.0
-"""How long ending may take: pilots get five seconds to end by themselves, and this machine may be busy."""
+"""Longest seconds until the end: pilots get five seconds, and this machine may be busy."""
 
-# One call may never end, so that the program is still busy whenever it is interrupted.
+# A program whose options can make one call endless, so that it is busy at any interrupt.
 PROGRAM = """
 import os, sys, time
 print("begins", flush=True)
@@ -44,7 +44,7 @@ print("ended", flush=True)
 
 
 def interrupt(program, *, times=1):
-    """Press Ctrl-C once or more; return the program's output until it ends, and the seconds."""
+    """Press Ctrl-C `times` times; return the program's further output, and the seconds until it ends."""
     started = time.monotonic()
     for turn in range(times):
         try:
@@ -94,7 +94,7 @@ def test_a_map_that_is_interrupted_says_what_is_kept_and_how_to_go_on(world, tim
 
 
 CLAIMS = 2000
-"""They take ten seconds together. The test interrupts a run after a hundred of them, long before its end."""
+"""Number of claims, which take ten seconds together. The test interrupts a run after a hundred."""
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +152,12 @@ def test_a_run_interrupted_again_and_again_resumes(model_world):
         assert not finished, err
         assert took < SOON_S
         assert program.returncode in (130, -signal.SIGINT) or "Aborted" in err, (program.returncode, err)
-        assert "Traceback" not in err or not out, "Python itself says so while it still imports the command"
+        assert "Traceback" not in err or not out, "Python itself prints the interrupt during the command's imports"
         world.empty()
-        assert not whole(world), "a results file is there when it is whole"
+        assert not whole(world), "a results file exists only when it is complete"
         text = "".join(file.read_text() for file in world.path.glob("runs/*/results.jsonl.part"))
         assert text.endswith("\n") or not text, "no half-written line"
-        assert len(kept(world)) >= most, "nothing that was kept is lost"
+        assert len(kept(world)) >= most, "no recorded result is lost"
         most = len(kept(world))
         if program.returncode == 130 and most:
             assert f"{most:,} of {CLAIMS:,}" in out + err
@@ -166,7 +166,7 @@ def test_a_run_interrupted_again_and_again_resumes(model_world):
     program = start_run(world)
     out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
-    assert f"{most:,} of {CLAIMS:,} are there" in out + err
+    assert f"{most:,} of {CLAIMS:,} are kept" in out + err
     [results] = whole(world)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert len(rows) == CLAIMS

@@ -1,4 +1,4 @@
-"""The journal loses its tail, as after a host's crash: the session continues and says so."""
+"""The journal loses its end, as in a host's crash: the session continues and reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, scan
 from stoker.protocol.wire import VERSION
 
-# ---- test faults journal
+# ---- lost ends
 
 
 CALLS = 120
@@ -29,7 +29,7 @@ def loaded(log):
 
 
 def cut_journal(world, journal: Path, *, keep: float) -> None:
-    """The manager dies, and this share of its journal is all that is left."""
+    """Kill the manager and keep only this share of its journal."""
     manager = world.manager()
     kill([manager], signal.SIGSTOP)
     os.truncate(journal, int(journal.stat().st_size * keep))
@@ -55,10 +55,10 @@ def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, ke
     assert [future.result(60) for future in futures] == [number * number for number in range(CALLS)]
     assert work(7).result(60) == 49
     runs = count_lines(tmp_path / "log")
-    assert runs.pop("loaded") == loads, "the libraries are the manager's again"
+    assert runs.pop("loaded") == loads, "the manager uses the libraries again"
     assert set(runs) == {str(number) for number in range(CALLS)}
-    again = sum(count - 1 for count in runs.values()) - 1  # 7 was asked for twice
-    assert again <= CALLS // 3, "what the client has is not made again"
+    again = sum(count - 1 for count in runs.values()) - 1  # minus one: call 7 was submitted twice
+    assert again <= CALLS // 3, "results that the client has are not computed again"
     status = session.status()
     assert (status.failed, status.cancelled, status.queued, status.running) == (0, 0, 0, 0)
     assert JOURNAL_LOST in [line.text for line in status.notices]
@@ -79,7 +79,7 @@ def test_large_arguments_and_results_survive(session, world, tmp_path):
     assert all(len(each) == 4_000_000 for each in got)
 
 
-# ---- test faults journal damage
+# ---- damage
 
 
 DAMAGE_CALLS = 90
@@ -111,7 +111,7 @@ def all_end_once(futures, session, log, *, again):
     runs = count_lines(log)
     runs.pop("loaded")
     assert set(runs) == {str(number) for number in range(DAMAGE_CALLS)}
-    assert sum(count - 1 for count in runs.values()) <= again, "what has ended is not run again"
+    assert sum(count - 1 for count in runs.values()) <= again, "ended calls do not run again"
     status = session.status()
     assert (status.failed, status.cancelled, status.queued, status.running) == (0, 0, 0, 0)
     return [line.text for line in status.notices]

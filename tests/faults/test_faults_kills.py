@@ -1,5 +1,3 @@
-"""kill -9 of every process of a session."""
-
 from __future__ import annotations
 
 import json
@@ -91,7 +89,7 @@ def test_pilot_ended_before_its_block_was_queried(session, world):
     assert stoker.app()(abs)(-1).result(60) == 1
     pilot = world.pilot()
     kill([pilot], signal.SIGTERM)
-    until(lambda: not is_alive(pilot), why="it ends by itself")
+    until(lambda: not is_alive(pilot), why="the process ends on its own")
     assert stoker.app()(abs)(-2).result(60) == 2
     status = session.status()
     assert (status.gone_pilots, status.losses, status.failed) == (1, {"told to end by a signal": 1}, 0)
@@ -139,10 +137,10 @@ def test_a_frozen_pilot_is_given_up_and_returns_when_it_wakes(world, tmp_path):
         until(lambda: count_lines(begun))
         pilot = world.pilot()
         kill([pilot], signal.SIGSTOP)
-        until(lambda: session.status().lost_pilots == 1, why="silence is noticed")
+        until(lambda: session.status().lost_pilots == 1, why="the silent pilot is noticed")
         kill([pilot], signal.SIGCONT)
         assert [future.result(60) for future in futures] == list(range(6))
-        until(lambda: session.status().lost_pilots == 0, why="it is back")
+        until(lambda: session.status().lost_pilots == 0, why="the pilot is connected again")
         assert is_alive(pilot)
         status = session.status()
         assert (status.failed, status.done) == (0, 6)
@@ -184,7 +182,7 @@ def test_pilot_and_manager_are_killed_together(world, tmp_path):
     runs = count_lines(tmp_path / "log")
     assert runs.pop("loaded") <= 4
     assert set(runs) == {str(number) for number in range(1000)}
-    assert sum(runs.values()) <= 1000 + 200, "results that the pilot had not handed over are made again"
+    assert sum(runs.values()) <= 1000 + 200, "results that the pilot had not sent are computed again"
 
 
 @pytest.mark.long

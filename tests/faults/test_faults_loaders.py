@@ -1,5 +1,3 @@
-"""Faulty loaders: their errors, and that other calls are unaffected."""
-
 from __future__ import annotations
 
 import os
@@ -79,7 +77,7 @@ def recurses():
     ("loader", "needs", "said", "printed", "fact"),
     [
         (raises, {}, "raised OSError: weights.bin is not a checkpoint", "reading the weights", {}),
-        # The limit counts from the request for the process, which must first reach the loader.
+        # The limit counts from the request for the process, which needs time to reach the loader.
         (hangs, {"load_limit": "4 s"}, "did not load within 4.0 s", "waiting for a lock", {}),
         (hangs_in_c, {"load_limit": "4 s"}, "raise load_limit", "waiting for a lock", {}),
         (eats, {"memory": "200 MB"}, "of memory and declares 200 MB", "reading the weights", {}),
@@ -107,10 +105,10 @@ def test_a_loader_that_fails_says_what_where_and_what_it_printed(shared, loader,
         future.result(60)
     error, text = caught.value, str(caught.value)
     assert said in text
-    assert loader.__name__ in text, "which context"
+    assert loader.__name__ in text, "the message names the context"
     [pilot] = shared.status().pilots
-    assert pilot.pilot in text, "where"
-    assert f"stoker explain {error.call}" in text, "what to do"
+    assert pilot.pilot in text, "the message names the place"
+    assert f"stoker explain {error.call}" in text, "the message gives advice"
     assert f"stoker logs {error.call}" in text
     log = Path(error.log)
     assert printed in log.read_text()
@@ -221,7 +219,7 @@ def test_context_that_fits_no_device_fails_at_once(shared):
     devices = len(pilot.devices)
     for needs, named in (
         ({"memory": "900 TB"}, "900 TB"),
-        ({"devices": devices + 1}, f"{devices + 1} devices on one pilot"),
+        ({"devices": devices + 1}, f"{devices + 1} devices of one kind on one pilot"),
         ({"kinds": ["NVIDIA B9000"]}, "kind NVIDIA B9000"),
     ):
 

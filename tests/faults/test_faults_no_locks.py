@@ -76,7 +76,7 @@ def test_a_journal_opens_and_a_living_manager_still_keeps_others_away(tmp_path: 
 def test_a_lock_by_name_lasts_as_long_as_its_process(tmp_path: Path) -> None:
     file = tmp_path / "factory.lock"
     file.touch()
-    assert locks.is_locked(file) is None, "nobody can tell"
+    assert locks.is_locked(file) is None, "without locks this is unknown"
     other = _sleeper()
     try:
         _name(file, other.pid)

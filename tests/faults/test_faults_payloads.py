@@ -1,5 +1,3 @@
-"""Unpicklable and very large payloads, and functions from every place where people write them."""
-
 from __future__ import annotations
 
 import gc
@@ -40,7 +38,7 @@ def test_a_300_mb_argument_and_result(shared, shared_world):
     def flip(array):
         return array[::-1].copy()
 
-    flip(np.arange(2)).result(120)  # the manager has started and imported all that it needs
+    flip(np.arange(2)).result(120)  # the manager has started and made all its imports
     manager = shared_world.manager()
     before = resident(manager)
     array = np.arange(LARGE // 8)
@@ -48,11 +46,11 @@ def test_a_300_mb_argument_and_result(shared, shared_world):
     assert flipped.nbytes == LARGE
     assert flipped[0] == array[-1]
     assert flipped[-1] == 0
-    assert resident(manager) - before < 20_000_000, "payloads of this size go around the manager"
+    assert resident(manager) - before < 20_000_000, "payloads of this size do not pass through the manager"
     assert (shared.folder / "journal").stat().st_size < 20_000_000
     until(lambda: files_of(shared) == [], why="neither the argument nor the result is kept")
     flipped[0] = 5
-    assert flipped[0] == 5, "what comes back can be written to"
+    assert flipped[0] == 5, "the returned array is writable"
 
 
 def test_large_arguments_stay_until_their_last_call_ends(shared):
@@ -125,7 +123,7 @@ class UnopenableHere:
 
 
 class LeavesHere:
-    """Opened anywhere but where it was made, it ends the process that opens it, if that lets it."""
+    """An object that ends any other process that unpickles it."""
 
     def __init__(self):
         self.home = os.getpid()
@@ -140,7 +138,7 @@ def _leave(home):
 
 
 class Unshown(Exception):
-    """As one whose `repr` wants an attribute that pickling has lost."""
+    """An exception whose `repr` fails, as after a lossy pickle."""
 
     def __repr__(self):
         raise AttributeError("no repr today")
@@ -485,7 +483,8 @@ def named(name):
     ids=str,
 )
 def test_option_that_cannot_be_sent_is_named(shared, asked, said):
-    app = parsl.python_app(lambda value, parsl_resource_specification={}: value)  # Parsl's way
+    # Parsl passes options in this argument
+    app = parsl.python_app(lambda value, parsl_resource_specification={}: value)
     with pytest.raises(errors.ConfigError, match=said):
         app(1, parsl_resource_specification=asked).result(60)
     assert app(2).result(60) == 2
@@ -515,9 +514,9 @@ def long_list(data):
 
 def test_values_too_large_for_a_frame_are_refused(shared):
     data = bytes(100_000_000)
-    with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* travel with a function"):
+    with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* are sent with a function"):
         stoker.app()(lambda: len(data))().result(60)
-    with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* travel with a context"):
+    with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* are sent with a context"):
         stoker.app(context=long_list(data))(lambda length: length)().result(60)
 
     @stoker.app()

@@ -1,4 +1,4 @@
-"""A wrong site file: one line names file, key and the nearest valid key, and nothing starts."""
+"""A wrong site file gives one line with file, key and nearest valid key, and starts nothing."""
 
 from __future__ import annotations
 

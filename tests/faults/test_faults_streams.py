@@ -34,7 +34,7 @@ def wait_for(go):
 
 @stoker.app
 def count(log, number, go=None):
-    """The same pieces in each run. It begins by saying that it does."""
+    """Record the start, and yield the same pieces in each run."""
     note(log, "begun")
     for each in range(number):
         if each == HELD:

@@ -1,5 +1,3 @@
-"""Three tuning jobs with deadlines, and a pilot that is killed."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -70,7 +68,6 @@ def place(world: World) -> Path:
 
 
 def stoker(place: Path, *arguments: str) -> str:
-    """The command's output for another process in the same folder."""
     return subprocess.run(command(*arguments), cwd=place, capture_output=True, text=True, check=True).stdout
 
 
@@ -83,7 +80,7 @@ def test_killed_pilot_costs_jobs_the_steps_since_a_checkpoint(world: World, plac
     submitter = world.spawn(command("tune", "submit", *files, "--site", "site.toml", "--gang", "1-2"), folder=place)
 
     def under_way() -> bool:
-        """Whether the first job iterates, and has left a checkpoint."""
+        """Return True if the first job iterates and has left a checkpoint."""
         assert submitter.poll() is None, submitter.communicate()
         jobs = {one.entry.name: one for one in read_board(place / "runs")}
         return (
@@ -103,14 +100,16 @@ def test_killed_pilot_costs_jobs_the_steps_since_a_checkpoint(world: World, plac
     for name, job in jobs.items():
         check_result(place / job["folder"], job, iterations=int(str(JOBS[name]["iterations"])))
     assert jobs["ample"]["result"]["initial_from"].startswith("the bank (loss ")
-    assert jobs["early"]["job"]["restarts"] == 1, "who ran there was started again"
+    assert jobs["early"]["job"]["restarts"] == 1, "jobs of the killed pilot were started again"
     assert "was started again 1 time, from its last checkpoint" in report
     assert "late: it had 1.0 s" in report
     assert re.search(r"hurry (is late|cannot make its deadline)", said), said
 
 
 def check_result(folder: Path, job: dict[str, Any], *, iterations: int) -> None:
-    """The tuned prompt is there, and PEFT's; each evaluation was made once; the report shows the time of each part."""
+    """Check that the prompt exists, also in PEFT's format, that each evaluation was made once, and that the report
+    shows each part's time.
+    """
     import safetensors.torch
 
     assert job["job"]["phase"] == "done"

@@ -1,4 +1,4 @@
-"""Shared by tests of faults: the processes of a session, and programs to kill."""
+"""Processes of a session, and programs to kill, for tests of faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polling import PATIENCE_S, polls
 T = TypeVar("T")
 
 STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
-"""Objects on pilots' disks for the next session (`stoker caches`), and the lock of those folders."""
+"""Objects on pilots' disks for the next session (`stoker caches`), and the lock of these folders."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,7 +45,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
-    """Send a signal to the living ones of these processes."""
+    """Send a signal to the living processes among these."""
     for pid in pids:
         try:
             os.kill(pid, how)
@@ -54,7 +54,7 @@ def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 class World:
-    """A test's own corner of the machine: a scratch folder, a state folder, and the processes that were given them."""
+    """A test's place on the machine: a scratch folder, a state folder, and the processes that use them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,7 +67,7 @@ class World:
         self._mark = f"STOKER_SCRATCH={self.scratch}\0".encode()
 
     def processes(self) -> list[int]:
-        """Every living process of this world, but the test itself."""
+        """Return every living process of this world except the test."""
         found = []
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -96,14 +96,14 @@ class World:
         return list(self.scratch.glob("stoker-*/pilot-*"))
 
     def left(self, *, folders: bool = True) -> list[str]:
-        """Leftovers: processes and, if wanted, files on pilots' disks, except the ones that stay on purpose."""
+        """Return leftover processes and, with `folders`, leftover files on pilots' disks."""
         there = [f"{pid}: {' '.join(command_of(pid))}" for pid in self.processes()]
         places = [str(place) for place in self.scratch.glob("stoker-*/*") if place.name not in STAYS]
         return there + (places if folders else [])
 
     @contextmanager
     def entered(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> Iterator[World]:
-        """This process is of the world too. After that nothing may be left in it (see `empty`)."""
+        """Add this process to the world; on exit no process or file may be left (see `empty`)."""
         before = {name: os.environ.get(name) for name in self.environ}
         os.environ.update(self.environ)
         try:
@@ -118,14 +118,14 @@ class World:
                     os.environ[name] = value
 
     def empty(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> None:
-        """Wait until nothing is left; or no process, where scratch `folders` may be."""
+        """Wait until no process and, with `folders`, no file is left."""
         for more in polls(limit_s, longest_s=0.1):
             if not (left := self.left(folders=folders)):
                 return
             assert more, f"still there after {limit_s:g} s: {left}"
 
     def clear(self) -> None:
-        """Kill what is left, so that one failing test does not trouble the next."""
+        """Kill leftover processes, so that a failing test does not disturb the next."""
         for _ in range(50):
             left = self.processes()
             if not left:
@@ -134,7 +134,7 @@ class World:
             time.sleep(0.02)
 
     def start(self, code: str, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
-        """Run a program of this text as a user would: from a file, in another process."""
+        """Run this program text as a user would: from a file, in another process."""
         place = folder or self.path
         file = place / "program.py"
         file.write_text(code)
@@ -155,14 +155,15 @@ class World:
 
 
 def _only(pids: list[int]) -> int:
-    """The process that forked the others; 0 if none or several."""
+    """Return the process that forked the others; 0 if none or several."""
     leaders = _leaders(pids)
     return leaders[0] if len(leaders) == 1 else 0
 
 
 def _leaders(pids: list[int]) -> list[int]:
-    """Without those that were forked from another one of them: a child shows its parent's command line until it runs
-    its own program."""
+    """Omit processes forked from other processes in the list: a child shows its parent's command line until it runs its
+    own program.
+    """
     return [pid for pid in pids if _parent(pid) not in pids]
 
 
@@ -174,7 +175,7 @@ def _parent(pid: int) -> int:
 
 
 def count_lines(path: Path) -> dict[str, int]:
-    """How often each line is in a file that calls append to."""
+    """Return how often each line occurs in a file that calls append to."""
     found: dict[str, int] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         found[line] = found.get(line, 0) + 1

@@ -1,4 +1,4 @@
-"""Files in a wrong format: the error says what the file is, where, and what to do."""
+"""For a file in a wrong format, the error names its kind, place, and remedy."""
 
 from __future__ import annotations
 

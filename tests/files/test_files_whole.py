@@ -1,5 +1,3 @@
-"""Files are written atomically, whatever happens to disk and writer."""
-
 from __future__ import annotations
 
 import os
@@ -20,7 +18,7 @@ from stoker.whole_files import append_whole, draft_of, write_whole
 
 @contextmanager
 def full_after(size: int) -> Iterator[None]:
-    """No file can grow beyond this size, as on a disk that is nearly full: a write is cut, the next one refused."""
+    """Limit file sizes, as on a nearly full disk: one write is cut, the next is refused."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -98,7 +96,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(path)])
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "before"
-    assert len(names(tmp_path)) == 2, "the test must kill it in the middle"
+    assert len(names(tmp_path)) == 2, "the test must kill the writer during its work"
     write_whole(path, b"after")
     assert path.read_text() == "after"
 

@@ -1,4 +1,4 @@
-"""Thousands of damaged frames with valid keys for a live manager and pilot: nothing dies."""
+"""A live manager and pilot survive thousands of damaged frames with valid keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_manager_goes_on_and_calls_run(role: str, manager: Manager) -> None:
 
 
 def test_a_pilot_goes_on_and_calls_run(tmp_path: Path) -> None:
-    """The manager's messages are damaged, and no frame of it can be read."""
+    """Damage the manager's messages; the pilot can read none of these frames."""
     manager = FakeManager(tmp_path)
     try:
         process = manager.start_pilot()

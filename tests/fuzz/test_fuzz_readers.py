@@ -1,6 +1,4 @@
-"""Damaged inputs for every reader of outside bytes raise only declared errors. Seeded and short; `make fuzz` runs
-millions.
-"""
+"""Damaged input makes readers of outside bytes raise only declared errors. `make fuzz` runs millions of inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ SEED = 11
 
 
 def readers() -> list[str]:
-    """The readers by name; their folder is not used for it."""
+    """Return the readers' names. The folder is unused."""
     with tempfile.TemporaryDirectory() as place:
         return [target.name for target in targets(Path(place), seed=SEED)]
 
@@ -50,7 +48,7 @@ def test_only_declared_errors_come(name: str, count: int, by_name: dict[str, Tar
     assert not found, f"{len(found)} finds, the first: {found[0]['data']}\n{found[0]['wrong']}"
     inputs, refused, _ = counts[name]
     assert inputs == count
-    assert refused > 0 or not reader.declared, "no input was damaged enough to be refused"
+    assert refused > 0 or not reader.declared, "no damaged input was refused"
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.long)])

@@ -1,4 +1,4 @@
-"""How tests ask a gateway. A file that imports this is skipped where a package that it needs is not installed."""
+"""Requests to a gateway. Test files that import this module are skipped if a package is missing."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ def figures(gateway: RunningGateway) -> dict:
 
 
 def model_of(gateway: RunningGateway, name: str) -> dict:
-    """The figures of a model."""
     return next(model for model in figures(gateway)["models"] if model["name"] == name)
 
 
 def is_refused(client, code: str) -> openai.RateLimitError | None:
-    """The error, if a request is refused for this reason."""
+    """Return the error if a request is refused with this code."""
     try:
         chat(client)
     except openai.RateLimitError as error:

@@ -1,4 +1,4 @@
-"""A real headless browser, driven over Chrome's DevTools protocol by two pipes."""
+"""A headless browser, driven over Chrome's DevTools protocol by two pipes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 
 
 def browser_path() -> str:
-    """The browser of this machine; empty if it has none."""
+    """Return the path of this machine's browser, or ""."""
     return next((found for name in _NAMES if (found := shutil.which(name))), "")
 
 
 @contextmanager
 def headless(profile: Path) -> Iterator[BrowserPage]:
-    """An empty page. It is closed, and its browser ends, with the block."""
+    """Yield an empty page; close it and end its browser afterwards."""
     to_browser, our_end = os.pipe()
     our_start, from_browser = os.pipe()
 
     def give_pipes() -> None:
-        """The browser reads from 3 and writes to 4; the copies keep one from closing the other."""
+        """The browser reads from descriptor 3 and writes to 4. Copy first, because dup2 may close the other pipe."""
         low, high = os.dup(to_browser), os.dup(from_browser)
         os.dup2(low, 3)
         os.dup2(high, 4)
@@ -50,7 +50,7 @@ def headless(profile: Path) -> Iterator[BrowserPage]:
 
 
 class BrowserPage:
-    """A page of a browser. `errors`: exceptions of its scripts, and errors on its console."""
+    """A browser page. `errors`: exceptions of its scripts, and errors on its console."""
 
     def __init__(self, out: BinaryIO, come: BinaryIO) -> None:
         self._out = out
@@ -64,28 +64,23 @@ class BrowserPage:
             self._ask(f"{domain}.enable")
 
     def open(self, url: str, *, width: int = 1280, height: int = 800) -> None:
-        """Show an address in a window of this size."""
         self.resize(width=width, height=height)
         self._ask("Page.navigate", url=url)
 
     def resize(self, *, width: int, height: int = 800) -> None:
-        """Give the window another size."""
         sizes = {"width": width, "height": height}
         self._ask("Emulation.setDeviceMetricsOverride", **sizes, deviceScaleFactor=1, mobile=False)
 
     def darken(self, dark: bool) -> None:
-        """As on a machine whose user likes dark pages, or not."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def value(self, script: str) -> Any:
-        """The value of an expression of JavaScript."""
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def screenshot(self, path: Path) -> Path:
-        """A picture of the window."""
         path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
         return path
 

@@ -32,7 +32,9 @@ def gateway(world, write_models) -> Iterator[RunningGateway]:
 
 @pytest.fixture(scope="module")
 def write_models():
-    """A file with other models defines its own: a function that changes the gateway's folder before it starts."""
+    """Return a function that changes the gateway's folder before it starts. A file with other models overrides this
+    fixture.
+    """
     return lambda _folder: None
 
 

@@ -1,4 +1,4 @@
-"""A gateway as a process, in front of a session of this machine."""
+"""A gateway process in front of a local session."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ keep_alive = "1 s"
 
 
 def until(true: Callable[[], T], *, why: str) -> T:
-    """Wait until something is true, as long as a busy machine needs; its value."""
+    """Wait for a true value, as long as a busy machine needs; return it."""
     return wait_until(true, limit_s=LIMIT_S, why=why)
 
 
 class RunningGateway:
-    """`stoker serve` with files in `folder`: a site file and a models file, or a models file alone."""
+    """`stoker serve` with a site file and a models file in `folder`, or only a models file."""
 
     def __init__(self, folder: Path, *files: str) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class RunningGateway:
             write_tiny_model(folder / "models" / "tiny")
 
     def start(self, *options: str) -> None:
-        """Start it: the first time on a reserved port, later on the port that the gateway has kept."""
+        """Start the gateway: first on a reserved port, later on the port that it has kept."""
         self.said = []
         if self._process is None and not {"--port", "--uds"} & set(options):
             options = (*options, "--port", str(free_port()))
@@ -139,14 +139,14 @@ class RunningGateway:
 
 
 def _read(process: subprocess.Popen[str], said: list[str]) -> None:
-    """All that a process says; an empty line stands for its end."""
+    """Read all output of a process; an empty line marks the end."""
     assert process.stdout is not None
     said.extend(process.stdout)
     said.append("")
 
 
 def keys(world: World, *arguments: str) -> str:
-    del world  # its environment is this process's
+    del world  # this process has the world's environment
     done = subprocess.run(
         [*SERVE, "serve", "keys", *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )

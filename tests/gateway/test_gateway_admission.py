@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from starlette.requests import Request
-
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.gateway.answering import Admission
 from stoker.apps.gateway.failures import TryLater
@@ -33,7 +31,7 @@ SAID = {
 
 
 def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
-    """Measurements of streams that came at random moments and were served in turn by this number of servers."""
+    """Return measurements of streams that arrived at random and were served in order by `servers` servers."""
     draw, first, free, waiting, now = random.Random(seed), FirstTokens(), [0.0] * servers, [], 0.0
     for _ in range(count):
         now += draw.expovariate(1 / gap_s)
@@ -51,7 +49,7 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
 
 def test_the_forecast_of_a_queue_is_its_wait():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
-    for before in (0, 2, 5):  # half a second each, and the one in service has been at it for a while
+    for before in (0, 2, 5):  # half a second each, and the running request has begun some time ago
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
@@ -73,7 +71,7 @@ def test_few_streams_predict_nothing_and_queues_twice_the_longest():
     assert first.expected_s(500) == pytest.approx(16.0)
 
 
-def test_streams_without_tokens_or_with_a_load_show_nothing():
+def test_streams_without_tokens_or_with_a_load_are_not_measured():
     first = FirstTokens()
     for _ in range(20):
         first.begin()
@@ -86,13 +84,16 @@ def test_a_model_that_is_not_loaded_answers_when_it_may_be():
     assert measured.first_token_s == 25.0
     assert measured.later_s(1.0) == 24.0
     assert "loading, and a load took 40" in measured.because
+    asleep = ModelFacts(asleep=1, wake_s=2.5, load_s=40.0)
+    assert (asleep.state, asleep.hot_in_s) == ("asleep", 2.5)
+    assert ModelFacts(loading=1, loading_s=5.0, load_s=40.0).hot_in_s == 35.0
     assert "no load of it has been measured" in forecast(ModelFacts(), FirstTokens()).because
 
 
 def test_the_sessions_queue_counts_too():
     expected = forecast(ModelFacts(hot=2, queued=30, running=10, run_s=2.0), FirstTokens())
     assert (expected.first_token_s, expected.later_s(1.0)) == (6.0, 5.0)
-    assert expected.because == "30 calls wait, 10 run, and one takes 2.0 s"
+    assert expected.because == "30 calls wait, 10 run, and a call takes 2.0 s"
     assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
 
 
@@ -108,11 +109,11 @@ def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
 def test_nobody_waits_for_a_session_whose_journal_cannot_be_written():
     models = ServedModels({"m": ModelSettings(path="m")})
     watch = SessionWatch(None, models)
-    watch._asked_at = float("inf")  # it is not asked: its last answer stays fresh
+    watch._asked_at = float("inf")  # the watch is not queried: its last answer counts as fresh
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
         watch.status = msgspec.convert({**SAID, "trouble": trouble}, type=Status)
-        asked = Admission(watch).check(Request({"type": "http", "headers": []}), models["m"])
+        asked = Admission(watch).check(models["m"], ttft_s=0.0, waits_s=None)
         if not trouble:
             asyncio.run(asked)
             continue

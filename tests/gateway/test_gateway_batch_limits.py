@@ -1,4 +1,4 @@
-"""A key's limits hold for its batches, and an interrupted batch keeps its answers."""
+"""A key's limits apply to its batches; an interrupted batch keeps its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.test_gateway_batch_room import until
 from polling import PATIENCE_S
 
 from stoker.apps.batch_inference.run import Permits
-from stoker.apps.gateway.batch_files import AskedBatch, FileStore
+from stoker.apps.gateway.batch_files import BatchRequest, FileStore
 from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches, GatewayBatch
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
@@ -49,11 +49,11 @@ def batches_in(folder: Path) -> HeldBatches:
     return HeldBatches(folder / "batches", FileStore(folder / "files"), models=Path("m.toml"), session="s")
 
 
-async def begun(batches: Batches) -> GatewayBatch:
-    lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": {}} for n in range(5)]
+async def begun(batches: Batches, **body: str) -> GatewayBatch:
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(5)]
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     file = batches.files.add(data, filename="f", purpose="batch", owner="")
-    return await batches.add(AskedBatch(CHAT, file.id), owner="")
+    return await batches.add(BatchRequest(CHAT, file.id), owner="")
 
 
 def contents(batches: Batches, id: str | None) -> list[dict]:
@@ -130,7 +130,7 @@ def paced(keys: KeyFile, tmp_path: Path, limits: KeyLimits, *, left: int = 100) 
 
 
 def take_all(pace: BatchPace, permits: Permits) -> int:
-    """How many calls may begin now."""
+    """Take all free permits for calls of a batch; return their number."""
     pace.step()
     permits._looked_at = float("-inf")
     taken = 0
@@ -141,14 +141,14 @@ def take_all(pace: BatchPace, permits: Permits) -> int:
 
 def test_requests_of_a_batch_count_among_those_at_a_time(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
-    assert take_all(pace, permits) == 3  # one is left to other requests
+    assert take_all(pace, permits) == 3  # one permit stays free for requests outside batches
     assert take_all(pace, permits) == 0
     live = guard.begin(guard.caller_named("ana"))
     with pytest.raises(Exception, match="4 requests of this key are running"):
         guard.begin(guard.caller_named("ana"))
     permits.end(10)
     permits.end(10)
-    assert take_all(pace, permits) == 1  # the other place is the live request's
+    assert take_all(pace, permits) == 1  # the live request has the other permit
     live.end()
     assert take_all(pace, permits) == 1
 
@@ -166,9 +166,9 @@ def test_requests_of_a_batch_count_among_those_of_a_minute(keys, tmp_path):
 
 def test_tokens_of_a_batch_count_and_bound_how_many_run(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(tokens_per_minute=1000))
-    assert take_all(pace, permits) == 1  # nothing is known of their tokens yet
+    assert take_all(pace, permits) == 1  # the token counts are still unknown
     permits.end(100)
-    assert take_all(pace, permits) == 8  # of 900 tokens 100 are used
+    assert take_all(pace, permits) == 8  # at 100 tokens a request, the remaining 800 tokens allow 8
     for _ in range(8):
         permits.end(125)
     assert take_all(pace, permits) == 0

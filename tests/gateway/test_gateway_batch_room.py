@@ -1,5 +1,3 @@
-"""A batch survives a temporary lack of disk or descriptors."""
-
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +15,7 @@ import pytest
 from polling import PATIENCE_S
 
 from stoker.apps.gateway import batch_process
-from stoker.apps.gateway.batch_files import KEPT_S, AskedBatch, FileStore, StoredFile
+from stoker.apps.gateway.batch_files import KEPT_S, BatchRequest, FileStore, StoredFile
 from stoker.apps.gateway.batches import Batches, GatewayBatch
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +31,7 @@ SLEEPS = "import time; time.sleep(60)"
 
 
 class Room:
-    """Resources without room, each until it is released."""
+    """Resources (for example the disk), each full until the test releases it."""
 
     def __init__(self) -> None:
         self.lacking: dict[str, int] = {}
@@ -46,7 +44,7 @@ class Room:
 
 
 class SmallBatches(Batches):
-    """Batches whose `stoker batch` is a small program, with their needs."""
+    """Batches whose `stoker batch` is a small program, with their resources."""
 
     def __init__(self, folder: Path, room: Room, program: str) -> None:
         super().__init__(folder / "batches", CrowdedStore(folder / "files", room), models=Path("m.toml"), session="s")
@@ -70,7 +68,7 @@ class SmallBatches(Batches):
     async def begun(self) -> str:
         line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {}}).encode()
         file = self.files.add(line, filename="f", purpose="batch", owner="")
-        return (await self.add(AskedBatch(CHAT, file.id), owner="")).id
+        return (await self.add(BatchRequest(CHAT, file.id), owner="")).id
 
     async def waits_for(self, id: str, why: str) -> None:
         await until(lambda: why in str(self.get(id, owner="").body["errors"]))
@@ -82,7 +80,7 @@ class SmallBatches(Batches):
 
 
 class CrowdedStore(FileStore):
-    """A store on that disk."""
+    """A file store on a disk that may be full."""
 
     def __init__(self, folder: Path, room: Room) -> None:
         super().__init__(folder)
@@ -112,7 +110,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It was in progress until the gateway was started again."""
+    """The batch once stayed in progress until the gateway's restart."""
     room = Room()
 
     async def test() -> None:
@@ -127,7 +125,7 @@ def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog:
         assert (done.status, done.body["errors"]) == ("completed", None)
         assert (done.completed, done.failed, len(batches.started)) == (1, 1, 1)
         names = sorted(file.filename for file in batches.files.all(owner=""))
-        assert names == [f"{id}_errors.jsonl", f"{id}_responses.jsonl", "f"], "each is stored once"
+        assert names == [f"{id}_errors.jsonl", f"{id}_responses.jsonl", "f"], "each file is stored once"
 
     with caplog.at_level(logging.WARNING):
         run(test())
@@ -136,7 +134,7 @@ def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog:
 
 @pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
 def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: str) -> None:
-    """It stayed in progress, without a process."""
+    """The batch once stayed in progress without a process."""
     room = Room()
 
     async def test() -> None:
@@ -153,7 +151,7 @@ def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: st
 
 
 def test_a_batch_that_cannot_be_started_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was being cancelled for ever."""
+    """The cancellation once never ended."""
     monkeypatch.setattr(batch_process, "PAUSE_S", 3600.0)
     monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 3600.0)
     room = Room()
@@ -187,7 +185,9 @@ def test_a_process_that_could_not_be_noted_can_be_cancelled(tmp_path: Path) -> N
 
 
 def test_the_next_gateway_finds_a_process_that_was_not_noted(tmp_path: Path) -> None:
-    """It started a second one, which failed because the first had the folder: the batch failed with it."""
+    """A restarted gateway once started a second process. It failed because the first process used the folder, and the
+    batch failed too.
+    """
     room = Room()
 
     async def test() -> None:

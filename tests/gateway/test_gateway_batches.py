@@ -1,5 +1,3 @@
-"""Files and batches of a gateway, without HTTP or a session."""
-
 from __future__ import annotations
 
 import time
@@ -31,7 +29,7 @@ def test_a_file_is_its_owners_alone(tmp_path):
 def test_what_is_old_is_removed_but_for_what_a_running_batch_reads(tmp_path):
     batches = Batches(tmp_path / "batches", FileStore(tmp_path / "files"), models=tmp_path / "m.toml", session="s")
     used, unused = (batches.files.add(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
-    (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an upload that was cut off
+    (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an empty folder, as an interrupted upload leaves it
     then = used.created_at
     for id, status in (("1" * 24, "in_progress"), ("2" * 24, "completed")):
         batches._keep(

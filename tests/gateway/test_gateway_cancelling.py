@@ -1,4 +1,4 @@
-"""When a client leaves, its request stops in the model, and the library serves the others."""
+"""When a client leaves, its request stops in the model, and the library serves other requests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ cold = "wait"
 MOST = 30_000
 """Tokens of a text, which takes the model minutes."""
 LEAVES_S = 0.3
-"""A client that reads nothing for this long leaves."""
+"""Seconds without data after which a client leaves."""
+READS_EVERY_S = 0.05
+"""Seconds between reads of the long stream: a slow reader saves the model work."""
 SETTLED_S = MOST_GRACE_S + 2.0
-"""After this time a pilot has killed each library in which a stopped call still runs."""
+"""Seconds after which a pilot has killed each library that still runs a stopped call."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def ask(gateway, kind, **options):
 
 
 def libraries(world):
-    """All libraries ever started: each has its own log."""
+    """Return all libraries ever started: each has its own log."""
     return sorted({path.name for path in world.path.rglob("lib-*.log")})
 
 
@@ -82,7 +84,7 @@ def open_calls(http):
 
 
 def events_of(answer):
-    """The events of a stream. Lines of httpx end at characters that a text may have, too."""
+    """Yield a stream's events. httpx's own line splitting would also split at characters inside texts."""
     left = b""
     for data in answer.iter_bytes():
         *whole, left = (left + data).split(b"\n\n")
@@ -91,7 +93,7 @@ def events_of(answer):
 
 @contextmanager
 def reads(http):
-    """Another client, which reads a long stream; checks at the end that it gets pieces, and that no library ended."""
+    """Read a long stream as another client. Check at the end that pieces arrive and that no library ended."""
     url, body = body_of("chat", stream=True)
     with http.stream("POST", url, json=body) as answer:
         events = events_of(answer)
@@ -103,11 +105,11 @@ def reads(http):
             pieces += event.startswith(b'data: {"id"')
             if time.monotonic() > settled_at:
                 break
+            time.sleep(READS_EVERY_S)
         assert pieces > 1
 
 
 def leave(gateway, kind, *, stream):
-    """Ask for something long, and leave."""
     url, body = body_of(kind, stream=stream)
     with httpx.Client(base_url=gateway.url, timeout=httpx.Timeout(LIMIT_S, read=LEAVES_S)) as client:
         if stream:

@@ -1,5 +1,5 @@
-"""What runs around a gateway: its session and its restarts, other gateways, keys, the page in a browser, `max` and
-`keep_alive` of a model.
+"""A gateway's surroundings: its session, restarts, other gateways, keys, the page in a browser, and a model's `max` and
+`keep_alive`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_status_shows_the_models_that_are_served(gateway):
     assert re.search(r"gone +cannot be used: ", said)
 
     def models():
-        """The gateway's record of them, once it includes the stream's end."""
+        """Return the gateway's record of its models once it includes the stream's end."""
         (note,) = json.loads(status_of(gateway, "--json"))["gateways"]
         return note["models"] if note["models"][0]["ttft_s"] is not None else None
 
@@ -159,7 +159,7 @@ def test_another_interface_wants_keys(gateway, world):
 
 @pytest.fixture
 def beside(gateway):
-    """Starts gateways of other files on the session of the first one; they are stopped after the test."""
+    """Return a function that starts another gateway on the first gateway's session. Stop them after the test."""
     made = []
 
     def start(name, *options):
@@ -177,7 +177,7 @@ def beside(gateway):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A self-signed certificate of this machine, and its key."""
+    """Return a self-signed certificate of this machine, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes a certificate, is not installed")
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -190,7 +190,7 @@ def certificate(tmp_path):
 
 
 def answer_of(client):
-    """The model's answer in one piece; the streamed answer is the same."""
+    """Return the model's answer without streaming; check that the streamed answer is equal."""
     text = client.chat.completions.create(**BODY).choices[0].message.content
     pieces = client.chat.completions.create(**BODY, stream=True)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text
@@ -217,7 +217,7 @@ def test_a_certificate_that_is_none_is_refused(beside, certificate):
     cert, key = map(str, certificate)
     with pytest.raises(AssertionError, match=r"--tls-cert .*key.pem: cannot be used"):
         beside("wrong.toml", "--tls-cert", key, "--tls-key", cert)
-    with pytest.raises(AssertionError, match="--tls-cert and --tls-key go together"):
+    with pytest.raises(AssertionError, match="--tls-cert and --tls-key need each other"):
         beside("wrong.toml", "--tls-cert", cert)
 
 
@@ -229,7 +229,7 @@ def test_a_gateway_on_a_unix_socket_answers(gateway, beside, tmp_path):
     with client_at("http://stoker", http_client=over) as client, client_of(gateway) as plain:
         assert answer_of(client) == answer_of(plain)
     other.kill()
-    again = beside("socket.toml", "--uds", path)  # where the killed one has left its socket
+    again = beside("socket.toml", "--uds", path)  # the killed gateway has left its socket at this path
     over = httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=LIMIT_S)
     with over:
         assert over.get("http://stoker/health").status_code == 200
@@ -238,7 +238,9 @@ def test_a_gateway_on_a_unix_socket_answers(gateway, beside, tmp_path):
 
 @pytest.mark.long
 def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
-    """HTTPX uses a connection for 5 s after its last request. A gateway that closes it at that time answers nothing."""
+    """HTTPX keeps a connection for 5 s after its last request. A gateway that closes the connection earlier may lose a
+    request.
+    """
     address = httpx.URL(gateway.url)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=LIMIT_S)
     try:
@@ -316,13 +318,13 @@ def test_the_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_
         with chat(client, max_tokens=1900, stream=True) as stream:
             next(iter(stream))
             until(lambda: " hot" in row_of(page, "small"), why="the model is hot, without another load of the page")
-            until(lambda: page.value("rates.at(-1)") > 0, why="tokens a second")
-            until(lambda: "1 call running, 0 waiting" in text_in(page, "#calls"), why="the call is counted")
+            until(lambda: page.value("figures.models.some(each => each.tokens_per_s > 0)"), why="tokens a second")
+            until(lambda: text_in(page, "#tile-running") == "1", why="the call is counted")
         assert "cpu:0" in text_in(page, "#pilots")
         assert "small (ready)" in text_in(page, "#pilots")
     for width in (1280, 390):
         page.resize(width=width)
-        until(lambda: page.value(OVERFLOW) <= 0, why=f"nothing beside a window of {width} pixels")
+        until(lambda: page.value(OVERFLOW) <= 0, why=f"the page fits a window of {width} pixels")
         assert page.screenshot(tmp_path / f"{width}.png").stat().st_size > 5_000
     page.darken(True)
     dark = page.screenshot(tmp_path / "dark.png").read_bytes()
@@ -338,10 +340,10 @@ def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, wo
     try:
         page.open(gateway.url)
         until(lambda: page.value("document.readyState") == "complete", why="the page")
-        until(lambda: "a key is wanted" in text_in(page, "#about"), why="the form")
+        until(lambda: "a key is required" in text_in(page, "#about"), why="the form")
         assert page.value("document.getElementById('main').hidden")
         page.value("document.getElementById('key').value = 'sk-wrong'; document.querySelector('#ask button').click()")
-        until(lambda: "not valid" in text_in(page, "#about"), why="a wrong key is told")
+        until(lambda: "not valid" in text_in(page, "#about"), why="the page reports a wrong key")
         page.value(f"document.getElementById('key').value = '{key}'; document.querySelector('#ask button').click()")
         until(lambda: row_of(page, "small"), why="the figures")
         assert key not in page.value("location.href")
@@ -356,9 +358,9 @@ def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
     page.open(gateway.url)
     until(lambda: row_of(page, "small"), why="the figures")
     gateway.kill()
-    until(lambda: "does not answer" in text_in(page, "#said"), why="the page says so")
+    until(lambda: "does not answer" in text_in(page, "#said"), why="the page reports the lost gateway")
     gateway.start()
-    until(lambda: text_in(page, "#said") == "", why="the page goes on")
+    until(lambda: text_in(page, "#said") == "", why="the page continues")
     assert row_of(page, "small")
 
 
@@ -391,7 +393,7 @@ def test_an_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
         assert chat(client, model="fleeting").choices
         kill([world.manager()])
         assert chat(client, model="fleeting").choices
-        until(is_cold, why="a manager that was started again counts on")
+        until(is_cold, why="a restarted manager continues its counts")
         assert chat(client, model="fleeting").choices
 
 

@@ -1,4 +1,4 @@
-"""Models of gateways in `stoker status`, from their notes. No gateway runs."""
+"""`stoker status` shows models from gateways' notes. No gateway runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,15 @@ STATUS = Status(
     libraries=(library(1, "llama-1", "n014"), library(2, "llama-1", "n015"), library(3, "qwen-1", "n014")),
 )  # fmt: skip
 LLAMA = ServedModelFigures(
-    "llama-8b", "llama", "llama-1", running=14, tokens_per_s=1210.2, ttft_s=0.213, ttft_objective_s=1.0, met=0.997
+    "llama-8b",
+    "llama",
+    "llama-1",
+    running=14,
+    tokens_per_s=1210.2,
+    ttft_s=0.213,
+    ttft_objective_s=1.0,
+    met=0.997,
+    refused=1204,
 )
 QWEN = ServedModelFigures("qwen-7b", "qwen", "qwen-1")
 COLD = ServedModelFigures("mixtral", "mixtral", "mixtral-1")
@@ -48,7 +56,7 @@ NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD),
 def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
     assert gateway_rows([NOTE], STATUS, now=101.0) == [
         "llama-8b   2 hot   14 running   1,210 tokens/s   TTFT 0.21 s (objective 1.0 s)   99.7 % met"
-        "   shares n014 with qwen-7b",
+        "   1,204 refused   shares n014 with qwen-7b",
         "qwen-7b    1 hot   0 running   shares n014 with llama-8b",
         "1 other cold",
         "served at http://127.0.0.1:8000 (pid 4711 on login3)",
@@ -73,7 +81,7 @@ def test_trouble_is_told() -> None:
 
 def test_of_a_gateway_that_was_killed_it_is_said_that_it_is_silent() -> None:
     (row,) = gateway_rows([NOTE], STATUS, now=280.0)
-    assert row.startswith("the gateway at http://127.0.0.1:8000 has said nothing for 3 min: `stoker serve`")
+    assert row.startswith("the gateway at http://127.0.0.1:8000 has not answered for 3 min: `stoker serve`")
 
 
 def test_notes_are_written_read_and_removed(tmp_path) -> None:
@@ -94,7 +102,7 @@ def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog
     class Session:
         folder = tmp_path
 
-    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # where the note would be
+    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder where the gateway would write its note
     monkeypatch.setattr(figures, "WRITTEN_EVERY_S", 0.01)
     tries = 0
 

@@ -1,5 +1,5 @@
-"""A gateway with OpenAI's client: answers, errors, clients that leave, figures, batches. Every body matches OpenAI's
-types: no field is missing, mistyped or unknown. Bodies are read from the wire, because OpenAI's client checks nothing.
+"""A gateway with OpenAI's client: answers, errors, leaving clients, figures, batches. Every body matches OpenAI's types
+exactly. Bodies are read from the wire, because OpenAI's client checks nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from gateway.asking import CHAT, QUESTION, chat, text_of
+from gateway.metrics_queried import has_metric, metrics_queried
 from gateway.running import LIMIT_S, until
 from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -28,7 +29,7 @@ PROMPTED = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 4}
 
 
 def strict(kind, body):
-    """The body as its type reads it, with no field that the type does not know."""
+    """Parse a body as its type; refuse unknown fields."""
     read = kind.model_validate(body, strict=True)
     assert not list(_unknown(read, kind.__name__))
     return read
@@ -60,7 +61,7 @@ def test_models(client, http):
     names = ["small", "vectors", "gone", "huge", "shy", "swift", "fleeting"]
     assert [model["id"] for model in listed["data"]] == names
     for model in (*listed["data"], http.get("/v1/models/small").json()):
-        model.pop("max_model_len", None)  # vLLM's
+        model.pop("max_model_len", None)  # vLLM's addition to OpenAI's model
         assert strict(Model, model).owned_by == "stoker"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -91,7 +92,7 @@ def test_chunks(http, address, body, more):
     for chunk in chunks:
         for choice in chunk["choices"]:
             if address == TEXT and choice["finish_reason"] is None:
-                choice["finish_reason"] = "stop"  # null before the end, as OpenAI's own are; the type has it otherwise
+                choice["finish_reason"] = "stop"  # null before the end, as in OpenAI's responses
         strict(ChatCompletionChunk if address == CHAT else Completion, chunk)
     assert (chunks[-1].get("usage") is not None) is bool(more)
 
@@ -181,7 +182,7 @@ def test_a_stop_text_ends_a_stream(client):
 
 
 def test_vectors(client, http):
-    answer = client.embeddings.create(model="vectors", input=["one", "two"])  # the client asks for base64
+    answer = client.embeddings.create(model="vectors", input=["one", "two"])  # the client requests base64
     body = {"model": "vectors", "input": "one", "encoding_format": "base64"}
     packed = base64.b64decode(http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"])
     assert list(struct.unpack(f"<{len(packed) // 4}f", packed)) == pytest.approx(answer.data[0].embedding, abs=1e-5)
@@ -200,7 +201,7 @@ def test_the_asynchronous_client(gateway):
     assert texts == {text}
 
 
-# ---- errors, in OpenAI's form
+# ---- errors in OpenAI's form
 
 
 @pytest.mark.parametrize(
@@ -211,8 +212,9 @@ def test_the_asynchronous_client(gateway):
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, 400, "context_length_exceeded", "messages"),
         ({"max_tokens": 1_000_000}, 400, "context_length_exceeded", "messages"),
         ({"n": 0}, 400, "invalid_value", "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "unsupported_value", "tools"),
-        ({"logit_bias": {"5": 1}}, 400, "unsupported_value", "logit_bias"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 400, "unsupported_value", "tools[0].type"),
+        ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"extra_body": {"guided_regex": "(a"}}, 400, "invalid_value", "guided_regex"),
         ({"model": "gone"}, 503, "model_unavailable", None),
         ({"model": "huge"}, 503, "model_fits_nowhere", None),
     ],
@@ -228,8 +230,8 @@ def test_a_request_that_cannot_be_answered(client, options, status, code, param,
         assert refused.value.status_code == status
         assert refused.value.response.json().keys() == {"error"}
     else:
-        assert stream  # the error is an event: on a slow machine the headers had gone before
-    chat(client)  # and no other client notices
+        assert stream  # the stream has an error event: on a slow machine its headers were sent before the error
+    chat(client)  # no other client is affected
 
 
 @pytest.mark.parametrize(
@@ -253,10 +255,17 @@ def test_errors_have_the_form_of_openais(http, method, address, body, status, pa
     assert (error.param, bool(error.message)) == (param, True)
 
 
-def test_a_schema_that_the_engine_does_not_have_is_refused(client):
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="JSON schema"):
-        chat(client, response_format=form)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_holds_and_a_wrong_one_is_refused(client, stream):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
+    answer = chat(client, response_format=form, max_tokens=200, stream=stream)
+    text = text_of(answer) if stream else answer.choices[0].message.content
+    assert json.loads(text)["n"] <= 9
+    form["json_schema"]["schema"] = {"type": "object", "properties": {"n": {"type": "number!"}}}
+    with pytest.raises(openai.APIError, match="JSON schema cannot be compiled") as refused:
+        list(chat(client, response_format=form, stream=stream))
+    assert refused.value.body["param"] == "response_format"
 
 
 def test_bodies_that_are_none(http):
@@ -277,7 +286,7 @@ def test_a_cold_model_that_does_not_want_requests_to_wait(client, http):
     assert refused.value.code == "model_cold"
     assert int(refused.value.response.headers["retry-after"]) > 0
     assert chat(client, model="shy", extra_headers={"Prefer": "wait=600"}).choices
-    assert chat(client, model="shy").choices  # it is loaded now
+    assert chat(client, model="shy").choices  # the model is loaded now, so this request need not wait
 
 
 def test_a_late_request_is_refused_unless_its_client_waits(client):
@@ -287,10 +296,10 @@ def test_a_late_request_is_refused_unless_its_client_waits(client):
     assert int(refused.value.response.headers["retry-after"]) > 0
     assert "its objective is 1.0 ms: it is" in refused.value.body["message"]
     assert chat(client, model="swift", extra_headers={"Prefer": "wait=86400"}).choices
-    assert text_of(chat(client, model="swift", stream=True))  # it is loaded, and no request waits before this one
+    assert text_of(chat(client, model="swift", stream=True))  # the model is loaded, and no request waits
 
 
-# ---- clients that go
+# ---- clients that leave
 
 
 def running(http):
@@ -303,14 +312,14 @@ def test_a_client_that_goes_ends_its_call(http, gateway, stream):
     asking = httpx.Client(base_url=gateway.url, timeout=httpx.Timeout(LIMIT_S, read=None if stream else 0.3))
     if stream:
         with asking.stream("POST", CHAT, json=body) as answer:
-            events = answer.iter_lines()  # one that is dropped closes the response
+            events = answer.iter_lines()  # dropping the iterator closes the response
             next(events)
             assert running(http) == 1
     else:
         with pytest.raises(httpx.ReadTimeout):
             asking.post(CHAT, json=body)
     asking.close()
-    until(lambda: running(http) == 0, why="the gateway lets go of the request")
+    until(lambda: running(http) == 0, why="the gateway ends the request")
     until(lambda: http.get("/status").json()["calls"]["running"] == 0, why="the call ends")
 
 
@@ -322,32 +331,47 @@ def test_a_slow_reader_holds_nobody_up(client, gateway):
     assert whole.endswith(b"data: [DONE]\n\n")
 
 
-# ---- what people and programs see
+# ---- pages and figures
 
 
 def test_the_page_and_its_figures(client, http):
     chat(client)
     page = http.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    assert "http://" not in page.text  # it loads nothing from elsewhere
+    assert "http://" not in page.text  # the page loads nothing from other sites
     assert "https://" not in page.text
     until(lambda: http.get("/status").json()["models"][0]["state"] == "hot", why="the library is shown")
     figures = http.get("/status").json()
     assert {"name": "gone", "state": "trouble"}.items() <= figures["models"][2].items()
     assert figures["pilots"][0]["devices"]
     with http.stream("GET", "/status", headers={"Accept": "text/event-stream"}) as events:
-        lines = (line for line in events.iter_lines() if line)
+        lines = (line for line in events.iter_lines() if line.startswith('data: {"at"'))
         for _ in range(2):
             assert json.loads(next(lines).removeprefix("data: "))["session"] == figures["session"]
 
 
 def test_figures_for_prometheus(client, http):
     chat(client)
-    hot = re.compile(r'^stoker_model_hot\{model="small"\} [1-9]', re.MULTILINE)
+    hot = re.compile(r'^stoker_model_hot\{model_name="small"\} [1-9]', re.MULTILINE)
     until(lambda: hot.search(http.get("/metrics").text), why="the library, or more than one by now, is counted")
     text = http.get("/metrics").text
-    assert 'stoker_gateway_requests_total{endpoint="/v1/chat/completions",model="small",status="200"}' in text
+    assert 'stoker_gateway_requests_total{endpoint="/v1/chat/completions",model_name="small",status="200"}' in text
     assert http.get("/health").json()["status"] == "ok"
+
+
+def test_grafana_queries_metrics_that_a_gateway_has(client, http):
+    with chat(client, stream=True, max_tokens=200, temperature=1, seed=3) as stream:
+        list(stream)
+    chat(client)
+
+    def missing():
+        text, dashboard = http.get("/metrics").text, http.get("/grafana.json").json()
+        return [name for name in metrics_queried(dashboard, row="Models of a gateway") if not has_metric(text, name)]
+
+    until(lambda: not missing(), why=f"the metrics {missing()}")
+    text = http.get("/metrics").text
+    assert 'stoker_request_success_total{finished_reason="length",model_name="small"}' in text
+    assert re.search(r'^stoker_num_requests_running{model_name="small"', text, re.MULTILINE)
 
 
 # ---- batches
@@ -410,7 +434,7 @@ def test_a_batch_can_be_stopped(client):
 
 def test_what_is_no_batch_is_refused(client):
     assert over(client, begin(client, lines(1, url="/v1/embeddings")), status="failed").errors.data[0].message
-    assert over(client, begin(client, b"\n"), status="failed").errors.data[0].message == "the file holds no requests"
+    assert over(client, begin(client, b"\n"), status="failed").errors.data[0].message == "the file has no requests"
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id="file-x", endpoint=CHAT, completion_window="24h")
     with pytest.raises(openai.NotFoundError):

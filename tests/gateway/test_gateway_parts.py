@@ -1,5 +1,3 @@
-"""Parts of the gateway without HTTP or a session."""
-
 from __future__ import annotations
 
 import errno
@@ -19,6 +17,7 @@ from stoker.apps.gateway.answering import read_asked, tokens_asked
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
+from stoker.apps.gateway.objectives import Objectives
 from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
 from stoker.apps.gateway.served import ModelMeter
 from stoker.apps.gateway.streaming import DONE, Chunks
@@ -68,7 +67,10 @@ def test_a_model_has_its_settings_and_the_usual_ones(tmp_path):
         ('[models.a]\npath = "x"\ndtype = "int8"\n', "dtype = 'int8' is not available; there are auto, float32, b"),
         ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that write"),
         ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that write"),
-        ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', 'for engine = "continuous"; vllm cannot take it'),
+        ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', '"continuous"; vllm does not support it'),
+        ('[models.a]\npath = "x"\ndevices = 2\ngraphs = true\n', "leave out graphs or devices"),
+        ('[models.a]\npath = "x"\ndevices = 0\n', "line 3: [models.a] devices must be"),
+        ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "an embedding model runs on one"),
         ('[models.a]\npath = "x"\ngraphs = "yes"\n', "line 3: [models.a] graphs"),
         ('[models.a]\npath = "x"\nmin = 3\nmax = 2\n', "[models.a] min = 3 is more than max = 2"),
         ('[models.a]\npath = "x"\nmax = 0\n', "models.toml: line 3: [models.a] max must be"),
@@ -101,7 +103,7 @@ def test_an_encoder_that_is_to_write_is_refused_by_its_setting(tmp_path, archite
     with pytest.raises(ConfigError, match=rf"\[models.a\] .*enc is an encoder \({architecture}\)"):
         models('[models.a]\npath = "enc"\n', tmp_path)
     assert models('[models.a]\npath = "enc"\nkind = "embedding"\n', tmp_path)
-    with pytest.raises(RecipeError, match=r"take stoker\.encoder"):
+    with pytest.raises(RecipeError, match=r"use stoker\.encoder"):
         causal_lm(tmp_path / "enc")
 
 
@@ -117,7 +119,7 @@ def test_requests_of_a_minute_and_at_a_time_are_bounded():
     use.end(0, now=4.0)
     reached = use.begin(limits, now=10.0)
     assert (reached.code, reached.retry_after_s) == ("requests_per_minute", 50.0)
-    assert use.begin(limits, now=60.0) is None  # the first one has left the minute
+    assert use.begin(limits, now=60.0) is None  # the first request began more than a minute ago and no longer counts
 
 
 def test_tokens_of_a_minute_are_bounded_once_they_are_known():
@@ -147,7 +149,7 @@ def test_a_key_is_kept_as_a_digest_that_its_owner_alone_may_read(tmp_path):
         file.add("ana", KeyLimits())
     with pytest.raises(ConfigError, match="is not a name for a key"):
         file.add("a b", KeyLimits())
-    file.remove("ana")  # the guard sees it, and a file without keys lets no caller in
+    file.remove("ana")  # the guard reads the change, and a file without keys admits no caller
     with pytest.raises(RequestRefused, match="not valid"):
         guard.caller({"authorization": f"Bearer {key}"})
     with pytest.raises(ConfigError, match="there is no key ana; there are: none"):
@@ -201,7 +203,7 @@ def test_without_keys_no_page_of_another_site_may_ask(tmp_path, host, origin, ma
     assert refused.value.error.status == 403
 
 
-# ---- what is asked
+# ---- requests
 
 
 def asked(endpoint=Endpoint.CHAT, **body):
@@ -223,10 +225,10 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
 
 
 def test_a_request_that_is_left_counts_the_tokens_that_it_asked_for():
-    assert tokens_asked(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == 110
-    assert tokens_asked(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == 12
-    assert tokens_asked(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == 3
-    assert tokens_asked(asked()) == 1001
+    assert tokens_asked(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == (10, 100)
+    assert tokens_asked(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
+    assert tokens_asked(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
+    assert tokens_asked(asked()) == (1, 1000)
 
 
 @pytest.mark.parametrize(("prompts", "number", "param"), [(129, None, "prompt"), (65, 2, "n")])
@@ -243,7 +245,7 @@ def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, pa
         ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"temperature": 9}, "temperature"),
+        ({"functions": [{"name": "f"}]}, "functions"), ({"temperature": 9}, "temperature"),
         ({"response_format": {"type": "json_objekt"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
     ],
 )  # fmt: skip
@@ -331,17 +333,18 @@ def test_a_load_that_failed_is_not_to_be_tried_again():
 
 
 def test_a_meter_knows_which_streams_met_the_objectives():
-    meter = ModelMeter(ttft_objective_s=1.0, tpot_objective_s=0.1)
+    meter, wanted = ModelMeter(), Objectives(ttft_s=1.0, tpot_s=0.1)
     assert meter.met is None
     for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
         meter.begin(0.0)
         meter.write(5, now=100.0)
-        meter.end(failed=False, ttft_s=ttft_s, tpot_s=tpot_s)
+        met = wanted.met(ttft_s=ttft_s, tpot_s=tpot_s, failed=False)
+        meter.end(failed=False, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
     assert (meter.met, meter.running, meter.tokens) == (0.5, 0, 20)
     assert (meter.rate(105.0), meter.rate(111.0)) == (2.0, 0.0)
 
 
-# ---- where it listens
+# ---- addresses
 
 
 def test_a_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monkeypatch):
@@ -368,7 +371,8 @@ def test_a_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypa
     place.take()
     with listen("127.0.0.1", 0, kept=0) as free:
         port = free.getsockname()[1]
-    place.keep(GatewayState(port=port, session="s1", pid=1))  # this gateway was killed
+    # the place's gateway was killed: no process listens at its port
+    place.keep(GatewayState(port=port, session="s1", pid=1))
     other = GatewayPlace("", tmp_path / "other.toml")
     other.take()
     assert (place.ports_of_others(), other.ports_of_others()) == (frozenset(), {port})
@@ -380,7 +384,7 @@ def test_a_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypa
 
 def test_a_unix_socket_is_its_owners_alone_and_a_dead_one_is_replaced(tmp_path):
     path = str(tmp_path / "s")
-    listen_on_path(path).close()  # as a killed gateway leaves it
+    listen_on_path(path).close()  # as a killed gateway leaves the socket
     with listen_on_path(path) as listener:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         with pytest.raises(ConfigError, match="in use"):

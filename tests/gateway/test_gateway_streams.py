@@ -1,4 +1,4 @@
-"""Events of a stream without HTTP or a session: errors as a status, and as an event."""
+"""A stream's events without HTTP or a session: errors as status or event."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_silent_stream_has_comments_for_proxies(monkeypatch):
 
     async def pieces():
         yield b"data: 1\n\n"
-        await commented.wait()  # the pilot is lost, say, and another one is awaited
+        await commented.wait()  # for example: the pilot is lost, and the call waits for another
         yield b"data: 2\n\n"
 
     async def send(message):
@@ -144,7 +144,7 @@ def test_a_model_that_is_loaded_has_longer_until_comments_begin(monkeypatch):
         fail = asyncio.Event()
 
         async def is_hot():
-            fail.set()  # after what a cold model is given
+            fail.set()  # the failure comes later than a cold model's load may take
             return True
 
         answer = answer_of(fails(after=fail), is_hot=is_hot)

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A journal that is not there yet."""
+    """The path of a journal that does not exist yet."""
     return tmp_path / "journal"
 
 

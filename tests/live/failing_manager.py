@@ -1,4 +1,4 @@
-"""A manager whose core raises on calls of the function `boom`, after accepting them, and in its story."""
+"""A manager whose core raises on accepted calls of the function `boom`, and when it explains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manager that compacts its journal early and stops at one step, as if killed there."""
+"""A manager that compacts its journal early and stops at one step, as if killed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "half a snapshot":
         before(snapshot._Pickler, "state_of", skip=20)
     elif step == "no name":
-        own: Any = SimpleNamespace(**vars(os))  # session.json is synced too
+        own: Any = SimpleNamespace(**vars(os))  # a copy of `os` for this module only: other modules sync session.json
         snapshot.os = own
         before(own, "fsync")
     elif step == "before removal":

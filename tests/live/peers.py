@@ -1,4 +1,4 @@
-"""A real manager process, and peers with the real protocol over real sockets."""
+"""A real manager process, and peers with the real protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def key_pair() -> KeyPair:
 
 
 def session_folder(path: Path) -> SessionFolder:
-    """A session's folder with keys, whose manager has not been started."""
+    """Make a session's folder with keys; start no manager."""
     folder = SessionFolder(path)
     folder.make()
     for role in ("server", "client", "pilot"):
@@ -45,7 +45,7 @@ def session_folder(path: Path) -> SessionFolder:
 
 
 class Peer:
-    """A client or pilot that speaks the real protocol over a real socket, and keeps everything it hears."""
+    """A client or pilot with the real protocol over a real socket, which records all messages."""
 
     def __init__(self, folder: SessionFolder, role: str, name: str, *, key: KeyPair | None = None) -> None:
         self.role, self.name = role, name
@@ -61,7 +61,7 @@ class Peer:
         self.sequence = 0
 
     def send(self, *messages: Any, numbered: bool = True, as_it_is: bool = False) -> bytes:
-        """Send a frame. A pilot's hello speaks of the time after all frames before it, unless it is sent `as_it_is`."""
+        """Send a frame. A pilot's hello states that all earlier frames are acknowledged, unless `as_it_is`."""
         if isinstance(messages[0], say.PilotHello) and not as_it_is:
             messages = (msgspec.structs.replace(messages[0], acknowledged=self.sequence), *messages[1:])
         if numbered:
@@ -79,7 +79,7 @@ class Peer:
         return fresh
 
     def hear(self, kind: type, *, seconds: float = PATIENCE_S, where: Callable[[Any], bool] = lambda _: True) -> Any:
-        """The next message of a kind, also one that came before but was not asked for yet."""
+        """Return the next message of a kind, including earlier ones that were not returned yet."""
 
         def found() -> Any:
             for index, message in enumerate(self.heard):
@@ -128,7 +128,7 @@ def welcomed(peers: Peers, *roles: str) -> list[Peer]:
 
 
 class Manager:
-    """A real manager process on a session folder; `script`: a program that makes it otherwise than it is."""
+    """A real manager process on a session folder; `script`: a program that changes it."""
 
     def __init__(
         self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0, name: str = "test"

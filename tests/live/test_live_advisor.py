@@ -1,5 +1,3 @@
-"""The manager's end of the advisor: a real process that answers, is killed, hangs, or sends garbage."""
-
 from __future__ import annotations
 
 import os
@@ -91,7 +89,7 @@ def test_advisor_starts_with_the_first_question(link: Made) -> None:
     made.keep_up(0.0)
     assert made.answers(0.0) == []
     assert (watched.fds, made.due_in_s) == (set(), float("inf"))
-    for call in range(40):  # more than are on the channel at once
+    for call in range(40):  # more questions than the channel holds
         made.ask(question(call), 1.0)
     assert watched.fds == set()
     made.keep_up(1.0 + advisor.GATHER_S)
@@ -109,7 +107,7 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
     link: Made, odd: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     itself = advisor.ADVISOR
-    odd("hangs")  # so that it has not answered when it is killed
+    odd("hangs")  # the advisor has not answered when it is killed
     made, _ = link
     made.ask(question(1), -advisor.GATHER_S)
     made.keep_up(0.0)
@@ -134,7 +132,7 @@ def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callabl
     def given_up() -> bool:
         nonlocal now
         if made._process is not None and made._process.poll() is not None:
-            now += 10.0  # the clock stands while one starts: it is not killed for being slow
+            now += 10.0  # time passes only while no advisor runs, so that none is killed for a slow start
         assert made.answers(now) == []
         return made.due_in_s == float("inf")
 
@@ -147,7 +145,7 @@ def test_an_answer_that_cannot_be_read_is_none(link: Made, odd: Callable[[str], 
     made, watched = link
     made.ask(question(1), -advisor.GATHER_S)
     made.keep_up(0.0)
-    until(lambda: not made.answers(1.0) and (made._folder.path.parent / "began").exists(), why="it to begin")
+    until(lambda: not made.answers(1.0) and (made._folder.path.parent / "began").exists(), why="the advisor to begin")
     assert made.answers(2.0) == []
     assert len(watched.fds) == 1
 

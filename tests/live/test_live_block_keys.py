@@ -1,4 +1,4 @@
-"""A block's key admits its own pilots only, from its issue until it is revoked."""
+"""A block's key admits only its own pilots, until it is revoked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> No
     assert first != folder.read_block_key("b2")
     assert folder.block_key_file("b1").stat().st_mode & 0o077 == 0
     assert folder.block_keys.stat().st_mode & 0o077 == 0
-    with pytest.raises(Exception, match="is no name of a block"):
+    with pytest.raises(Exception, match="is not the name of a block"):
         folder.block_key_file("../client")
 
 
@@ -61,7 +61,7 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Peers, peers: Peer
         thief.close()
     liar = of_block("b2", "n2~0123456789abcdef", says="b1")
     assert "is of block b1; this is the key of block b2" in liar.hear(to_pilot.PilotRefused).reason
-    assert victim.silent(1.5), "no answer to a thief goes to the victim, which is not lost when one hangs up"
+    assert victim.silent(1.5), "a thief's answers do not reach the victim, which stays connected when the thief leaves"
     victim.send(say.WalltimeUpdate(3600.0))
     victim.hear(to_pilot.Ack)
     assert known(peers) == {"n1": "b1"}
@@ -87,7 +87,7 @@ def test_restarted_manager_knows_the_keys_in_use(
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     manager.kill()
-    victim.close()  # it would connect again, and hear what is said to the one of its name that says hello below
+    victim.close()  # otherwise it would reconnect and receive the messages for the next pilot, which has its name
     manager.start()
     again = peers("pilot", hello=False, key=folder.read_block_key("b1"), name="n1~0123456789abcdef")
     again.send(pilot_hello(again.session, block="b1"), numbered=False)

@@ -1,5 +1,3 @@
-"""The wall clock of the manager's host jumps while a session runs."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,7 @@ from stoker.protocol.session import SessionFolder, changed_at
 
 
 class JumpingManager:
-    """A manager of a host whose wall clock is ahead by as much as a test says (`jump`)."""
+    """A manager on a host whose wall clock a test shifts (`jump`)."""
 
     def __init__(self, folder: SessionFolder, ahead: Path) -> None:
         self._folder, self._ahead = folder, ahead
@@ -70,9 +68,10 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManag
     for jump_s in (-3600, 3600):
         leaves = joined()
         manager.jump(jump_s)
-        leaves.close()  # its connection breaks: that is still noticed, and waited for no longer than usual
+        leaves.close()  # the manager still notices a broken connection, and waits no longer than usual
         until(lambda: here() == [stays.name], what="the other pilot is given up")
-        turns_until = time.monotonic() + 1.5  # a few looks for silent pilots and walltimes that are over
+        # meanwhile the manager checks a few times for silent pilots and ended walltimes
+        turns_until = time.monotonic() + 1.5
         while time.monotonic() < turns_until:
             assert here() == [stays.name]
             time.sleep(0.1)
@@ -81,7 +80,7 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManag
 
 
 def submit(client: Peer, *due_in_s: float) -> None:
-    """A call for each deadline, to be dropped where it cannot make it."""
+    """Submit a call for each deadline; late calls are dropped."""
     client.send(say.DefineRecipe(BARE), say.DefineFunction(FunctionKey("f"), "f", b"code"))
     options = CallOptions(objective=Objective(drop_late=True))
     for number, seconds in enumerate(due_in_s):
@@ -102,7 +101,7 @@ def test_deadlines_are_seconds_over_jumps_and_restarts(manager: JumpingManager, 
     ends = client.hear(to_client.Results).ends
     assert [(end.call, end.failure.kind) for end in ends if end.failure] == [(1, FailureKind.DROPPED)]
     assert waiting_due_in_s(client) == [pytest.approx(60, abs=15)]
-    client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)  # it is in the journal
+    client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)  # the call is in the journal
     [before] = waiting_due_in_s(client)
     manager.kill()
     manager.jump(2 * jump_s)

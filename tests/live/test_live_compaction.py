@@ -1,5 +1,3 @@
-"""A journal is compacted during a session; a kill meanwhile loses nothing."""
-
 from __future__ import annotations
 
 import os
@@ -20,8 +18,8 @@ from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import records
-from stoker.manager.live.comeback import JournalPast
 from stoker.manager.live.replay import session_in, status_of_ended_session, story_of_ended_session, verify
+from stoker.manager.live.restore import JournalPast
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
@@ -39,7 +37,7 @@ def replay(folder: SessionFolder) -> Core | None:
 
 
 class Compacting(Manager):
-    """A manager that compacts early, and stops at a step."""
+    """A manager that compacts early and stops at a step."""
 
     step = "none"
 
@@ -59,7 +57,7 @@ class Compacting(Manager):
 
     @property
     def stopped(self) -> int:
-        """The process that has stopped at the step; 0 as long as none has."""
+        """Return the process that has stopped at the step, or 0."""
         return int(self.mark.read_text() or 0) if self.mark.exists() else 0
 
 
@@ -78,7 +76,7 @@ def compacting(folder: SessionFolder) -> Iterator[Callable[[str], Compacting]]:
 
 
 class Work:
-    """A client and a pilot that do calls, over restarts of the manager."""
+    """A client and a pilot that run calls across the manager's restarts."""
 
     def __init__(self, peers: Peers) -> None:
         self.client, self.pilot = peers("client"), peers("pilot")
@@ -87,9 +85,9 @@ class Work:
         self.results: dict[int, bytes] = {}
         self.received = self.submitted = self.acked = 0
         self.frames: list[bytes] = []
-        """The client's frames without acknowledgement."""
+        """The client's unacknowledged frames."""
         self.ended: list[tuple[int, bytes, list[int]]] = []
-        """Of the pilot, with the calls that end in each."""
+        """The pilot's unacknowledged frames, with the calls that end in each."""
         self.library = 0
         self.held: list[int] = []
         self.hold = False
@@ -110,7 +108,7 @@ class Work:
                 self.pilot.send(say.LibraryReady(message.library, 0.1, 0.2))
             elif isinstance(message, to_pilot.RunCalls):
                 self.held += [spec.call for spec in message.calls]
-            elif isinstance(message, to_pilot.CancelCalls):  # calls of frames that were read, and not acknowledged
+            elif isinstance(message, to_pilot.CancelCalls):  # calls of frames that were read but not acknowledged
                 self.held = [call for call in self.held if call not in message.calls]
                 frame = self.pilot.send(say.CallsReturned(message.library, message.calls))
                 self.ended.append((self.pilot.sequence, frame, []))
@@ -146,7 +144,7 @@ class Work:
         until(turned, what=what)
 
     def come_back(self) -> None:
-        """The manager is a new process: everybody says hello, and the client what was not acknowledged."""
+        """Connect to a new manager process: all peers say hello, and resend unacknowledged frames."""
         self.client.send(say.ClientHello(wire.VERSION, self.client.session, self.received), numbered=False)
         for frame in self.frames:
             self.client.socket.send(frame)
@@ -176,14 +174,12 @@ def test_journal_is_compacted_while_its_session_runs(
     work.submit(5)
     work.until(lambda: work.held, what="a call is sent")
     assert [path for path in folder.path.glob("journal.*") if not records.list_snapshots(folder.journal)] == []
-    work.until(
-        lambda: len(records.list_snapshots(folder.journal)) == 1, what="the compaction that is under way is over"
-    )
+    work.until(lambda: len(records.list_snapshots(folder.journal)) == 1, what="the running compaction has finished")
     (snapshot,) = [path for _, path in records.list_snapshots(folder.journal)]
-    assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "what has ended is not kept"
+    assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "ended calls are not kept"
     _, live, over = story_of(str(folder.path), "3")
     assert not over
-    assert "compacted" in live.headline, "while it is up too, and no journal is named that does not have it"
+    assert "compacted" in live.headline, "also during the session, and each named journal has the call"
 
     manager.kill()
     found = verify(folder.journal, session=session_in(folder.journal)[1], policies=default_policies())
@@ -202,7 +198,7 @@ def test_journal_is_compacted_while_its_session_runs(
     work.come_back()
     work.hold = False
     work.submit(20)
-    work.until(lambda: len(work.results) == work.submitted, what="the calls of before and after are done")
+    work.until(lambda: len(work.results) == work.submitted, what="the calls before and after the kill are done")
     assert work.results == {n: b"result %d" % n for n in range(265)}
     again = verify(folder.journal, session="test", policies=default_policies())
     assert again.difference is None
@@ -227,7 +223,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
 
     work.until(busy, what=f"it stops {step}")
     stopped = manager.stopped
-    work.submit(3)  # no other process reads this before the kill, except a stopped child
+    work.submit(3)  # the manager reads this before the kill only if the stopped process is its child
     manager.kill()
     until(lambda: not _lives(stopped), what="the child ends with its parent")
     before = sorted(path.name for path in folder.path.glob("journal*"))
@@ -240,7 +236,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
     assert work.results == {n: b"result %d" % n for n in range(work.submitted)}
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
-    assert not list(folder.path.glob("*.draft")), "what was half made is gone"
+    assert not list(folder.path.glob("*.draft")), "incomplete files are removed"
     assert not (folder.path / "journal.next").exists()
     found = verify(folder.journal, session="test", policies=default_policies())
     assert found.difference is None
@@ -255,7 +251,7 @@ def test_killed_snapshot_child_costs_nothing(
         work.submit(20)
         work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
     os.kill(until(lambda: manager.stopped, what="the child stops"), signal.SIGKILL)
-    until(lambda: "was not compacted" in folder.manager_log.read_text(), what="that is seen")
+    until(lambda: "was not compacted" in folder.manager_log.read_text(), what="the manager notices it")
     work.submit(20)
     work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
     assert len(records.list_segments(folder.journal)) == 2
@@ -277,7 +273,7 @@ def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionF
     book.close()
     assert len(records.list_segments(folder.journal)) == 2
     records.kept_path(folder.journal, 1).unlink()
-    with pytest.raises(SessionError, match="does not tell how the session began"):
+    with pytest.raises(SessionError, match="lacks the beginning of the session"):
         replay(folder)
 
 

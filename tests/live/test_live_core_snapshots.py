@@ -1,5 +1,3 @@
-"""Snapshots of a core: restored, refused if unsaveable, and rejected if damaged."""
-
 from __future__ import annotations
 
 import io
@@ -7,29 +5,32 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from core.toy import Toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal, records, snapshot
-from stoker.manager.live.comeback import JournalPast, come_back, policies_modules
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.records import SegmentHead
+from stoker.manager.live.restore import JournalPast, policies_modules, restore_manager
 from stoker.manager.live.snapshot import Unreadable, Unsaveable
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.policies.slinfer import slinfer
+from stoker.protocol import to_manager
 from stoker.protocol.ids import CallId, RecipeKey
 
 
 def busy() -> Toy:
-    """A cluster at work: calls wait, run, have ended, and their client has confirmed none."""
+    """Return a cluster with waiting, running and ended calls, none confirmed by the client."""
     toy = Toy()
     toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, memory="6 GB")
     toy.pilot("p0", devices=2)
@@ -105,6 +106,25 @@ def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> N
         snapshot.load(data, {})
 
 
+def classes_of(annotation: object, found: set[type]) -> None:
+    """Collect the classes that the fields of a message may hold."""
+    if isinstance(annotation, type) and annotation.__module__.startswith("stoker.") and annotation not in found:
+        found.add(annotation)
+        for each in get_type_hints(annotation).values():
+            classes_of(each, found)
+    for each in get_args(annotation):
+        classes_of(each, found)
+
+
+def test_all_that_messages_hold_can_be_written() -> None:
+    found: set[type] = set()
+    for kind in (to_manager.FromClient, to_manager.FromPilot):
+        classes_of(kind, found)
+    assert ProgramFolder in found
+    for each in found:
+        snapshot.dump([each], io.BytesIO())
+
+
 def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
     layout = {**found.head.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
@@ -154,7 +174,7 @@ def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_
     assert past.next_event == 20
 
     shot.write_bytes(whole[:-20])
-    came = come_back(path, "k3v9", default_policies())
+    came = restore_manager(path, "k3v9", default_policies())
     assert came.core is not None
     assert came.core.state.calls.keys() == toy.core.state.calls.keys(), "the first segment is still there"
     assert len([text for text in came.notices if "cannot be read" in text]) == 1
@@ -171,12 +191,12 @@ def test_where_the_beginning_is_lost_what_is_certain_is_kept(toy: Toy, tmp_path:
     at = data.index(found.core[:200]) + 300
     data[at] ^= 1
     shot.write_bytes(data)
-    came = come_back(path, "k3v9", default_policies())
+    came = restore_manager(path, "k3v9", default_policies())
     assert came.core is None
     unconfirmed = {end.call for end in toy.core.state.clients["ana"].unacked}  # type: ignore[index]
     assert unconfirmed <= {end.call for end in came.ends} <= {toy.ids[name] for name in toy.ended}
     assert came.ends
-    assert "does not tell how the session began" in came.notices[0]
+    assert "lacks the beginning of the session" in came.notices[0]
     assert not records.journal_exists(path)
     assert [each for each in tmp_path.glob("journal.aside-*") if each.stat().st_size == size]
 
@@ -200,7 +220,7 @@ def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
     assert records.list_snapshots(book.path) == []
     work._now = True
     work.advance(core)
-    assert work.wait_s == float("inf"), "it is not tried again"
+    assert work.wait_s == float("inf"), "the snapshot is not tried again"
     assert len(records.list_segments(book.path)) == 2
     work.close()
     book.close()
@@ -222,7 +242,7 @@ def other(residency: LoadWhereWanted) -> Policies:
 
 def test_this_very_version_goes_on_though_it_decides_otherwise(toy: Toy, tmp_path: Path) -> None:
     lived(tmp_path / "journal", toy, cut_at=-1, policies=other(Idle())).close()
-    came = come_back(tmp_path / "journal", "k3v9", default_policies())
+    came = restore_manager(tmp_path / "journal", "k3v9", default_policies())
     assert came.core is not None
     (notice,) = came.notices
     assert "a replay decides otherwise" in notice
@@ -230,7 +250,7 @@ def test_this_very_version_goes_on_though_it_decides_otherwise(toy: Toy, tmp_pat
 
 def test_a_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:
     lived(tmp_path / "journal", toy, cut_at=-1).close()
-    came = come_back(tmp_path / "journal", "k3v9", other(Raises()))
+    came = restore_manager(tmp_path / "journal", "k3v9", other(Raises()))
     assert came.core is None
     assert {end.call for end in came.ends} == {toy.ids[name] for name in toy.ended}
     assert "cannot be replayed (ZeroDivisionError: of the user's own)" in came.notices[0]

@@ -1,4 +1,4 @@
-"""A thousand silent connections at a manager with 1,024 descriptors: the session is unaffected."""
+"""A thousand silent connections to a manager with 1,024 descriptors do not affect the session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.manager.live import lease
 from stoker.manager.live.admission import UnprovenConnections
 from stoker.protocol.session import SessionFolder, find_session
 
-# ---- test live crowds
+# ---- silent connections
 
 
 SITE = """
@@ -61,7 +61,7 @@ def many_files() -> Iterator[None]:
 
 
 class Strangers:
-    """This number of silent connections to an address; a closed one reconnects."""
+    """Silent connections to an address; closed ones reconnect."""
 
     def __init__(self, address: str, count: int) -> None:
         self._where = split_address(address.removeprefix("tcp://"))
@@ -128,7 +128,7 @@ def test_thousand_silent_connections_disturb_no_session(tmp_path: Path) -> None:
         program.stdin.flush()
         assert program.stdout.readline() == "done\n"
         assert program.wait(30) == 0
-        *_, third, _, _ = sorted(answered)  # two may have met a moment in which the machine itself stood still
+        *_, third, _, _ = sorted(answered)  # the third slowest: a pause of the machine may have delayed two answers
         assert third < 1.0 * _patience()
     finally:
         if strangers is not None:
@@ -138,7 +138,7 @@ def test_thousand_silent_connections_disturb_no_session(tmp_path: Path) -> None:
 
 
 def _patience() -> float:
-    """How much slower this machine is just now than one that has nothing else to do."""
+    """Return the factor by which this machine's load slows a test down."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -261,25 +261,27 @@ except SessionError as error:
     assert "may open 64 files here (ulimit -n)" in done.stdout, done.stderr
 
 
-# ---- test live doors
+# ---- sockets
 
 
 CLOSES = """
 import socket, sys, time
 from stoker.connections import split_address
-from stoker.manager.live.doors import Doors
+from stoker.manager.live.sockets import ManagerSockets
 from stoker.protocol.session import SessionFolder
 
-doors = Doors(SessionFolder(sys.argv[1]), any_port=True)
-where = split_address(doors.address.removeprefix("tcp://"))
+sockets = ManagerSockets(SessionFolder(sys.argv[1]), any_port=True)
+where = split_address(sockets.address.removeprefix("tcp://"))
 for _ in range(int(sys.argv[2])):
     with socket.create_connection(where):
         pass
 time.sleep(1)
-doors.close()
+sockets.close()
 """
 CONNECTIONS = 1200
-"""Each is two or three events; a monitor of pyzmq's holds two thousand, and libzmq waits with a lock for the next."""
+"""Each connection makes two or three events. A pyzmq monitor holds two thousand events; with more, libzmq blocks while
+it holds a lock.
+"""
 
 
 def test_manager_ends_with_thousands_of_unread_events(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""An event makes the core raise: it is refused, and the session continues."""
-
 from __future__ import annotations
 
 import subprocess
@@ -33,7 +31,8 @@ def hello(client: Peer, *, answer: type = to_client.ClientWelcome) -> Any:
 
     client.heard.clear()
     found = until(answered, what="an answer to a hello")
-    while isinstance(found, to_client.ClientWelcome) and client.listen(0.1):  # answers to the hellos before
+    # this may answer an earlier hello: read on until no message follows
+    while isinstance(found, to_client.ClientWelcome) and client.listen(0.1):
         pass
     return found
 
@@ -43,7 +42,6 @@ def submit(client: Peer, call: int, function: str = "good") -> bytes:
 
 
 def ended_by(manager: Manager, client: Peer, frame: bytes) -> int:
-    """The manager's exit code."""
     for _ in range(20):
         try:
             return manager.ended(seconds=2.0)
@@ -70,7 +68,7 @@ def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: 
     hello(client)
     pilot.send(say.PilotHello(wire.VERSION, "test", "here", 7, _devices(), libraries=(held,)), numbered=False)
     pilot.hear(to_pilot.PilotWelcome)
-    client.socket.send(bad)  # as a client does that has heard of no acknowledgement
+    client.socket.send(bad)  # the client repeats the frame, for which it got no acknowledgement
     [end] = client.hear(to_client.Results).ends
     assert (end.call, end.failure.kind) == (2, FailureKind.CANCELLED)
     assert "ZeroDivisionError: division by zero" in end.failure.message
@@ -82,12 +80,12 @@ def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: 
     assert "division by zero" in status.notices[-1].text
     assert "Traceback" in failing.folder.manager_log.read_text()
     assert failing.process is not None
-    assert failing.process.poll() is None, "the message that came again is not taken again"
+    assert failing.process.poll() is None, "the repeated message is not handled again"
 
 
 def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, peers: Peers) -> None:
     client = peers("client")
-    client.hear(to_client.ClientWelcome)  # it is the first: the numbers of its calls say so
+    client.hear(to_client.ClientWelcome)  # this client is the first, as its calls' numbers show
     other = peers("client")
     client.send(say.DefineRecipe(BARE), say.DefineFunction("boom", "boom", b""))  # type: ignore[arg-type]
     for number in range(3):

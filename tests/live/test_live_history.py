@@ -1,5 +1,3 @@
-"""The manager's memory for the next one: contexts, and sources of pilots."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The journal keeps its records up to any crash point."""
-
 from __future__ import annotations
 
 import errno
@@ -26,17 +24,17 @@ from stoker.manager.core.events import (
     TimerFired,
 )
 from stoker.manager.core.reactor import Core
-from stoker.manager.live import comeback, journal
-from stoker.manager.live.comeback import JournalPast, come_back
+from stoker.manager.live import journal, restore
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
 from stoker.manager.live.replay import verify
+from stoker.manager.live.restore import JournalPast, restore_manager
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
 
-# ---- test live journal
+# ---- journal
 
 
 events: st.SearchStrategy[Event] = st.one_of(
@@ -74,7 +72,7 @@ def test_another_file_is_not_taken_for_a_journal(path: Path) -> None:
     assert path.read_text().startswith("this is somebody")
 
 
-# ---- what is written
+# ---- written records
 
 
 def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
@@ -85,7 +83,7 @@ def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder
     def beat(**facts: int) -> int:
         before = client.sequence
         pilot.send(say.Heartbeat(**facts), numbered=False)  # type: ignore[arg-type]
-        client.send(say.Received(0))  # acknowledged events are in the journal, and so are all events before them
+        client.send(say.Received(0))  # when this event is acknowledged, it and all earlier events are in the journal
         client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
         return sum(
             isinstance(message, say.Heartbeat)
@@ -102,11 +100,11 @@ def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder
     assert client.status().refused["frames refused by pilots"] == 2
 
 
-# ---- test live journal damage
+# ---- damage
 
 
 def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:
-    """A journal of as many events, each of another length."""
+    """Write a journal of events with different lengths."""
     book = journal.Journal(path)
     given: list[tuple[float, Event]] = []
     for number in range(events):
@@ -141,7 +139,7 @@ def test_a_flipped_bit_costs_one_record(
     assert list(journal.read(path)) == given[:which] + given[which + 1 :]
     past = JournalPast(path)
     told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
-    if which < 39:  # behind the last event there are only checks
+    if which < 39:  # damage 39 is after the last event, where the journal has only checks
         assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
     assert sum(damage.length for _, damage in past.damage) == end - start
 
@@ -164,7 +162,7 @@ def test_no_reader_fails_whatever_became_of_a_part(
     read = list(journal.read(path))
     untouched = [each for each, (start, end) in zip(given, where, strict=True) if end <= at or start >= at + length]
     assert all(each in read for each in untouched)
-    came = come_back(path, "test", default_policies())
+    came = restore_manager(path, "test", default_policies())
     book = journal.Journal(path, end=came.end)
     book.write(99.0, TimerFired("after"))
     book.close()
@@ -174,8 +172,8 @@ def test_no_reader_fails_whatever_became_of_a_part(
 @pytest.mark.parametrize(
     "body",
     [
-        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed\xa2\xff\xfe",  # no text
-        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed" + b"\x91" * 4000,  # deeper than anybody reads
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed\xa2\xff\xfe",  # a text that is not UTF-8
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed" + b"\x91" * 4000,  # deeper than the reader accepts
         b"\x92\xcb" + bytes(8) + b"\x92\xa5later\x01",  # an event of a later version
         b"\x92\xcb" + bytes(8),
     ],
@@ -209,7 +207,7 @@ def no_links(*_: object) -> None:
 def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     data = path.read_bytes()
-    came = come_back(path, "test", default_policies())
+    came = restore_manager(path, "test", default_policies())
     assert came.core is not None
     assert came.compact
     (notice,) = came.notices
@@ -217,7 +215,7 @@ def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     (copy,) = tmp_path.glob("journal.damaged-*")
     assert copy.name in notice
     assert copy.read_bytes() == data
-    assert come_back(path, "test", default_policies()).notices == [], "it is told once"
+    assert restore_manager(path, "test", default_policies()).notices == [], "the damage is reported once"
 
 
 def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
@@ -226,9 +224,9 @@ def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
         for name in ("", "-000001", "-000002-snapshot"):
             (tmp_path / f"journal.aside-20260{number}01-000000{name}").touch()
     path = damaged(tmp_path)
-    come_back(path, "test", default_policies())
+    restore_manager(path, "test", default_policies())
     assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # this journal's: it would be reported again
+        "journal.damaged-000001",  # this journal's own report: it would be reported again
         "journal.damaged-000003",
         "journal.damaged-000004",
         "journal.damaged-000005",
@@ -236,17 +234,17 @@ def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
     stamps = {kept.name[14:22] for kept in tmp_path.glob("journal.aside-*")}
     assert stamps == {"20260301", "20260401", "20260501"}
     assert len(list(tmp_path.glob("journal.aside-*"))) == 9
-    assert come_back(path, "test", default_policies()).notices == []
+    assert restore_manager(path, "test", default_policies()).notices == []
 
 
 def test_damaged_file_is_kept_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged(tmp_path)
     before = path.read_bytes()
-    monkeypatch.setattr(comeback.shutil, "copyfile", no_room)
-    came = come_back(path, "test", default_policies())
+    monkeypatch.setattr(restore.shutil, "copyfile", no_room)
+    came = restore_manager(path, "test", default_policies())
     journal.Journal(path, end=came.end).close()
     (kept,) = tmp_path.glob("journal.damaged-*")
-    assert kept.read_bytes() == before, "nothing more is written to it"
+    assert kept.read_bytes() == before, "nothing more is written to the journal"
     assert [kept.name in notice for notice in came.notices] == [True]
 
 
@@ -254,20 +252,20 @@ def test_notice_says_that_a_damaged_file_was_not_kept(tmp_path: Path, monkeypatc
     path = damaged(tmp_path)
     monkeypatch.setattr(Path, "hardlink_to", no_links)
     with monkeypatch.context() as full:
-        full.setattr(comeback.shutil, "copyfile", no_room)
-        (notice,) = come_back(path, "test", default_policies()).notices
+        full.setattr(restore.shutil, "copyfile", no_room)
+        (notice,) = restore_manager(path, "test", default_policies()).notices
     assert notice.endswith("the damaged file could not be kept: No space left on device")
-    assert not list(tmp_path.glob("journal.damaged-*")), "no half of it"
-    (notice,) = come_back(path, "test", default_policies()).notices
+    assert not list(tmp_path.glob("journal.damaged-*")), "no incomplete copy"
+    (notice,) = restore_manager(path, "test", default_policies()).notices
     (kept,) = tmp_path.glob("journal.damaged-*")
-    assert notice.endswith(f"is kept as {kept.name}"), "it is tried again by the next manager"
+    assert notice.endswith(f"is kept as {kept.name}"), "the next manager tries again"
 
 
 def test_a_damaged_and_truncated_file_replays_the_same_each_time(tmp_path: Path) -> None:
     path = damaged(tmp_path)
     path.write_bytes(path.read_bytes()[:-5])
     for _ in range(3):
-        came = come_back(path, "test", default_policies())
+        came = restore_manager(path, "test", default_policies())
         assert came.core is not None
         assert came.core.state.refused == {"damaged records of the journal": 1}
         book = journal.Journal(path, end=came.end)
@@ -280,13 +278,13 @@ def test_a_damaged_end_that_was_not_cut_off_is_a_hole(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    came = come_back(path, "test", default_policies())
+    came = restore_manager(path, "test", default_policies())
     assert came.lost > 0
     assert [list(JournalPast(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
 
 
 class Managed:
-    """A journal with its managers' decisions, as they write it."""
+    """A journal with decisions, as managers write it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -312,7 +310,7 @@ class Managed:
 
     def restart(self) -> list[str]:
         self.book.close()
-        came = come_back(self.path, "test", default_policies())
+        came = restore_manager(self.path, "test", default_policies())
         assert came.core is not None
         self.core, self.book = came.core, journal.Journal(self.path, end=came.end)
         self.give(ManagerRestarted(came.lost))
@@ -341,7 +339,7 @@ def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> No
     path = tmp_path / "journal"
     written(path)
     path.write_bytes(path.read_bytes()[:-5])
-    came = come_back(path, "test", default_policies())
+    came = restore_manager(path, "test", default_policies())
     assert came.notices == []
     assert list(tmp_path.glob("journal.damaged-*")) == []
 
@@ -352,7 +350,7 @@ def test_a_damaged_head_does_not_hide_the_segment(path: Path) -> None:
     data[len(MAGIC) + 15] ^= 1
     path.write_bytes(data)
     assert list(journal.read(path)) == given
-    assert come_back(path, "test", default_policies()).core is not None
+    assert restore_manager(path, "test", default_policies()).core is not None
 
 
 @pytest.mark.parametrize("spoilt", ["a bit of the first line", "the first line and the head", "the first page"])
@@ -369,7 +367,7 @@ def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(path: Path, 
     assert here
     assert here == given[-len(here) :]
     assert (len(here) < len(given)) is (spoilt == "the first page")
-    came = come_back(path, "test", default_policies())
+    came = restore_manager(path, "test", default_policies())
     assert came.core is not None
     assert list(came.core.state.notices)[-1].startswith(here[-1][1].text)
     assert any("damaged" in notice for notice in came.notices)
@@ -381,7 +379,7 @@ def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(path: Path)
     written(path)
     path.write_bytes(bytes(path.stat().st_size))
     written_at = path.stat().st_mtime
-    came = come_back(path, "test", default_policies())
+    came = restore_manager(path, "test", default_policies())
     assert came.lost > 0
     assert came.core is not None
     assert came.core.state.started_at == written_at
@@ -395,8 +393,8 @@ def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(path: Path)
 def test_damage_before_the_snapshot_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
-    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # of a later number than the one that is written
-    came = come_back(path, "test", default_policies())
+    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after that of the file in use
+    came = restore_manager(path, "test", default_policies())
     assert (came.lost, came.notices) == (0, [])
 
 
@@ -404,7 +402,7 @@ def test_a_journal_of_another_version_is_refused(path: Path) -> None:
     written(path)
     path.write_bytes(b"stoker journal 3\n" + path.read_bytes()[len(MAGIC) :])
     with pytest.raises(SessionError, match="not a journal of this version"):
-        come_back(path, "test", default_policies())
+        restore_manager(path, "test", default_policies())
 
 
 def test_frames_behind_a_hole_are_taken(path: Path) -> None:
@@ -416,10 +414,10 @@ def test_frames_behind_a_hole_are_taken(path: Path) -> None:
     book.close()
     ends = [end for end, _, record in scan(path) if not isinstance(record, SegmentHead)]
     data = bytearray(path.read_bytes())
-    data[ends[2] - 3] ^= 1  # the definition of f2
+    data[ends[2] - 3] ^= 1  # damages the definition of f2
     path.write_bytes(data)
-    core = come_back(path, "test", default_policies()).core
+    core = restore_manager(path, "test", default_policies()).core
     assert core is not None
     assert list(core.state.functions) == ["f3", "f4", "f5"]
     assert core.state.clients["ana"].inbox.last == 5  # type: ignore[index]
-    assert core.state.clients["ana"].inbox.has_hole  # type: ignore[index]
+    assert core.state.clients["ana"].inbox.lost_handled_frames  # type: ignore[index]

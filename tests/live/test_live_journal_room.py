@@ -1,4 +1,4 @@
-"""An unwritable journal pauses the session: the manager answers queries, and continues once it can write."""
+"""An unwritable journal pauses the session. The manager still answers queries, and continues when it can write."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from stoker.protocol.calls import CallEnd
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
 
-# ---- test live journal room
+# ---- full disks
 
 
 ENDLESS = resource.RLIM_INFINITY
 CODE = bytes(20_000)
-"""It makes the journal longer than the manager's log, which has the same limit."""
+"""Bytes that make the journal longer than the manager's log, which has the same limit."""
 
 
 def limit(pid: int, size: int) -> None:
-    """Limit the files that this process writes: the kernel takes a part of a write, then none."""
+    """Limit a process's file sizes: the kernel writes a part, then nothing."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, ENDLESS))
 
 
@@ -54,9 +54,9 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
 
-    client.heard.clear()  # the results before each frame: the manager may have read them one by one
+    client.heard.clear()  # forget earlier results: how the manager grouped them depends on how it read the frames
     pilot.heard.clear()
-    room = folder.journal.stat().st_size + 40  # a part of the next record
+    room = folder.journal.stat().st_size + 40  # space for a part of the next record
     limit(manager.process.pid, room)
     pilot.send(say.CallsEnded(library, [CallEnd(0, True, b"result" * 100, 0.01)]))  # type: ignore[arg-type]
     client.submit(1)
@@ -64,12 +64,12 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     def notices() -> list[str]:
         return [line.text for line in client.status().notices]
 
-    until(lambda: any("cannot be written" in text for text in notices()), what="status tells of the full disk")
+    until(lambda: any("cannot be written" in text for text in notices()), what="status reports the full disk")
     observer = peers("client", hello=False)
     observer.send(say.ClientHello(wire.VERSION, observer.session, observer=True), say.AskStatus(), numbered=False)
-    assert observer.hear(to_client.Status).pilots, "one who comes just then is answered as well"
+    assert observer.hear(to_client.Status).pilots, "a new observer is answered as well"
     heard = [type(message) for message in (*client.heard, *pilot.heard)]
-    assert to_client.Results not in heard, "what is not in the journal is not said"
+    assert to_client.Results not in heard, "events outside the journal are not announced"
     assert to_pilot.RunCalls not in heard
     assert to_client.Ack not in heard
     assert "cannot be written" in folder.manager_log.read_text()
@@ -77,7 +77,10 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     limit(manager.process.pid, ENDLESS)
     assert client.hear(to_client.Results).ends[0].payload == b"result" * 100
     assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [1]
-    until(lambda: any("can be written again" in text for text in notices()), what="status tells that there is room")
+    until(
+        lambda: any("can be written again" in text for text in notices()),
+        what="status reports that the journal can be written",
+    )
     assert manager.process.poll() is None
     pilot.send(say.CallsEnded(library, [CallEnd(1, True, b"more", 0.01)]))  # type: ignore[arg-type]
     assert client.hear(to_client.Results).ends[0].payload == b"more"
@@ -88,7 +91,7 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
         for message in event.messages
         if isinstance(message, say.Submit)
     ]
-    assert len(submits) == 2, "nothing is in it twice"
+    assert len(submits) == 2, "the journal has no event twice"
 
 
 @pytest.mark.long
@@ -99,11 +102,11 @@ def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Pe
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
     frame = client.submit(0)
-    until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log tells of it")
+    until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log reports the full disk")
     manager.kill()
     manager.start()
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
-    client.socket.send(frame)  # it was not acknowledged
+    client.socket.send(frame)  # the client repeats the frame that was not acknowledged
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 2)
     pilot = peers("pilot")
     assert pilot.hear(to_pilot.StartLibrary)
@@ -116,7 +119,7 @@ def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
     client.submit(0)
-    until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log tells of it")
+    until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log reports the full disk")
     return client, pilot
 
 
@@ -124,7 +127,7 @@ def test_session_ends_with_its_program_on_a_full_disk(manager: Manager, peers: P
     client, pilot = fill_up(manager, peers, folder)
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
-    assert manager.ended() == 0, "it is not to be started again"
+    assert manager.ended() == 0, "this exit code prevents a restart"
     holder = lease.read(folder.lease)
     assert holder is not None
     assert (holder.over, holder.unwritten) == ("its client is gone", "File too large")
@@ -148,40 +151,46 @@ def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, 
 
 
 @pytest.fixture
-def brimful(folder: SessionFolder) -> Iterator[Manager]:
-    """A manager that reads nothing while its disk is full. A `stoker down` that was killed has left its file."""
+def manager_with_full_buffer(folder: SessionFolder) -> Iterator[Manager]:
+    """Yield a manager that reads nothing while its disk is full. A killed `stoker down` has left its file."""
     folder.asked_to_end.touch()
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     yield manager
     manager.close()
 
 
-def test_down_ends_a_session_whose_manager_reads_nothing(brimful: Manager, folder: SessionFolder, peers: Peers) -> None:
-    client, pilot = fill_up(brimful, peers, folder)
+def test_down_ends_a_session_whose_manager_reads_nothing(
+    manager_with_full_buffer: Manager, folder: SessionFolder, peers: Peers
+) -> None:
+    client, pilot = fill_up(manager_with_full_buffer, peers, folder)
     client.submit(1, payload=bytes(5000))
-    until(lambda: not answers(folder), what="it reads nothing any more")
+    until(lambda: not answers(folder), what="the manager stops reading")
     time.sleep(1.0)
     assert not folder.over()
     assert down.end(folder) is None
     assert pilot.hear(to_pilot.Exit).reason == "stoker down"
-    assert brimful.ended() == 0
+    assert manager_with_full_buffer.ended() == 0
     assert folder.over() == "stoker down"
     assert not folder.asked_to_end.exists()
 
 
-def test_pilot_is_kept_while_its_hello_is_unread(brimful: Manager, folder: SessionFolder, peers: Peers) -> None:
-    client, pilot = fill_up(brimful, peers, folder)
+def test_pilot_is_kept_while_its_hello_is_unread(
+    manager_with_full_buffer: Manager, folder: SessionFolder, peers: Peers
+) -> None:
+    client, pilot = fill_up(manager_with_full_buffer, peers, folder)
     unread = peers("client", hello=False)
     client.submit(1, payload=bytes(5000))
-    until(lambda: not answers(folder), what="it reads nothing any more")
+    until(lambda: not answers(folder), what="the manager stops reading")
     pilot.close()
     broke = f"connection to pilot {pilot.name} broke"
-    until(lambda: broke in folder.manager_log.read_text(), what="it notices that the connection broke")
+    until(lambda: broke in folder.manager_log.read_text(), what="the manager notices the broken connection")
     time.sleep(Patience().pilot_back_s + 0.5)
-    given_up = f"pilot {pilot.name} did not come back"
+    given_up = f"pilot {pilot.name} did not reconnect"
     assert given_up not in folder.manager_log.read_text()
     unread.close()
-    until(lambda: given_up in folder.manager_log.read_text(), what="it is given up, as no connection is left")
+    until(
+        lambda: given_up in folder.manager_log.read_text(), what="the pilot is given up, because no connection is left"
+    )
 
 
 def test_interrupted_down_leaves_no_end_request(folder: SessionFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +219,10 @@ def test_programs_hear_of_a_full_disk_unasked(manager: Manager, peers: Peers, fo
     assert manager.process is not None
     client, _ = fill_up(manager, peers, folder)
     text = client.hear(to_client.Status).trouble[JOURNAL]
-    assert f"{folder.journal} is as large as this user's files may be (ulimit -f)" in text
+    assert f"{folder.journal} has reached this user's limit of file sizes (ulimit -f)" in text
     assert f"prlimit --pid {manager.process.pid} --fsize=unlimited" in text
     late = peers("client")
-    assert late.hear(to_client.Status).trouble == {JOURNAL: text}, "one who joins is told as well"
+    assert late.hear(to_client.Status).trouble == {JOURNAL: text}, "a new client is informed as well"
     limit(manager.process.pid, ENDLESS)
     for each in (client, late):
         each.hear(to_client.Status, where=lambda status: not status.trouble)
@@ -258,7 +267,7 @@ def test_what_could_not_be_written_is_written_once(tmp_path: Path, sync: bool) -
         assert [now for now, _ in journal.read(path)] == [0.0, 1.0, 2.0, 3.0]
 
 
-# ---- test live journal sync
+# ---- synced writes
 
 
 class Disk:
@@ -293,14 +302,14 @@ def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]
 def test_messages_wait_for_a_sync_that_many_turns_share(start: Callable[..., Disk], peers: Peers) -> None:
     disk = start("--detached")
     client = peers("client")
-    assert client.silent(0.5), "its hello is on no disk yet"
+    assert client.silent(0.5), "its hello is not on the disk yet"
     for _ in range(200):
         client.send(say.Received(0))
         assert client.silent(0.001)
     disk.go.touch()
     client.hear(to_client.ClientWelcome)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 200)
-    assert disk.syncs <= 10, "turns that came while a sync was under way share the next one"
+    assert disk.syncs <= 10, "iterations during a sync share the next sync"
 
 
 def test_calls_leave_before_the_sync_and_results_after_it(start: Callable[..., Disk], peers: Peers) -> None:

@@ -1,5 +1,3 @@
-"""A real manager process, with peers that speak the real protocol over real sockets."""
-
 from __future__ import annotations
 
 import math
@@ -23,7 +21,7 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import Ack
 
-# ---- test live manager
+# ---- manager
 
 
 @pytest.fixture
@@ -149,7 +147,8 @@ def test_killed_manager_comes_back_and_repeats_no_call(
     manager.start()
     held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
     pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s  # the session's first options
+    # the options with which the session first started
+    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s
     client.send(say.ClientHello(wire.VERSION, "test", received=0), numbered=False)
     client.hear(to_client.ClientWelcome)
     again = client.hear(to_client.Results)
@@ -233,7 +232,7 @@ def test_a_frozen_manager_that_nobody_followed_goes_on(client: Peer, manager: Ma
     assert client.status().session == "test"
 
 
-# ---- test live pieces
+# ---- pieces
 
 
 RUN = 5
@@ -292,7 +291,7 @@ def test_pieces_flow_again_after_a_killed_manager(manager: Manager, peers: Peers
     assert pilot.hear(to_pilot.AckPieces, where=lambda ack: ack.upto == 2).again
 
 
-# ---- test live acks
+# ---- acknowledgements
 
 
 def test_last_acknowledgement_leaves_with_the_next_frame() -> None:
@@ -311,15 +310,15 @@ def test_acknowledgement_without_a_frame_leaves_alone() -> None:
     acks.add("p2", Ack(7), 1.9)
     assert acks.overdue(1.99) == []
     assert acks.due_at == 2.0
-    assert acks.overdue(2.0) == []  # from now on they are the older ones
-    acks.add("p1", Ack(3), 3.0)  # an older one that is replaced keeps its place
+    assert acks.overdue(2.0) == []  # from now on, acknowledgements added before count as old
+    acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one, and is due when that was
     acks.add("p3", Ack(1), 3.0)
     assert acks.overdue(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]
     assert acks.overdue(6.0) == [("p3", Ack(1))]
     assert acks.due_at == math.inf
 
 
-# ---- test live discarding
+# ---- discarding
 
 
 def test_a_result_is_removed_and_no_other_file(folder: SessionFolder) -> None:

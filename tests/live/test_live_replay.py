@@ -1,5 +1,3 @@
-"""A replayed journal gives the same decisions; differences are reported."""
-
 from __future__ import annotations
 
 import shutil
@@ -67,7 +65,7 @@ def test_who_is_told_is_part_of_the_decision() -> None:
 
 
 def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> None:
-    """Two contexts, calls of both in turn, and several ends in a frame."""
+    """Run alternating calls of two contexts; the pilot reports several ends per frame."""
     other = Recipe("other", "other", slots=4)
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
     pilot.send(pilot_hello(pilot.session), numbered=False)
@@ -94,7 +92,7 @@ def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionFolder]:
-    """A session that is over. No test changes it."""
+    """An ended session, unchanged by tests."""
     place = tmp_path_factory.mktemp("lived")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("STOKER_HOME", str(place / "home"))
@@ -110,7 +108,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionFolder]:
 
 @pytest.fixture
 def lived(ended: SessionFolder, tmp_path: Path) -> SessionFolder:
-    """A copy of it."""
     shutil.copytree(ended.path, tmp_path / "lived")
     return SessionFolder(tmp_path / "lived")
 
@@ -128,7 +125,7 @@ def test_a_session_replays_with_the_same_decisions(lived: SessionFolder) -> None
 
 
 class Coldest(HottestFirst):
-    """Gives no library a backlog: other decisions from the first short call on."""
+    """A policy that sends a library one call at a time, so it differs from the default from the first short call on."""
 
     def window(self, view: object, library: object) -> int:  # type: ignore[override]
         return 1
@@ -194,19 +191,19 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(lived: SessionFolder) -> 
     with pytest.raises(SessionError) as caught:
         replayed(lived, dispatched_by(Careless()))
     first, *rest = str(caught.value).splitlines()
-    assert "the policy raises ZeroDivisionError, as it did not when the session lived" in first
+    assert "the policy raises ZeroDivisionError, as it did not in the session" in first
     assert f"event {caught.value.facts['event']:,}, " in first
     assert __file__ in rest[0]
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
     assert not any("/core/" in line for line in rest)
 
-    events = list(journal.read(lived.journal))  # a journal that ends with the event that killed the manager
+    events = list(journal.read(lived.journal))  # the event that killed the manager is the journal's last event
     lived.journal.unlink()
     again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:
         again.write(now, event)
     again.close()
-    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did when the session lived"):
+    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did in the session"):
         replayed(lived, dispatched_by(Careless()))
 
 
@@ -218,7 +215,7 @@ def test_a_journal_without_checks_replays_with_a_note(path: Path) -> None:
     found = verify(path, session="test", policies=default_policies())
     assert found.is_old
     assert (found.events, found.checked, found.difference) == (5, 0, None)
-    with pytest.raises(SessionError, match="does not say which session"):
+    with pytest.raises(SessionError, match="does not name its session"):
         session_in(path)
 
 

@@ -1,4 +1,4 @@
-"""A pilot fetches another pilot's snapshot as an object: real processes with separate disks and one home."""
+"""A pilot fetches another pilot's snapshot as an object. The processes have separate disks and one home."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORM = "file-abc-plain-1"
 
 @context()
 def kept(told: str, made_s: float) -> str:
-    """A context that is kept in a form which loads fast, and tells in `told` how it was loaded on each pilot."""
+    """Load a context with a fast-loading form; record in `told` how each pilot loaded it."""
     from stoker.contexts import ambient
     from stoker.contexts.folders import snapshot_folder
 
@@ -60,7 +60,7 @@ def length(path: str) -> int:
 
 
 class Hosts:
-    """A manager, a client, and pilots on hosts that share nothing but the session's folder and the user's home."""
+    """A manager, a client, and pilots on hosts that share only the session's folder and the user's home."""
 
     def __init__(self, folder: SessionFolder, client: Peer, path: Path) -> None:
         self.folder, self.client, self.path = folder, client, path
@@ -73,8 +73,7 @@ class Hosts:
         return self.path / host / f"stoker-{os.getuid()}"
 
     def pilot(self, *options: str, snapshots: Path | None = None, host: str = "") -> str:
-        """Start a pilot on a host (default: a fresh one), told of this folder of snapshots (default: of none); its
-        name."""
+        """Start a pilot on `host` (default: a new host) with a folder of snapshots (default: none); return its name."""
         disk, before = self.path / (host or f"host-{len(self.pilots)}"), set(self.names())
         own = {name: value for name, value in os.environ.items() if name != SNAPSHOTS}
         own |= {"STOKER_HOME": str(self.home)} | ({SNAPSHOTS: str(snapshots)} if snapshots else {})
@@ -94,7 +93,7 @@ class Hosts:
         return self.client.status()
 
     def keeping(self, *options: str, host: str = "", made_s: float = 60.0) -> tuple[str, Recipe]:
-        """Start the first pilot, which makes and offers the snapshot of a context; its name, and the context."""
+        """Start the first pilot, which makes and offers a context's snapshot; return its name and the context."""
         self.told = self.path / "told"
         self.told.mkdir()
         recipe = kept(str(self.told), made_s)
@@ -121,7 +120,7 @@ class Hosts:
         assert results.ends[0].ok, results.ends[0].failure
 
     def offered(self, name: str, *, objects: int) -> None:
-        """Wait until the manager knows of this number of objects on a pilot."""
+        """Wait until the manager knows this number of objects on a pilot."""
         until(
             lambda: next(pilot.objects for pilot in self.status().pilots if pilot.pilot == name) >= objects,
             seconds=60,
@@ -162,15 +161,17 @@ def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts) -> N
     hosts.call(recipe, pilots=3)
     assert [hosts.how(name) for name in others] == [f"had from a peer: made on {first}"] * 2
     logs = [(hosts.folder.pilot(name) / "pilot.log").read_text() for name in others]
-    assert sorted(", 0 from peers" in log for log in logs) == [False, True]  # the one that found it fetched nothing
+    # one pilot found the object in the other's cache and fetched nothing
+    assert sorted(", 0 from peers" in log for log in logs) == [False, True]
     hosts.offered(others[0], objects=1)
-    assert not (hosts.home / "snapshots").exists()  # which the file system would serve to every node
+    # no snapshot in the home, which a file system would serve to every node
+    assert not (hosts.home / "snapshots").exists()
 
 
 def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tmp_path: Path) -> None:
     first, recipe = hosts.keeping("--cache-size", "16 MB", host="node")
     snapshot = hosts.disk("node") / "snapshots" / FORM
-    assert (snapshot / "rest").stat().st_nlink == 2  # the cache's is the same
+    assert (snapshot / "rest").stat().st_nlink == 2  # the cache has a link to the same file
     hosts.end(first)
     second = hosts.pilot("--cache-size", "16 MB", host="node")
     hosts.call(recipe)
@@ -185,7 +186,7 @@ def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tm
 def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts) -> None:
     first, recipe = hosts.keeping(made_s=1.0)
     second = hosts.pilot()
-    hosts.pilots[first].send_signal(signal.SIGSTOP)  # it serves nothing, unnoticed
+    hosts.pilots[first].send_signal(signal.SIGSTOP)  # the stopped pilot serves nothing, and the manager does not notice
     spec = CallSpec(hosts.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
     hosts.client.send(say.Submit("f", recipe.key, [spec], CallOptions(gang=(2, 2))))  # type: ignore[arg-type]
     until(lambda: hosts.how(second), what="the second pilot loading")
@@ -213,7 +214,7 @@ def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) 
     hosts.call(recipe, pilots=2, seconds=180)
     assert "another pilot" not in (told / first).read_text()
     assert (told / second).read_text().startswith("snapshot (another pilot made it in")
-    assert not (hosts.disk("host-1") / "snapshots").exists()  # nothing was converted there
+    assert not (hosts.disk("host-1") / "snapshots").exists()  # this host made no snapshot of its own
 
 
 @pytest.mark.long
@@ -238,12 +239,13 @@ def test_a_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path)
     hosts.call(recipe, pilots=2, seconds=180)
     assert (told / first).read_text().startswith("just compiled in")
     assert (told / second).read_text().startswith("another pilot compiled it in")
-    assert not list((hosts.disk("host-1") / "snapshots").glob("compiled-*"))  # nothing was compiled there
+    assert not list((hosts.disk("host-1") / "snapshots").glob("compiled-*"))  # this host compiled nothing
 
 
 def snapshots_of_tests(copy: Path) -> Path:
-    """A copy of the snapshot that other tests have made, which says that it took long, however quick this machine is;
-    or where they look for one."""
+    """Copy other tests' snapshot, marked as slow to make, and return its folder; if it does not exist, return where
+    tests keep it.
+    """
     from stoker.contexts.snapshot import snapshot_path  # it imports PyTorch
 
     shared = snapshot_path(object_of(default_model()).name, dtype="float32")

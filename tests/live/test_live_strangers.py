@@ -1,5 +1,3 @@
-"""A pilot without the session's key ends soon with a reason; the session continues."""
-
 from __future__ import annotations
 
 import logging
@@ -22,23 +20,23 @@ from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.client import Link
 from stoker.manager.live.admission import Role
-from stoker.manager.live.doors import Doors
 from stoker.manager.live.peer_watch import Patience, PeerWatch
+from stoker.manager.live.sockets import ManagerSockets
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.calls import CallSpec
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
-# ---- test live strangers
+# ---- strangers
 
 
 LIMIT_S = 50.0
-"""Well below the minute for which a pilot waits for a manager that it has never heard."""
+"""Seconds well below the minute for which a pilot waits for a manager that it has never heard."""
 
 
 @pytest.fixture
 def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> SessionFolder:
-    """The session's folder as a neighbour might have it: everything but the keys."""
+    """Return a copy of the session's folder without the keys, as a neighbour might have it."""
     copy = SessionFolder(tmp_path / "copy")
     shutil.copytree(folder.path, copy.path, ignore=shutil.ignore_patterns("journal*", "manager.*"))
     copy.write_key("pilot", key_pair())
@@ -69,7 +67,6 @@ ANYWHERE = "tcp://127.0.0.1:*"
 
 @pytest.fixture
 def listen() -> Iterator[Callable[..., tuple[zmq.Socket[bytes], str]]]:
-    """Make sockets that listen with a key as a manager does."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def make(key: KeyPair, address: str = ANYWHERE) -> tuple[zmq.Socket[bytes], str]:
@@ -93,16 +90,16 @@ def test_connection_survives_a_stranger_on_its_managers_port(listen) -> None:
     ours = key_pair()
 
     def comes_back() -> bool:
-        dealer.move_to(address)  # as everybody does now and then while the manager is away
+        dealer.move_to(address)  # connect again, as every peer does at times while the manager is away
         return dealer.came_back()
 
     stranger, address = listen(key_pair())
     with closing(dealer_to(address, server=ours)) as dealer:
-        until(lambda: comes_back() or dealer.failed_handshakes >= 2, what="it is not taken, and tries again")
+        until(lambda: comes_back() or dealer.failed_handshakes >= 2, what="the peer is refused and tries again")
         assert not dealer.connected
         stranger.close()
         manager, _ = listen(ours, address)
-        until(comes_back, what="its own manager takes it")
+        until(comes_back, what="its own manager accepts the peer")
         assert dealer.failed_handshakes == 0
         manager.close()
 
@@ -127,7 +124,7 @@ def _bound(router: zmq.Socket[bytes], address: str) -> bool:
     return True
 
 
-# ---- test live garbage
+# ---- garbage
 
 
 _BAD_TEXT = b"\xa2\xff\xfe"
@@ -167,7 +164,7 @@ def test_manager_survives_garbage_from_known_peers(folder: SessionFolder, manage
     for peer in rude:
         for frame in frames:
             peer.socket.send(frame)
-    bad = len(rude) * (len(frames) - 50)  # a number alone is not outside the protocol
+    bad = len(rude) * (len(frames) - 50)  # a frame with only a number is within the protocol
     until(lambda: kind.status().refused.get("frame that is not in the protocol", 0) >= bad, what="all are refused")
     after = kind.status()
     assert (after.queued, after.running, after.done) == (0, 0, 0)
@@ -178,7 +175,7 @@ def test_manager_survives_garbage_from_known_peers(folder: SessionFolder, manage
 
 
 NO_NAMES = [b"\xff\xfe-pilot", b"~0123456789abcdef", b"n1\nWARNING pilot n2 is lost", b""]
-"""Identities of connections that name no peer. For an empty one ZeroMQ makes one: a zero and four bytes of any kind."""
+"""Connection identities that name no peer. ZeroMQ replaces an empty identity with a zero and four arbitrary bytes."""
 
 
 def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
@@ -188,7 +185,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
     opened = []
     for identity in NO_NAMES:
         rude = context.socket(zmq.DEALER)
-        opened.append(rude)  # an unknown one is closed
+        opened.append(rude)  # an unknown connection is closed
         rude.curve_serverkey, rude.linger = there.server_key.encode(), 0
         rude.curve_publickey, rude.curve_secretkey = pair.public.encode(), pair.secret.encode()
         if identity:
@@ -204,8 +201,8 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
     finally:
         context.destroy(0)
     [late] = welcomed(peers, "pilot")
-    late.close()  # its connection breaks after theirs, and it is given up after they would be
-    until(lambda: f"pilot {late.name} did not come back" in folder.manager_log.read_text(), what="the loss of a pilot")
+    late.close()  # this connection breaks after the others, so the manager would give its pilot up later
+    until(lambda: f"pilot {late.name} did not reconnect" in folder.manager_log.read_text(), what="the loss of a pilot")
     assert manager.process is not None
     assert manager.process.poll() is None
     assert [pilot.pilot for pilot in client.status().pilots] == []
@@ -238,24 +235,24 @@ def test_damaged_files_of_a_session_are_told_as_such(tmp_path: Path) -> None:
         assert type(caught.value).__name__ == "SessionError"
 
 
-# ---- test live peer watch
+# ---- watching peers
 
 
 TURN_S = 0.1
 
 
 def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]:
-    """The peers that are given up while the manager reads nothing for this time."""
+    """Return the peers that are given up while the manager reads nothing for `seconds`."""
     lost: set[str] = set()
     for turn in range(1, round(seconds / TURN_S) + 1):
         watch.excuse_silence(turn * TURN_S, may_be_back=may_be_back)
-        lost |= {name for _, name, _ in watch.overdue(turn * TURN_S)}
+        lost |= {name for _, name, _ in watch.lost_peers(turn * TURN_S)}
     return lost
 
 
 @pytest.fixture
 def cut() -> PeerWatch:
-    """A program and a pilot whose connections broke just now."""
+    """A program and a pilot with freshly broken connections."""
     watch = PeerWatch(Patience())
     for role, name in ((Role.CLIENT, "program"), (Role.PILOT, "pilot")):
         watch.heard(role, name, 0.0)
@@ -265,8 +262,10 @@ def cut() -> PeerWatch:
 
 def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None:
     assert given_up(cut, seconds=60.0, may_be_back=True) == set()
-    assert {name for _, name, _ in cut.overdue(61.5)} == {"pilot"}, "it is read again, and the pilot says nothing"
-    assert {name for _, name, _ in cut.overdue(65.5)} == {"program"}
+    assert {name for _, name, _ in cut.lost_peers(61.5)} == {"pilot"}, (
+        "the manager reads again, and the pilot sends nothing"
+    )
+    assert {name for _, name, _ in cut.lost_peers(65.5)} == {"program"}
 
 
 def test_peers_without_a_new_connection_are_given_up(cut: PeerWatch) -> None:
@@ -278,30 +277,30 @@ def test_the_first_client_has_no_less_time_because_nothing_was_read() -> None:
     watch = PeerWatch(Patience())
     watch.expect_first_client(0.0)
     watch.excuse_silence(1.0)
-    assert not list(watch.overdue(Patience().first_client_s - 1))
+    assert not list(watch.lost_peers(Patience().first_client_s - 1))
 
 
 @pytest.fixture
-def doors(folder: SessionFolder) -> Iterator[Doors]:
-    doors = Doors(folder, any_port=True)
-    folder.write(SessionFile("test", wire.VERSION, doors.address, folder.read_key("server").public))
-    yield doors
-    doors.close()
+def sockets(folder: SessionFolder) -> Iterator[ManagerSockets]:
+    sockets = ManagerSockets(folder, any_port=True)
+    folder.write(SessionFile("test", wire.VERSION, sockets.address, folder.read_key("server").public))
+    yield sockets
+    sockets.close()
 
 
-def test_connection_is_unread_until_its_first_frame(doors: Doors, peers: Peers) -> None:
+def test_connection_is_unread_until_its_first_frame(sockets: ManagerSockets, peers: Peers) -> None:
     def waited_for(is_unread: bool) -> bool:
-        doors.wait(20)
-        return doors.has_unread_connection is is_unread
+        sockets.wait(20)
+        return sockets.has_unread_connection is is_unread
 
     assert waited_for(False)
     peer = peers("pilot")
     until(lambda: waited_for(True), what="a connection")
-    until(lambda: list(doors.frames()) or doors.wait(20), what="its hello")
-    assert not doors.has_unread_connection
-    there = doors.address
+    until(lambda: list(sockets.frames()) or sockets.wait(20), what="its hello")
+    assert not sockets.has_unread_connection
+    there = sockets.address
     peer.socket.disconnect(there)
     peer.socket.connect(there)
     until(lambda: waited_for(True), what="its second connection")
     peer.close()
-    until(lambda: waited_for(False), what="the end of it")
+    until(lambda: waited_for(False), what="the connection's end")

@@ -1,4 +1,4 @@
-"""A private state folder, executors that always end, and a check of their remains."""
+"""A private state folder, executors that always end, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -56,13 +56,10 @@ def load(tmp_path: Path) -> Iterator[Callable[..., StokerExecutor]]:
 
 
 def local(**blocks: Any) -> LocalProvider:
-    """A provider of local pilots with a short polling interval."""
     return Quick(**{"init_blocks": 1, "min_blocks": 1, "max_blocks": 1, **blocks})
 
 
 class Quick(LocalProvider):
-    """A LocalProvider that Parsl polls often."""
-
     status_polling_interval = 0.2
 
 

@@ -1,6 +1,4 @@
-"""Parsl's `tests/conftest.py` as a plugin, with one hook updated for newer pytest (`--noconftest -p
-parsl_conftest`).
-"""
+"""Parsl's `tests/conftest.py` as a plugin for newer pytest (`--noconftest -p parsl_conftest`)."""
 
 from pathlib import Path
 

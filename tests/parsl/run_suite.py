@@ -1,9 +1,9 @@
-"""Run the suite that ships in Parsl's wheel with our executor as its `--config`; arguments go to pytest.
+"""Run the test suite of Parsl's wheel with Stoker's executor as its `--config`; arguments go to pytest.
 
-    python tests/parsl/run_suite.py              all of it
-    python tests/parsl/run_suite.py -k memoize   what pytest selects
+    python tests/parsl/run_suite.py              all tests
+    python tests/parsl/run_suite.py -k memoize   selected tests
 
-What is left out, and why, stands in DESELECTED.
+DESELECTED lists omitted tests with reasons.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DESELECTED = {
 }
 
 WANTS_MODULE = {"test_regression/test_226.py": "pandas"}
-"""Files that cannot be collected without a module that neither Parsl nor Stoker depends on."""
+"""Files that need a module that neither Parsl nor Stoker depends on."""
 
 
 def command(arguments: list[str]) -> list[str]:

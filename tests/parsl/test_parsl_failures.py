@@ -1,4 +1,4 @@
-"""Failures of Parsl's own apps and wrappers in monitoring, errors and `stoker explain`."""
+"""Failures of Parsl's own apps and wrappers appear in monitoring, errors and `stoker explain`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_monitoring_shows_failures_as_parsls_own_executor_does(
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)  # Parsl starts programs by name
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # and imports this module there
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # and imports this module in the started program
     from parsl.monitoring import MonitoringHub
 
     database = tmp_path / "monitoring.db"
@@ -83,7 +83,9 @@ def test_monitoring_shows_failures_as_parsls_own_executor_does(
     of_stoker, of_htex, of_app = ([name for task, name in states if task // 4 == part] for part in (0, 1, 2))
     assert of_stoker == of_htex
     assert {"running", "running_ended", "exec_done"} <= set(of_app)
-    assert {task for (task,) in _rows(database, "select task_id from resource")} <= {4, 5, 6, 7}, "none of a library"
+    assert {task for (task,) in _rows(database, "select task_id from resource")} <= {4, 5, 6, 7}, (
+        "no resources of a library"
+    )
     assert _rows(database, "select count(*) from block where status = 'RUNNING' and executor_label = 'stoker'")[0][0]
     nodes = _rows(database, "select hostname, uid, block_id, active, python_v, cpu_count, worker_count from node")
     ours = [row for row in nodes if row[1] == status.pilots[0].pilot]

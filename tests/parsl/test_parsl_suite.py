@@ -1,5 +1,3 @@
-"""The suite in Parsl's wheel passes with our executor as its `--config`."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Cases of Parsl's suite for its own executor (HTEX), run on ours."""
+"""Cases of Parsl's suite for its executor (HTEX), run on ours."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def test_calls_of_higher_priority_overtake(load, tmp_path, until):
             file.write(name)
 
     log, gate = str(tmp_path / "order"), tmp_path / "gate"
-    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library holds few of them ahead
-    blockers = [wait_for(str(gate)) for _ in range(5)]  # and its calls are not overtaken
+    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library receives few in advance
+    # these calls fill the library and its queue; no later call overtakes them
+    blockers = [wait_for(str(gate)) for _ in range(5)]
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
     until(lambda: (status := executor.ask_status()).queued + status.running == len(blockers) + len(later))
     gate.touch()
@@ -150,7 +151,7 @@ def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
     assert double(1).result(60) == 2
     until(lambda: executor.status_facade["0"].state is JobState.SCALED_IN)
     until(lambda: not executor.ask_status().pilots)
-    assert double(2).result(60) == 4  # the strategy starts a new one
+    assert double(2).result(60) == 4  # the strategy starts a new block
 
 
 # ---- test_htex/test_manager_failure; tests/faults kills pilots, managers and libraries
@@ -187,11 +188,11 @@ def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path, 
     parsl.dfk().cleanup()
     with sqlite3.connect(database) as db:
         states = {state for (state,) in db.execute("select task_status_name from status")}
-    assert {"running", "running_ended"} <= states, "what only the call itself can say has come"
+    assert {"running", "running_ended"} <= states, "the data that only the call can send has arrived"
     assert not list(tmp_path.rglob("monitor-fs-radio")), "the default radio leaves files"
 
 
-# ---- what any executor must do
+# ---- requirements of any executor
 
 
 def test_checkpoints_are_taken_and_read(load, tmp_path):
@@ -240,7 +241,9 @@ def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode
         assert sum(f"a result of {name} cannot be kept in Parsl's checkpoint" in line for line in caplog.messages) == 1
     later = memoizer(checkpoint_files=get_all_checkpoints(str(tmp_path)))
     later.start(run_dir=str(tmp_path), config_run_dir=str(tmp_path))
-    assert sorted(future.result() for future in later.memo_lookup_table.values()) == [3, 4, 30, 31], "the file is whole"
+    assert sorted(future.result() for future in later.memo_lookup_table.values()) == [3, 4, 30, 31], (
+        "the file is complete"
+    )
 
 
 @pytest.mark.long
@@ -250,7 +253,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, cap
         return 2 * number
 
     load(config={"memoizer": parsl.dataflow.memoization.BasicMemoizer(checkpoint_mode="task_exit")})
-    open(os.path.join(parsl.dfk().run_dir, "checkpoint"), "w").close()  # a file where the folder should be
+    open(os.path.join(parsl.dfk().run_dir, "checkpoint"), "w").close()  # a file where Parsl would make its folder
     assert double(4).result(60) == 8
     assert "a result of double cannot be kept" in caplog.text
 
@@ -271,7 +274,7 @@ def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until)
 
 
 def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_of, until):
-    before = set(threading.enumerate())  # models that other tests hold
+    before = set(threading.enumerate())  # models in other tests' libraries
     executor = load()
     running = [nap(60) for _ in range(5)]
     until(lambda: executor.ask_status().running >= 1)

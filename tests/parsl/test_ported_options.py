@@ -1,5 +1,3 @@
-"""Executor options that Parsl's users know, and their effects."""
-
 from __future__ import annotations
 
 import functools
@@ -38,7 +36,7 @@ def read(file):
 
 
 def test_apps_maps_and_contexts_run_in_the_named_folder(load, tmp_path):
-    load(working_dir=str(tmp_path / "here"))  # a pilot makes it
+    load(working_dir=str(tmp_path / "here"))  # a pilot makes the folder
     where = [stoker.app(os.getcwd)().result(60), folder().result(60), *stoker.map(lambda item: os.getcwd(), range(2))]
     hot = stoker.context(lambda: None)
     where.append(stoker.app(context=hot())(lambda context: os.getcwd())().result(60))
@@ -59,7 +57,7 @@ def test_apps_and_maps_run_on_the_executors_that_they_name(load, local):
     assert set(stoker.map(stoker.app(executors=["other"])(pilot), range(3))) == {direct}
     assert set(stoker.map(python_app(pilot, executors=["other"]), range(3))) == {direct}
     assert set(stoker.map(stoker.app(executors=["stoker"])(pilot), range(3))) != {direct}
-    with pytest.raises(errors.ConfigError, match="no executor 'nowhere' is loaded; there are stoker, threads, other"):
+    with pytest.raises(errors.ConfigError, match="no executor 'nowhere' is loaded; loaded are stoker, threads, other"):
         stoker.map(stoker.app(executors=["nowhere"])(pilot), range(3))
     with pytest.raises(errors.ConfigError, match=r"'threads' is a ThreadPoolExecutor.*@python_app"):
         stoker.app(executors=["stoker", "threads"])(abs)(1)
@@ -88,7 +86,7 @@ def test_retries_are_parsls_own_and_not_for_maps(load, tmp_path):
     with pytest.raises(ZeroDivisionError) as failed:
         list(stoker.map(lambda item: 1 // item, [1, 0]))
     assert failed.value.__notes__[-1].endswith(
-        "item 1, counted from 0; it was not tried again: retries=2 is for calls of apps"
+        "item 1, counted from 0; it was not retried: retries=2 is for calls of apps"
     )
 
 
@@ -111,12 +109,12 @@ class Elsewhere(Staging):
     def can_stage_in(self, file: File) -> bool:
         return file.scheme == "elsewhere"
 
-    def stage_in(self, dm, executor, file, parent_fut):  # Parsl's interface
+    def stage_in(self, dm, executor, file, parent_fut):  # Parsl determines this signature
         file.local_path = str(self.place / file.filename)
 
 
 class PutsInPlace(Staging):
-    """Brings a file within the call, as Parsl's HTTPInTaskStaging does."""
+    """Fetches a file within the call, as Parsl's HTTPInTaskStaging does."""
 
     def can_stage_in(self, file):
         return file.scheme == "note"

@@ -1,5 +1,3 @@
-"""Parsl's own apps on one plain session: specifications, a cache, failures, secrets."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -54,7 +52,7 @@ def test_arguments_that_are_ignored_for_the_cache() -> None:
         return number, label
 
     assert who(1, label="a").result(60) == (1, "a")
-    assert who(1, label="b").result(60) == (1, "a"), "it is known already"
+    assert who(1, label="b").result(60) == (1, "a"), "the result is known already"
     assert who(2, label="b").result(60) == (2, "b")
 
 

@@ -20,7 +20,7 @@ from stoker.protocol.session import KeyPair, SessionFolder
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[FakeManager]:
-    """A manager without pilots; at the end every pilot is told to go, and nothing may be left of it."""
+    """A manager without pilots. In the end it ends all pilots, which may leave nothing."""
     made = FakeManager(tmp_path)
     try:
         yield made
@@ -38,7 +38,7 @@ def served(manager: FakeManager) -> FakeManager:
 
 @pytest.fixture
 def keyed(manager: FakeManager) -> FakeManager:
-    """A manager whose session has a transfer key, and which answers wants only on demand."""
+    """A manager with a transfer key that answers requests for objects only on demand."""
     manager.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
     manager.plans = False
     return manager
@@ -46,7 +46,7 @@ def keyed(manager: FakeManager) -> FakeManager:
 
 @pytest.fixture
 def sandbox(keyed: FakeManager, tmp_path: Path) -> Iterator[Path]:
-    """The files that a job without shared files brings from a session, whose seed serves."""
+    """The files that a job without shared files brings from a session with a running seed."""
     seed = subprocess.Popen(
         [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
     )

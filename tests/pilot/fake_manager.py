@@ -1,4 +1,4 @@
-"""A manager for tests: a real ROUTER with CURVE under the test's control, and pilots as real processes."""
+"""A manager that tests control, with a real ROUTER and CURVE, and real pilot processes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class FakeManager:
         self.inbox = Inbox()
         self.welcomes = True
         self.plans = True
-        """Whether each pilot is let to the place that an object comes from."""
+        """True if requests for objects are answered at once with their source."""
         self.wanted: list[ObjectRef] = []
         self._decode = wire.from_pilot()
         self._context = zmq.Context()
@@ -131,7 +131,7 @@ class FakeManager:
         return pilot
 
     def close(self) -> None:
-        """End every pilot and see that nothing is left."""
+        """End every pilot and check that nothing is left."""
         trees = [descendants(pilot.pid) for pilot in self.pilots]
         for pilot in self.pilots:
             if pilot.poll() is None:
@@ -163,7 +163,6 @@ class FakeManager:
         self.socket.send_multipart([self.peer, wire.encode(list(messages))])
 
     def receive(self, timeout_s: float) -> bool:
-        """Take one frame, if one comes."""
         if not self.socket.poll(timeout_s * 1000):
             return False
         peer, data = self.socket.recv_multipart()
@@ -180,7 +179,7 @@ class FakeManager:
                 self.wanted += message.objects
                 self.send(*(FetchObject(ref, origin=True) for ref in message.objects if self.plans))
             elif isinstance(message, FetchFailed) and message.origin and self.plans:
-                self.send(FetchObject(ObjectRef(message.name, 0)))  # no other copy exists
+                self.send(FetchObject(ObjectRef(message.name, 0)))  # an order without sources: no other copy exists
             elif isinstance(message, Heartbeat):
                 self.heartbeats.append(message)
             else:
@@ -200,7 +199,7 @@ class FakeManager:
             self.receive(0.05)
 
     def wait_for(self, kind: type, *, wait_s: float = WAIT_S, **fields: Any) -> Any:
-        """The first message of this kind with these fields, now or soon."""
+        """Wait for the first message of this kind with these fields."""
 
         def search() -> Any:
             for message in self.said:
@@ -214,10 +213,10 @@ class FakeManager:
         return self.until(lambda: self.hellos and self.hellos[-1], what="hello")
 
     def settle(self) -> None:
-        """Wait until the pilot has read all that was sent: it says hello once more, as it is asked to after that."""
+        """Wait until the pilot has read all sent messages: ask for another hello."""
         known = len(self.hellos)
         self.send(HelloAgain(self.inbox.last))
-        self.until(lambda: len(self.hellos) > known, what="a hello that says that all was read")
+        self.until(lambda: len(self.hellos) > known, what="a hello that confirms all messages")
 
     def logs(self) -> str:
         return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in self.folder.path.glob("pilots/*/*.log"))
@@ -244,7 +243,7 @@ class FakeManager:
         blob: bool | None = None,
         ids: list[int] | None = None,
     ) -> list[int]:
-        """Send calls, new ones or again the ones with these `ids`; return their ids."""
+        """Send calls, or repeat the calls with these `ids`; return their ids."""
         sent = call if isinstance(call, FunctionBlob) else function(call, takes_context=takes_context)
         specs = []
         for id, one in zip(ids or itertools.count(self._calls + 1), arguments, strict=False):
@@ -270,7 +269,7 @@ class FakeManager:
         draft = self.folder.objects / f"draft-{self._calls}"
         draft.write_bytes(data)
         ref = object_of(draft, memo=self.base / "memo")
-        path = draft.rename(self.folder.objects / f"{ref.name}~ana")  # as a client names it
+        path = draft.rename(self.folder.objects / f"{ref.name}~ana")  # the form of name that a client gives
         return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(path))
 
     def ends(self) -> dict[int, CallEnd]:
@@ -299,7 +298,6 @@ class FakeManager:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and everything below it."""
     try:
         top = psutil.Process(pid)
         return [pid, *(child.pid for child in top.children(recursive=True))]
@@ -308,7 +306,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def gone(pids: list[int], *, wait_s: float = WAIT_S) -> bool:
-    """Whether none of these processes lives, soon."""
     until = time.monotonic() + wait_s
     while any(alive(pid) for pid in pids):
         if time.monotonic() > until:
@@ -318,7 +315,7 @@ def gone(pids: list[int], *, wait_s: float = WAIT_S) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Return True if a process runs and is no zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

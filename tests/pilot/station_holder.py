@@ -1,9 +1,8 @@
-"""What the libraries of `station_soak` hold: bytes of their own, and a board on which each says how many.
+"""Memory of libraries in `station_soak`: each allocates bytes and records the number in a shared folder.
 
-A holder writes what it will hold before it allocates, and what it still holds after it has freed, under one lock; so
-the sum over the living processes on the board is never less than what they hold together. Whoever writes a larger
-number adds up the board under the same lock, and writes down each sum that is more than a device has: no moment
-between two looks is missed. A process that was killed holds nothing.
+A library records its size before it allocates and after it frees, under one lock. So the recorded sum of living
+processes is never less than their real memory. A library that grows adds up the records under the same lock, and
+records each sum above the device's capacity; no moment is missed. A killed process holds nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BASE = 60 << 20
-"""Memory of a holder's process besides its bytes: a size is the sum of both."""
+"""Bytes of a library's process in addition to its own bytes: a size is the sum of both."""
+ASLEEP = 8 << 20
+"""Bytes that a library surely holds of each device while it sleeps."""
 REFUSES = 1
-"""A context refuses a size whose lowest bit is set; all sizes that it takes are even."""
+"""A context refuses a size whose lowest bit is set; all accepted sizes are even."""
 
 
-class Board:
-    """A folder with a file for each holder: `PID-LIBRARY`, in it the bytes and the devices."""
+class FetchState:
+    """A folder with a file `PID-LIBRARY` for each library: its bytes and devices."""
 
     def __init__(self, folder: str, capacity: int) -> None:
         self.folder = Path(folder)
         self.capacity = capacity
 
     def write(self, library: int, held: int, devices: tuple[str, ...], *, grows: bool) -> None:
-        """Say what this process holds on each of these devices; where it grows, check the sums."""
+        """Record the bytes that this process holds on these devices; check the sums if it grows."""
         with self._locked():
             (self.folder / f"{os.getpid()}-{library}").write_text(f"{held} {','.join(devices)}")
             if grows:
@@ -39,7 +40,7 @@ class Board:
         return {library: pid for pid, library, _, _ in self._living()}
 
     def found(self) -> tuple[dict[str, int], list[str]]:
-        """The largest sum of each device, and each sum that was too large."""
+        """Return each device's largest sum, and each sum that was too large."""
         with self._locked():
             peaks = [line.split() for line in self._lines("peaks")]
             most = {device: max(int(size) for name, size in peaks if name == device) for device, _ in peaks}
@@ -60,7 +61,7 @@ class Board:
             pid, library = map(int, file.name.split("-"))
             try:
                 held, devices = file.read_text().split()
-            except (OSError, ValueError):  # it is being written, by a process of which `pids` asks without the lock
+            except (OSError, ValueError):  # the file is being written by a process that is checked without the lock
                 continue
             if _is_alive(pid):
                 yield pid, library, int(held), devices.split(",")
@@ -83,30 +84,42 @@ class Board:
 
 
 class Holder:
-    """A context that holds as many bytes as it was told. `slow_s`: how long it takes to let go of some."""
+    """A context that holds the ordered number of bytes. `slow_s`: seconds that a shrink takes."""
 
-    def __init__(self, board: Board, library: int, devices: tuple[str, ...], size: int, *, slow_s: float) -> None:
+    def __init__(self, board: FetchState, library: int, devices: tuple[str, ...], size: int, *, slow_s: float) -> None:
         self._board, self._library, self._devices, self._slow_s = board, library, devices, slow_s
         self._held, self._bytes = 0, b""
-        self.resize(device_memory_bytes=size)
+        self._resize(size)
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        if device_memory_bytes % 2 == REFUSES:
-            raise ValueError(f"{device_memory_bytes} bytes are refused")
-        grows, self._held = device_memory_bytes >= self._held, device_memory_bytes
+        """Hold these bytes of PyTorch's `cpu`, which has the memory of all devices of a library."""
+        self._resize(device_memory_bytes // len(self._devices))
+
+    def _resize(self, size: int) -> None:
+        if size % 2 == REFUSES:
+            raise ValueError(f"{size} bytes are refused")
+        grows, self._held = size >= self._held, size
         if grows:
-            self._board.write(self._library, device_memory_bytes, self._devices, grows=True)
+            self._board.write(self._library, size, self._devices, grows=True)
         else:
             time.sleep(self._slow_s)
-        self._bytes = b""  # first: old and new together would be more
-        self._bytes = b"\1" * (device_memory_bytes - BASE)
+        self._bytes = b""  # before the new bytes: both together would be too many
+        self._bytes = b"\1" * (size - BASE)
         if not grows:
-            self._board.write(self._library, device_memory_bytes, self._devices, grows=False)
+            self._board.write(self._library, size, self._devices, grows=False)
+
+    def sleep(self) -> None:
+        time.sleep(self._slow_s)
+        self._bytes = b""
+        self._board.write(self._library, ASLEEP, self._devices, grows=False)
+
+    def wake(self) -> None:
+        self._board.write(self._library, self._held, self._devices, grows=True)
+        self._bytes = b"\1" * (self._held - BASE)
 
 
 def hold(folder: str, capacity: int, library: int, devices: tuple[str, ...], size: int, slow_s: float) -> Holder:
-    """The loader of a library of the soak."""
-    return Holder(Board(folder, capacity), library, devices, size, slow_s=slow_s)
+    return Holder(FetchState(folder, capacity), library, devices, size, slow_s=slow_s)
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,17 +1,16 @@
-"""Random loads, grows, shrinks, unloads and kills over one real pilot and its libraries (docs/decisions/050).
+"""Random loads, resizes, sleeps, wakes, unloads and kills over one real pilot and its libraries (docs/decisions/050).
 
     python tests/pilot/station_soak.py --operations 10000 --json record.json
 
-A manager that is driven by hand promises each device's memory as the real one does: never more than the device has,
-and what a library that was told to end or to shrink will free is promised again at once. Libraries hold real bytes
-(`station_holder`). Two things must be true: the processes on a device never hold more together than it has, and each
-operation is answered exactly once:
+A test's manager promises device memory as the real manager does: never more than the device has. Memory that a stop
+or shrink order will free is promised again at once. Libraries hold real bytes (`station_holder`). The processes on a
+device must never hold more than it has, and each operation must have exactly one answer:
 
-- a load: by one LibraryReady, or by the library's end before it was ready;
-- a resize: by one LibraryResized that names it; by none where a later resize of the library was ordered before it was
-  answered, which replaces it, or where the library has ended;
-- an unload and a kill: by one LibraryGone, after which nothing more is said of the library. (An order to end a library
-  that had just died is answered by a second one without a failure, as the manager cannot know.)
+- a load: LibraryReady, or the library's end before it was ready;
+- a resize: LibraryResized. No answer is needed if the library has ended or a later resize came first;
+- a sleep: LibraryAsleep; a wake: LibraryAwake; or the library's end;
+- an unload or a kill: LibraryGone, and no later message about the library. If the library had just died, the order to
+  end it is answered by a second LibraryGone without a failure.
 """
 
 from __future__ import annotations
@@ -31,49 +30,55 @@ from pathlib import Path
 from typing import Any
 
 from fake_manager import FakeManager, recipe
-from station_holder import BASE, Board, hold
+from station_holder import BASE, FetchState, hold
 
 from stoker.contexts.recipe import Needs
 from stoker.pilot.devices.cpu import USED_SHARE
-from stoker.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized
-from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
+from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryGone, LibraryReady, LibraryResized
+from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, StopLibrary, WakeLibrary
 
+Answer = LibraryReady | LibraryResized | LibraryAsleep | LibraryAwake | LibraryGone
 DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096
 GRANTED_MIB = 1024
 CAPACITY = int(USED_SHARE * (GRANTED_MIB << 20) / len(DEVICES))
-"""Memory of each device that a batch system has granted to the pilot."""
+"""Bytes of each device that a batch system has granted to the pilot."""
 GRANTED = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": str(GRANTED_MIB)}
 LEAST = BASE // UNIT + 1
 MOST_LIBRARIES, MOST_OPEN = 12, 10
 STALL_S = 60.0
-WEIGHTS = {"load": 12, "grow": 38, "shrink": 38, "unload": 8, "kill": 4}
+WEIGHTS = {"load": 12, "grow": 30, "shrink": 30, "sleep": 30, "wake": 30, "unload": 8, "kill": 4}
 
 
 @dataclass
 class Held:
-    """A library as the manager knows it. `open`: sizes that were ordered and are not answered, in their order."""
+    """A library as the manager knows it. `open`: ordered sizes in bytes, not answered yet, oldest first. `awake_bytes`:
+    its promise before it slept; 0: it is awake. `moves`: the unanswered `sleep` or `wake`.
+    """
 
     devices: tuple[str, ...]
     promised: int
     ready: bool = False
     ending: bool = False
     open: list[int] = field(default_factory=list)
+    awake_bytes: int = 0
+    moves: str = ""
 
 
 class StationSoak:
-    """One run over a pilot. `wrong`: broken rules; `answers`: how operations were answered."""
+    """One run over a pilot. `wrong`: broken rules; `answers`: counts of answers."""
 
     def __init__(self, manager: FakeManager, *, seed: int) -> None:
         self._manager = manager
         self._chance = random.Random(seed)
         folder = manager.base / "board"
         folder.mkdir()
-        self.board = Board(str(folder), CAPACITY)
+        self.board = FetchState(str(folder), CAPACITY)
         self.libraries: dict[int, Held] = {}
         self.crossed: dict[int, bool] = {}
-        """Libraries that are gone; True: an order to end was under way when they ended by themselves, and is answered
-        with another LibraryGone."""
+        """Ended libraries. True: a stop order was sent before the library died, so a second LibraryGone answers the
+        order.
+        """
         self.issued: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -99,17 +104,21 @@ class StationSoak:
             self._hear(0.05)
         self.wrong += [f"lib-{number} was lost: {library}" for number, library in self.libraries.items()]
         self.wrong += self.board.found()[1]
+        self.wrong += [f"lib-{number} still runs as process {pid}" for number, pid in self.board.pids().items()]
 
     def _has_stalled(self) -> bool:
         return time.monotonic() - self._heard_at > STALL_S and self._open() > 0
 
     def _open(self) -> int:
-        return sum(bool(library.open) + (library.ending or not library.ready) for library in self.libraries.values())
+        return sum(
+            bool(library.open or library.moves) + (library.ending or not library.ready)
+            for library in self.libraries.values()
+        )
 
     # ---- operations
 
     def _issue(self) -> bool:
-        """Order one operation; False if the one that chance chose is not possible now."""
+        """Order a random operation; return False if it is not possible now."""
         [what] = self._chance.choices(list(WEIGHTS), WEIGHTS.values())
         done = self._load() if what == "load" else self._change(what)
         if done:
@@ -146,18 +155,38 @@ class StationSoak:
             return True
         if what == "kill":
             return self._kill(number, library)
+        if what in ("sleep", "wake"):
+            return self._move(what, number, library)
+        if library.awake_bytes or library.moves:
+            return False
         if not library.ready or (library.open and self._chance.random() < 0.5):
             return False
         held = library.promised // UNIT
         least, most = (held, held + self._room(library.devices) // UNIT) if what == "grow" else (LEAST, held)
         if most <= least:
             return False
-        size = self._size(least, most) + (self._chance.random() < 0.03)  # an odd size is refused
+        # contexts refuse an odd number of bytes
+        size = self._size(least, most) + (self._chance.random() < 0.03)
         if size in library.open:
             return False
         library.promised = size
         library.open.append(size)
         self._manager.send(ResizeLibrary(number, size))  # type: ignore[arg-type]
+        return True
+
+    def _move(self, what: str, number: int, library: Held) -> bool:
+        if not library.ready or library.open or library.moves or (what == "sleep") is bool(library.awake_bytes):
+            return False
+        if what == "sleep":
+            library.awake_bytes, keeps = library.promised, min(library.promised, BASE)
+            self._manager.send(SleepLibrary(number, keeps))  # type: ignore[arg-type]
+            library.promised = keeps
+        else:
+            if library.awake_bytes - library.promised > self._room(library.devices):
+                return False
+            library.promised = max(library.promised, library.awake_bytes)
+            self._manager.send(WakeLibrary(number, library.promised))  # type: ignore[arg-type]
+        library.moves = what
         return True
 
     def _end(self, number: int, library: Held) -> None:
@@ -175,7 +204,7 @@ class StationSoak:
         return True
 
     def _room(self, devices: tuple[str, ...]) -> int:
-        """Memory of each of these devices that may still be promised."""
+        """Return the bytes on each of these devices that may still be promised."""
         taken = [
             sum(other.promised for other in self.libraries.values() if device in other.devices and not other.ending)
             for device in devices
@@ -183,7 +212,7 @@ class StationSoak:
         return CAPACITY - max(taken)
 
     def _size(self, least: int, most: int) -> int:
-        """Bytes, in whole units, small ones more often."""
+        """Return bytes in whole units; small sizes are more frequent."""
         return UNIT * (least + int((most - least) * self._chance.random() ** 2))
 
     # ---- answers
@@ -193,11 +222,11 @@ class StationSoak:
             timeout_s = 0.0
         heard, self._manager.said = self._manager.said, []
         for message in heard:
-            if isinstance(message, (LibraryReady, LibraryResized, LibraryGone)):
+            if isinstance(message, Answer):
                 self._heard_at = time.monotonic()
                 self._take(message)
 
-    def _take(self, message: LibraryReady | LibraryResized | LibraryGone) -> None:
+    def _take(self, message: Answer) -> None:
         library = self.libraries.get(message.library)
         if library is None:
             if self.crossed.get(message.library) and message == LibraryGone(message.library):
@@ -213,6 +242,8 @@ class StationSoak:
                 self.answers["load: ready"] += 1
             case LibraryResized():
                 self._resized(library, message)
+            case LibraryAsleep() | LibraryAwake():
+                self._moved(library, message)
             case LibraryGone():
                 self._over(library, message)
 
@@ -228,9 +259,23 @@ class StationSoak:
         if not library.open:
             library.promised = message.device_memory_bytes
 
+    def _moved(self, library: Held, message: LibraryAsleep | LibraryAwake) -> None:
+        asleep = isinstance(message, LibraryAsleep)
+        refused = isinstance(message, LibraryAwake) and message.refused
+        if library.moves != ("sleep" if asleep or refused else "wake"):
+            self.wrong.append(f"answers no order that is open: {message}")
+            return
+        self.answers[f"{library.moves}: {'refused' if refused else 'done'}"] += 1
+        library.moves, library.promised = "", message.device_memory_bytes
+        if not asleep:
+            library.awake_bytes = 0
+
     def _over(self, library: Held, message: LibraryGone) -> None:
         del self.libraries[message.library]
-        self.crossed[message.library] = library.ending and message.failure is not None
+        was_asleep = bool(library.awake_bytes)  # the pilot may have ended it for its memory
+        self.crossed[message.library] = library.ending and (message.failure is not None or was_asleep)
+        if library.moves:
+            self.answers[f"{library.moves}: its library ended"] += 1
         self.answers["resize: its library ended"] += len(library.open)
         if not library.ready:
             self.answers["load: ended before it was ready"] += 1
@@ -242,13 +287,20 @@ class StationSoak:
 
 
 def record_of(soak: StationSoak, *, seed: int, seconds: float) -> dict[str, Any]:
-    """The operations and their results."""
     peaks, _ = soak.board.found()
     loads = sum(count for what, count in soak.answers.items() if what.startswith("load:"))
     resizes = sum(count for what, count in soak.answers.items() if what.startswith("resize:"))
-    ordered = {"load": soak.issued["load"], "resize": soak.issued["grow"] + soak.issued["shrink"]}
-    if ordered != {"load": loads, "resize": resizes}:
-        soak.wrong.append(f"ordered {ordered}, answered {loads} loads and {resizes} resizes")
+    moves = {
+        what: sum(count for name, count in soak.answers.items() if name.startswith(f"{what}:"))
+        for what in ("sleep", "wake")
+    }
+    ordered = {
+        "load": soak.issued["load"], "resize": soak.issued["grow"] + soak.issued["shrink"],
+        "sleep": soak.issued["sleep"], "wake": soak.issued["wake"],
+    }  # fmt: skip
+    answered = {"load": loads, "resize": resizes, **moves}
+    if ordered != answered:
+        soak.wrong.append(f"ordered {ordered}, answered {answered}")
     return {
         "seed": seed, "operations": soak.issued.total(), "issued": dict(soak.issued), "answers": dict(soak.answers),
         "capacity_bytes": CAPACITY, "peak_bytes": peaks, "wrong": soak.wrong, "seconds": round(seconds, 1),

@@ -1,5 +1,3 @@
-"""A library with an engine reports the load of its batch; others do not."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +14,7 @@ TIMES = times_of([StepSample(False, 4, 64, 0.1)])
 
 
 class Model:
-    """A context with an engine that steps whenever it is told to."""
+    """A context whose engine steps on request."""
 
     def __init__(self) -> None:
         self.load = EngineLoad(running=1, steps=1)
@@ -42,8 +40,21 @@ def test_report_is_sent_if_the_batch_changed_and_is_not_too_frequent() -> None:
     reports.send_if_due(9.0)
     assert len(said) == 1
     reports.send_if_due(10.0)
-    reports.send_if_due(20.0)  # nothing has changed since
+    reports.send_if_due(20.0)  # no change since the last report
     assert said[1:] == [BatchReport(model.load)]
+
+
+def test_a_cache_that_will_be_too_small_is_reported_at_once() -> None:
+    model, said = Model(), list[BatchReport]()
+    reports = BatchReports(model, say=said.append, every_s=10)
+    reports.send_if_due(0.0)
+    model.load = EngineLoad(running=2, cache_tokens=100, peak_tokens=100)
+    reports.send_if_due(1.0)
+    assert len(said) == 1
+    model.load = EngineLoad(running=2, cache_tokens=100, peak_tokens=101)
+    reports.send_if_due(2.0)
+    reports.send_if_due(3.0)  # no change since the last report
+    assert [report.load.peak_tokens for report in said] == [0, 101]
 
 
 def test_a_profile_is_sent_at_once() -> None:

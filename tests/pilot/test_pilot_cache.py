@@ -1,5 +1,3 @@
-"""The object cache on real disks."""
-
 from __future__ import annotations
 
 import mmap
@@ -41,7 +39,7 @@ def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
 
 
 def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
-    """A command that runs `code`; in it, `begin(bound)` begins to bring the object into the cache."""
+    """Return a command that runs `code`, in which `begin(bound)` begins to cache the object."""
     head = """
 import resource, signal, sys, time
 from pathlib import Path
@@ -74,7 +72,7 @@ def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path
     assert cache.sizes() == {one.name: 100, two.name: 50}
     assert cache.used_bytes() == 150
     (tmp_path / "model.gguf").unlink()
-    assert have(cache, one).path == first.path  # it needs its source no more
+    assert have(cache, one).path == first.path  # the cached object no longer needs its source
 
 
 def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
@@ -109,7 +107,7 @@ def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: Object
 
 
 def test_file_replaced_by_one_of_same_size_and_time_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
-    """Unpacked archives and package stores give all files one time of change."""
+    """Unpacked archives and package stores give all files one modification time."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     other = tmp_path / "other"
     other.write_bytes(b"x" * 100)
@@ -154,7 +152,7 @@ def test_a_linked_file_that_is_rewritten_later_is_not_used_again(cache: ObjectCa
 
 
 def test_a_file_that_was_written_just_before_it_was_named_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
-    """It could be written to again without a trace in its times."""
+    """A write soon afterwards might not change the modification time, so a link would not notice it."""
     assert _file(tmp_path, "young", 100).changed_ns == 0
     assert not os.path.samefile(have(cache, _file(tmp_path, "young", 100)).path, tmp_path / "young")
 
@@ -162,7 +160,7 @@ def test_a_file_that_was_written_just_before_it_was_named_is_copied(cache: Objec
 @pytest.mark.parametrize("part", ["", "drafts", "objects", "entries", "manifests"])
 def test_cache_that_is_removed_while_a_pilot_runs_is_made_again(part: str, cache: ObjectCache, tmp_path: Path) -> None:
     have(cache, _file(tmp_path, "first", 100)).release()
-    until(lambda: list((cache.folder / "safe").iterdir()))  # nothing writes there any more
+    until(lambda: list((cache.folder / "safe").iterdir()))  # the background writer has finished
     shutil.rmtree(cache.folder / part)
     for name in ("first", "second"):
         assert Path(have(cache, object_of(_path(tmp_path, name), memo=tmp_path / "memo")).path).stat().st_size == 100
@@ -195,11 +193,11 @@ def test_copy_not_synced_before_a_crash_is_fetched_again(
     have(cache, linked).release()
     (mark,) = until(lambda: list((cache.folder / "safe").iterdir()))
     monkeypatch.setattr(disk, "boot", lambda: "the next one")
-    assert cache.find(copied.name) is not None, "it was on the disk"
+    assert cache.find(copied.name) is not None, "the object was on the disk"
     mark.unlink()
     assert cache.find(copied.name) is None
     assert set(cache.sizes()) == {linked.name}
-    assert cache.find(linked.name) is not None, "its content was there before"
+    assert cache.find(linked.name) is not None, "the content was cached before"
     have(cache, copied).release()
     assert set(cache.sizes()) == {copied.name, linked.name}
 
@@ -311,7 +309,7 @@ def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
     (tmp_path / "cache" / "objects" / "no-entry").write_bytes(b"x")
     (tmp_path / "cache" / "manifests" / "no-entry").write_bytes(b"x")
     ObjectCache(tmp_path / "cache", bound_bytes=1000)
-    assert (tmp_path / "cache" / "drafts" / "half").exists()  # a later fetch may continue with it
+    assert (tmp_path / "cache" / "drafts" / "half").exists()  # a later fetch may continue with this draft
     assert not list((tmp_path / "cache" / "objects").iterdir())
     assert not list((tmp_path / "cache" / "manifests").iterdir())
     os.utime(tmp_path / "cache" / "drafts" / "half.lock", (0, 0))
@@ -343,7 +341,7 @@ def test_one_who_does_not_get_on_is_not_waited_for(
         have(ObjectCache(tmp_path / "cache", bound_bytes=1000), one).release()
         assert cache.sizes() == {one.name: 300}
         draft.write_bytes(Path(one.source).read_bytes())
-        cache.enter(one, draft).release()  # and it may still come in, for nothing
+        cache.enter(one, draft).release()  # the abandoned fetch may still complete
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 

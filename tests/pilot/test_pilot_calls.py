@@ -1,5 +1,3 @@
-"""Calls through a real pilot: results, errors, output, folders, large values, giving back."""
-
 from __future__ import annotations
 
 import os
@@ -198,7 +196,7 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_
     calls = served.run(wait_for, [("",), (enough,), ("",), ("",), ("",)])
     assert served.results(calls[:1]) == [""]
     served.send(TakeBack(library=1, count=2))
-    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # newest first
+    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # the calls come back newest first
     more = served.run(wait_for, [("",)])
     assert list(served.ends()) == calls[:1], "the long call still runs"
     Path(enough).touch()
@@ -220,7 +218,7 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, 
     first = served.run(_wait_for, [(str(go), str(began))])
     behind = served.run(append, [(str(notes),), (str(notes),)])
     served.until(began.exists, what="the first call to begin")
-    time.sleep(0.3)  # it may have read the others
+    time.sleep(0.3)  # the library may have read the other calls
     os.kill(library, signal.SIGSTOP)
     try:
         served.send(TakeBack(library=1, count=1))
@@ -235,7 +233,7 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, 
     assert notes.read_text() == "x"
     served.send(TakeBack(library=1, count=5))
     served.until(lambda: [x for x in served.said if isinstance(x, CallsReturned) and x is not back])
-    assert served.returned() == list(back.calls), "what it answered at last was not heard"
+    assert served.returned() == list(back.calls), "the library's last answer was not received"
     assert behind[1] not in served.ends()
 
 
@@ -304,7 +302,7 @@ def test_a_checkpoint_is_not_lost_to_the_reports_after_it(served: FakeManager) -
         from stoker.contexts import ambient
 
         ambient.progress(1)
-        ambient.progress(2, state="kept")  # so soon after the first one that it waits
+        ambient.progress(2, state="kept")  # this report waits, because it follows the first so soon
         ambient.progress(3)
         time.sleep(0.2)
         ambient.progress(4)
@@ -322,7 +320,7 @@ def test_what_a_call_says_last_comes_before_its_end(served: FakeManager) -> None
     def work(to: int) -> None:
         from stoker.contexts import ambient
 
-        for done in range(to + 1):  # too soon after each other to go out one by one
+        for done in range(to + 1):  # these reports are too close together to be sent one by one
             ambient.progress(done)
 
     served.ready(recipe())
@@ -371,7 +369,7 @@ def test_resizing_leaves_alone_what_means_something_else_by_it(served: FakeManag
     slow = served.run(_wait_for, [(str(tmp_path / "go"),)])
     served.send(ResizeLibrary(library=1, device_memory_bytes=1000))
     served.wait_for(LibraryResized, device_memory_bytes=1000)
-    assert not served.ends()  # no thread has to wait for a call without news for the context
+    assert not served.ends()  # a call without updates needs no waiting thread
     (tmp_path / "go").touch()
     served.results(slow)
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [5]

@@ -1,5 +1,3 @@
-"""A manager goes away and returns: contexts stay hot, nothing is lost or repeated."""
-
 from __future__ import annotations
 
 import os
@@ -34,13 +32,13 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
     time.sleep(0.1)
     served.hang_up()
-    time.sleep(0.6)  # the first one ends while no manager listens
+    time.sleep(0.6)  # the first call ends while no manager listens
     before = len(served.hellos)
     served.listen()
     served.until(lambda: len(served.hellos) > before, what="a second hello")
     hello = served.hellos[-1]
     assert [facts.library for facts in hello.libraries] == [1]
-    # It counts as held until the manager has its end for good.
+    # A call counts as held until the manager has acknowledged its end.
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
     assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
@@ -96,18 +94,19 @@ def test_orders_from_before_the_last_hello_are_dropped(served: FakeManager) -> N
     asked = len(served.hellos)
     served.send(HelloAgain(served.inbox.last), HelloAgain(served.inbox.last))
     served.until(lambda: len(served.hellos) > asked)
-    (lost,) = served.run(_note, [(str(notes), "second ")])  # sent before the manager reads the hello
+    # the manager sends this call before it reads the hello, so the pilot ignores it
+    (lost,) = served.run(_note, [(str(notes), "second ")])
     served.start(recipe(), library=2, devices=("cpu:1",))
     served.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
     served.send(HelloAgain(served.inbox.last))
     served.until(lambda: len(served.hellos) > asked + 1)
-    assert len(served.hellos) == asked + 2, "one hello answers all that asked for it"
+    assert len(served.hellos) == asked + 2, "one hello answers all requests"
     hello, last = served.hellos[-2:]
     assert last.number == hello.number + 1
     assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
 
     served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    served.run(_note, [(str(notes), "third ")])  # sent before the manager reads the last hello
+    served.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
     served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
     assert served.results(served.run(_note, [(str(notes), "fourth")])) == [None]
     assert notes.read_text() == "first fourth"

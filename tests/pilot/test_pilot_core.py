@@ -1,5 +1,3 @@
-"""The pilot's pure core: its records are consistent."""
-
 from __future__ import annotations
 
 import pytest
@@ -13,7 +11,7 @@ from stoker.pilot.core import running as running_calls
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
 from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
-from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Stage, Timers
+from stoker.pilot.core.state import REFUSES, Ledger, PilotFacts, PilotLibrary, Stage, Timers
 from stoker.pilot.core.turns import FirstCome
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import StartLibrary
@@ -22,7 +20,7 @@ DEVICES = {"cuda:0": 100, "cuda:1": 60}
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any sequence of orders, sane or not, leaves every device within its memory."""
+    """No sequence of orders, valid or not, exceeds a device's memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ def test_eviction_takes_the_least_recently_used_and_never_pins(here: list[Cached
         assert plan == [entry.name for entry in movable[: len(plan)]]
         left = sum(entry.size_bytes for entry in here if entry.name not in plan)
         assert left + size <= bound
-        # Nothing went that could have stayed.
+        # Without its last eviction the plan would not make enough room.
         assert not plan or left + movable[len(plan) - 1].size_bytes + size > bound
 
 
@@ -105,7 +103,7 @@ def test_eviction_takes_the_least_recently_used_and_never_pins(here: list[Cached
 def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
     try:
         first, second = file_name(one), file_name(other)
-    except UnicodeEncodeError:  # half of a surrogate pair is no name
+    except UnicodeEncodeError:  # a lone surrogate is not a name
         return
     assert (first == second) == (one == other)
     assert first.isascii()
@@ -116,7 +114,7 @@ def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """No call is lost, repeated or overtaken."""
+    """Check that no call of a library's queue is lost, repeated or overtaken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,12 +163,15 @@ AFTER = {
     Stage.WAITING: (Stage.STARTING,),
     Stage.STARTING: (Stage.LOADING,),
     Stage.LOADING: (Stage.READY,),
-    Stage.READY: (Stage.DRAINING,),
+    Stage.READY: (Stage.DRAINING, Stage.SLEEPING),
+    Stage.SLEEPING: (Stage.ASLEEP,),
+    Stage.ASLEEP: (Stage.WAKING,),
+    Stage.WAKING: (Stage.READY,),
 }
 
 
 class LibraryMachine(RuleBasedStateMachine):
-    """Every call that a library holds leaves it exactly once, whatever is said and however often."""
+    """Every call leaves its library exactly once, whatever messages arrive, and however often."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class LibraryMachine(RuleBasedStateMachine):
     @rule(stage=st.sampled_from(list(Stage)))
     def move(self, stage: Stage) -> None:
         if stage is Stage.GONE:
-            return  # `gone` does it
+            return  # the rule `gone` ends the library
         if stage in AFTER.get(self.library.stage, ()):
             lifecycle.move_to(self.library, stage)
         else:
@@ -191,7 +192,7 @@ class LibraryMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def hold(self, count: int) -> None:
         calls = list(range(len(self.came), len(self.came) + count))
-        if self.library.stage in (Stage.DRAINING, Stage.GONE):
+        if self.library.stage in (*REFUSES, Stage.GONE):
             with pytest.raises(ValueError, match=r"takes no calls"):
                 running_calls.hold_calls(self.library, calls)
         else:

@@ -1,5 +1,3 @@
-"""A pilot's decisions, without process, socket or clock."""
-
 from __future__ import annotations
 
 import pytest
@@ -24,14 +22,14 @@ from stoker.pilot.core.events import (
     Probed,
     ProbeVerdict,
     ProcessEnded,
+    ResourceLost,
     Signalled,
     SourceFailed,
     Tick,
     TimerFired,
     UnacknowledgedFacts,
-    Unfit,
     WalltimeKnown,
-    WasStopped,
+    WasSuspended,
 )
 from stoker.pilot.core.state import NEXT, Stage
 from stoker.protocol import to_agent, to_library
@@ -51,7 +49,7 @@ def pilot() -> CoreShell:
     return CoreShell().join().forget()
 
 
-# ---- from the order to the context
+# ---- from order to context
 
 
 def test_a_library_goes_from_its_order_to_its_end(pilot: CoreShell) -> None:
@@ -82,7 +80,7 @@ def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
     pilot.ready()
     assert pilot.library().stage is Stage.READY
     pilot.say(1, to_agent.Loaded(1.0, 1, 1)).say(1, to_agent.Hello(1, 7))
-    assert pilot.library().stage is Stage.READY, "what a process says twice changes nothing"
+    assert pilot.library().stage is Stage.READY, "a process's repeated message changes nothing"
     assert all(Stage.GONE in after for stage, after in NEXT.items() if stage is not Stage.GONE)
 
 
@@ -90,10 +88,10 @@ def test_an_order_received_twice_starts_one_library(pilot: CoreShell) -> None:
     pilot.start().start()
     assert len(pilot.all(commands.StartProcess)) == 1
     pilot.die().start()
-    assert not pilot.all(commands.StartProcess), "nor does one whose end was told"
+    assert not pilot.all(commands.StartProcess), "a library whose end was reported is not started again"
 
 
-# ---- the memory station
+# ---- memory
 
 
 def test_what_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
@@ -141,7 +139,7 @@ def test_library_that_gets_no_room_is_refused_after_a_while(pilot: CoreShell) ->
     pilot.wait(1.0).give(TimerFired(timer.key))
     gone = pilot.take(told.LibraryGone)
     assert (gone.library, gone.loading, gone.failure.kind) == (2, True, FailureKind.PILOT)
-    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and nothing there" in gone.failure.message
+    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and no library there" in gone.failure.message
     assert not pilot.core.state.claims
 
 
@@ -300,14 +298,15 @@ def test_calls_for_a_missing_or_ending_library_are_refused(pilot: CoreShell) -> 
 
 
 def test_suspended_time_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
-    pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasStopped(20.0))
+    pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasSuspended(20.0))
     pilot.observe(c1=21.0)
-    pilot.wait(5.0).give(WasStopped(4.5)).observe(c1=26.0, c2=4.9)  # the second one began when it went on
+    # the second call's time limit began when the stopped library continued
+    pilot.wait(5.0).give(WasSuspended(4.5)).observe(c1=26.0, c2=4.9)
     assert not pilot.all(to_library.Evict)
     pilot.wait(0.6).observe(c1=26.6, c2=5.5)
     assert pilot.take(to_library.Evict).call == 1
-    pilot.wait(60.0).give(WasStopped(60.0)).observe(c1=86.6, c2=65.5)
-    assert not pilot.all(told.CallsEnded), "nor could it react while it was stopped"
+    pilot.wait(60.0).give(WasSuspended(60.0)).observe(c1=86.6, c2=65.5)
+    assert not pilot.all(told.CallsEnded), "a stopped process could not react"
     pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
     (end,) = pilot.take(told.CallsEnded).ends
     assert (end.call, "the call ran for 2.1 s" in end.failure.message) == (1, True)
@@ -315,27 +314,27 @@ def test_suspended_time_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
 
 def test_what_a_deaf_library_holds_and_does_not_run_goes_elsewhere(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2, 3).hear(order.TakeBack(LibraryId(1), 1)).forget()
-    pilot.wait(limits.DEAF_S + 1).observe(c1=11.0)
+    pilot.wait(limits.NO_ANSWER_LIMIT_S + 1).observe(c1=11.0)
     assert pilot.take(told.CallsReturned).calls == (2, 3)
     late = pilot.take(to_library.GiveBack)
     pilot.run(2)
     pilot.say(1, to_agent.GivenBack((2,), order=late.order))  # type: ignore[arg-type]
-    assert not pilot.all(told.CallsReturned), "it answers an order of before the call came again"
+    assert not pilot.all(told.CallsReturned), "the answer is for the order before the call was repeated"
 
 
 def test_a_library_that_begins_none_of_its_calls_ends(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget()
-    for _ in range(int(limits.UNBEGUN_S / limits.EVERY_S)):
+    for _ in range(int(limits.NO_CALL_STARTED_LIMIT_S / limits.EVERY_S)):
         assert not pilot.all(commands.KillProcess)
         pilot.observe()
     assert pilot.take(commands.KillProcess)
     pilot.die(signal=9, tail="last words")
     failure = pilot.take(told.LibraryGone).failure
-    assert "has begun none of its calls" in failure.message
+    assert "has not begun any of its calls" in failure.message
     assert failure.tail == "last words"
 
 
-# ---- libraries that go wrong
+# ---- failing libraries
 
 
 def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShell) -> None:
@@ -349,7 +348,7 @@ def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShel
 def test_a_socket_that_a_call_closed_is_noticed(pilot: CoreShell) -> None:
     pilot.ready().run(1).give(LibraryHungUp(LibraryId(1))).observe(c1=0.1)
     assert not pilot.all(commands.KillProcess), "its process may be about to end"
-    pilot.wait(limits.HUNG_UP_S + 0.1).observe(c1=1.2)
+    pilot.wait(limits.CLOSED_SOCKET_LIMIT_S + 0.1).observe(c1=1.2)
     assert pilot.take(commands.KillProcess)
 
 
@@ -364,7 +363,7 @@ def test_slow_loader_ends_with_its_zygote_if_it_has_no_process_yet(pilot: CoreSh
 
 def test_suspended_time_counts_for_no_limit_of_a_load(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
-    pilot.start(recipe=slow).wait(60.0).give(WasStopped(58.0)).observe()
+    pilot.start(recipe=slow).wait(60.0).give(WasSuspended(58.0)).observe()
     assert not pilot.all(commands.KillZygote)
     pilot.wait(3.1).observe()
     assert pilot.take(commands.KillZygote).library == 1
@@ -378,7 +377,7 @@ def test_what_the_loader_raised_is_what_is_told(pilot: CoreShell) -> None:
 
 
 def test_nothing_is_blamed_for_what_the_pilot_lacks(pilot: CoreShell) -> None:
-    pilot.ready().run(1).give(Unfit("its scratch folder is gone", LossReason.SCRATCH_GONE)).die(
+    pilot.ready().run(1).give(ResourceLost("its scratch folder is gone", LossReason.SCRATCH_GONE)).die(
         exit_code=1, running=(1,)
     )
     gone = pilot.take(told.LibraryGone)
@@ -431,7 +430,7 @@ def test_what_others_bring_into_the_cache_and_take_out_of_it_is_told(pilot: Core
 
 @pytest.mark.parametrize("planned", [(), ("weights",)])
 def test_a_damaged_object_is_asked_for_and_not_taken_off(pilot: CoreShell, planned: tuple[str, ...]) -> None:
-    """`ObjectsGone` after `WantObjects` would end the manager's plan to send it."""
+    """The pilot sends no `ObjectsGone`: after `WantObjects` it would end the manager's plan to send the object."""
     pilot.give(CacheListed({"weights": WEIGHTS.size_bytes})).forget()
     pilot.start(recipe=MODEL, planned=planned)
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -460,11 +459,11 @@ def test_a_pilot_that_is_told_to_go_gives_calls_a_moment_and_no_more(pilot: Core
     pilot.wait(2.1).give(Tick())
     assert pilot.take(commands.KillProcess)
     pilot.wait(2).give(Tick())
-    assert pilot.take(commands.Leave), "even if its process does not end"
+    assert pilot.take(commands.Leave), "the pilot leaves even if the process does not end"
 
 
 def test_ticks_come_at_the_shells_pace_once_the_time_to_leave_is_over(pilot: CoreShell) -> None:
-    """Else a shell would turn without a pause until the last process is gone."""
+    """Otherwise the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(Signalled("it got SIGTERM")).core.state
     assert presence.tick_at(state) == pilot.now + state.facts.grace_s
     pilot.wait(state.facts.grace_s).give(Tick())
@@ -516,11 +515,13 @@ def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
 @pytest.mark.parametrize(
     ("declared", "room", "others", "signal", "kind"),
     [
-        (2 * GIB, 1 * GIB, 5 * GIB, 9, FailureKind.PILOT),  # it would have had what it declares, were there no others
-        (2 * GIB, 1 * GIB, GIB // 2, 9, FailureKind.DIED),  # not even then
-        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # there is room for its declared memory: it took more
-        (0, 1 * GIB, 5 * GIB, 9, FailureKind.DIED),  # it declares nothing
-        (2 * GIB, 1 * GIB, 5 * GIB, 11, FailureKind.DIED),  # it crashed
+        # without other processes the library would have had its declared memory
+        (2 * GIB, 1 * GIB, 5 * GIB, 9, FailureKind.PILOT),
+        # even without other processes its declared memory would not fit
+        (2 * GIB, 1 * GIB, GIB // 2, 9, FailureKind.DIED),
+        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the declared memory fits, so the library used more
+        (0, 1 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the context declares no memory
+        (2 * GIB, 1 * GIB, 5 * GIB, 11, FailureKind.DIED),  # the library crashed (SIGSEGV)
     ],
 )
 def test_a_library_that_others_crowded_out_of_memory_is_not_to_blame(

@@ -1,5 +1,3 @@
-"""A pilot keeps pieces until the client has them."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +18,7 @@ RUN = 7
 
 @pytest.fixture
 def pilot() -> CoreShell:
-    """Its library runs call 1, which gives pieces."""
+    """A pilot whose library runs call 1, which yields pieces."""
     pilot = CoreShell().join().ready()
     return stream(pilot, 1).forget()
 
@@ -38,7 +36,7 @@ def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -
 
 
 def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
-    """Passed pieces: the number of the first, the pieces, and whether an acknowledgement is expected."""
+    """Return sent pieces: the first piece's number, the pieces, and whether an acknowledgement is expected."""
     said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
     return [(message.first, message.items, message.waits) for message in said]
 

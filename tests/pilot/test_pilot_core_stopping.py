@@ -29,12 +29,11 @@ def cancel(pilot: CoreShell, *calls: int, **how: Any) -> CoreShell:
 
 
 def evicted(pilot: CoreShell, call: int) -> CoreShell:
-    """A call stops as it was told."""
     return pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(call))))
 
 
 def over(pilot: CoreShell) -> float:
-    """Seconds until a call that is told to stop now has had its time."""
+    """Return the seconds until a stop order's grace period is over."""
     return grace_s(pilot.library()) + 0.1
 
 
@@ -120,12 +119,12 @@ def test_a_call_over_its_limit_is_told_to_stop_and_times_out(pilot: CoreShell) -
     assert not pilot.all(to_library.Evict)
     pilot.observe(c1=2.1, c2=2.1).observe(c1=2.3, c2=2.3)
     assert pilot.take(to_library.Evict).call == 1
-    assert not pilot.all(told.CallsEnded), "it may still end with a result"
+    assert not pilot.all(told.CallsEnded), "the call may still return a result"
     evicted(pilot, 1)
     (end,) = pilot.take(told.CallsEnded).ends
     assert (end.call, end.failure.kind) == (1, FailureKind.TIMEOUT)
     assert "its limit is 2 s" in end.failure.message
-    assert not pilot.all(told.CallEvicted), "its one end was told"
+    assert not pilot.all(told.CallEvicted), "the call's one end was reported"
     pilot.wait(over(pilot)).observe(c2=9.0).end(2)
     assert not pilot.all(commands.KillProcess)
 
@@ -164,7 +163,7 @@ def test_limits_hold_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> N
 
 
 def test_an_evicted_call_that_comes_again_is_not_stopped(pilot: CoreShell) -> None:
-    """A gang that loses a member begins again at once, partly in the libraries where it was."""
+    """A gang that loses a member restarts at once, partly in the same libraries."""
     pilot.ready().run(1)
     evicted(cancel(pilot, 1), 1).run(1).forget()
     pilot.wait(over(pilot)).observe(c1=11.0)

@@ -1,6 +1,4 @@
-"""The writers of each field of a pilot's state, checked on the sources: one file for calls, objects and memory. A new
-writer fails here.
-"""
+"""Each field of a pilot's state has known writers in the sources: one file each for calls, objects and memory."""
 
 from __future__ import annotations
 
@@ -16,14 +14,18 @@ import stoker.pilot.core
 
 CORE = Path(stoker.pilot.core.__file__).parent
 OUT_TRAY = {("state", "out")}
-"""Outputs that every file may add to."""
+"""Outputs that every file may append to."""
 
 WRITERS: dict[str, dict[str, str]] = {
     "library": {
         "arguments": "running",
         "asked_back_at": "limits reactor",
+        "asleep_at": "sleeping",
+        "asleep_bytes": "sleeping",
+        "awake_bytes": "sleeping",
         "awaits_forms": "starting",
         "cache_lacks_bytes": "starting",
+        "cache": "reactor",
         "cause": "limits running",
         "device_bytes": "limits reactor",
         "fetched_at": "starting",
@@ -37,9 +39,10 @@ WRITERS: dict[str, dict[str, str]] = {
         "hung_up_at": "limits reactor",
         "is_killed": "lifecycle",
         "is_over": "limits",
-        "is_settled": "limits",
+        "is_settled": "limits memory",
         "last_line": "presence",
         "missing": "objects starting",
+        "moving_since": "limits sleeping",
         "orders_back": "limits running",
         "orders_waiting_for_arguments": "running",
         "paths": "starting",
@@ -48,6 +51,7 @@ WRITERS: dict[str, dict[str, str]] = {
         "resident_bytes": "presence reactor",
         "resizes": "memory",
         "served": "running",
+        "sleeps": "reactor",
         "slots": "reactor",
         "stage": "lifecycle",
         "started_at": "limits starting",
@@ -59,6 +63,7 @@ WRITERS: dict[str, dict[str, str]] = {
         "told_to_end": "lifecycle presence",
         "void_order": "limits",
         "waiting": "running",
+        "wake_to": "sleeping",
     },
     "state": {
         "answered": "reactor",
@@ -69,13 +74,14 @@ WRITERS: dict[str, dict[str, str]] = {
         "faults": "probes",
         "gone": "lifecycle",
         "greeted_at": "presence",
-        "handing_in": "running",
+        "uploads_pending": "running",
         "hands_on_until": "reactor",
         "has_ended": "presence",
         "heartbeat_at": "presence reactor",
         "heartbeat_s": "reactor",
         "hello_is_due": "presence reactor",
         "hellos": "presence",
+        "host_claims": "memory sleeping",
         "is_unfit": "reactor",
         "last_library": "starting",
         "last_ticket": "running",
@@ -98,8 +104,8 @@ WRITERS: dict[str, dict[str, str]] = {
     },
 }
 
-LEDGER = {"reserve": "memory", "release": "memory", "resize": "limits memory"}
-"""Methods that change reserved device memory, and the files that call them."""
+LEDGER = {"reserve": "memory", "release": "memory", "resize": "limits memory sleeping"}
+"""Methods that change reserved device memory, and their callers' files."""
 
 
 def found() -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A library restores what it can after a call; other damage ends it, and later calls run elsewhere."""
+"""A library undoes a call's side effects if possible. Otherwise it ends, and later calls run elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.protocol.calls import FailureKind
 
 
 def _limited() -> None:
-    """A loader in whose process few files may be open."""
+    """A loader that limits its process to few open files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
@@ -47,7 +47,7 @@ def _pid() -> int:
 
 
 def _keep_files() -> None:
-    """Files that only the collector closes."""
+    """Open files that only the garbage collector closes."""
     files: list[Any] = [open("/dev/null") for _ in range(10)]  # noqa: SIM115
     files.append(files)
     time.sleep(0.01)
@@ -85,7 +85,9 @@ def test_call_that_takes_all_descriptors_keeps_its_exception(served: FakeManager
 
 @pytest.mark.long
 def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeManager) -> None:
-    """Short calls share a look at the process: one of them took the last descriptor just before this one."""
+    """Several short calls share one check for damage. One of them took the process's last descriptor just before this
+    call.
+    """
     served.ready(recipe(_limited))
     served.results(served.run(_open_or_leak, [(False,)] * 50))
     calls = served.run(_open_or_leak, [(False,)] * 3 + [(True,), (False,), (False,)])
@@ -196,7 +198,7 @@ def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
         ("import builtins; del builtins.open", "removed open from builtins"),
         ("import builtins; builtins.open = None", "removed open from builtins"),
         (LIMIT.format("RLIMIT_NOFILE", 4), "lowered RLIMIT_NOFILE"),
-        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # nothing can be written to the log any more
+        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # the log can no longer be written
         ("import sys; sys.setrecursionlimit(60)", "recursion limit"),
         ("import signal; signal.setitimer(signal.ITIMER_REAL, 600.0)", "left a timer"),
         ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SIGCHLD"),

@@ -1,5 +1,3 @@
-"""Deaths of processes, the reports to the manager, and that nothing is left."""
-
 from __future__ import annotations
 
 import os
@@ -118,7 +116,7 @@ def test_last_words_in_a_library_of_several_slots_are_its_own(served: FakeManage
         while not os.path.exists(go):
             time.sleep(0.01)
         print("last words", end="", flush=True)
-        signal.raise_signal(signal.SIGSEGV)  # in this thread
+        signal.raise_signal(signal.SIGSEGV)  # the signal arrives in this thread
 
     served.ready(recipe(slots=2))
     served.run(die, [(str(tmp_path / "told"), str(tmp_path / "go"))])
@@ -136,7 +134,7 @@ def test_calls_that_died_together_have_no_last_words(served: FakeManager, tmp_pa
         (tmp_path / str(number)).touch()
         while not (tmp_path / "go").exists():
             time.sleep(0.01)
-        signal.raise_signal(signal.SIGSEGV)  # in this thread
+        signal.raise_signal(signal.SIGSEGV)  # the signal arrives in this thread
 
     served.ready(recipe(slots=2))
     served.run(sit, [(1,), (2,)])
@@ -264,11 +262,11 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
 
 def test_a_call_past_its_limit(served: FakeManager) -> None:
     served.ready(recipe())
-    (first,) = served.run(_sleep, [(0.0,)])  # without a limit, which it might pass on a busy machine
+    (first,) = served.run(_sleep, [(0.0,)])  # no time limit, which this call might exceed on a busy machine
     slow, last = served.run(_sleep, [(30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
     left = served.gone()
     assert (left.running, left.unstarted) == ((), ())
-    assert served.returned() == [last], "it was given back before the kill"
+    assert served.returned() == [last], "the call was returned before the kill"
     (failure,) = served.results([slow])
     assert failure.kind is FailureKind.TIMEOUT
     assert "0.5 s" in failure.message
@@ -361,6 +359,21 @@ def test_killed_zygote_is_replaced(served: FakeManager) -> None:
     assert served.results(served.run(_nothing, [()], library=2)) == [None]
 
 
+def test_a_killed_zygote_is_no_fault_of_a_loading_context(served: FakeManager, tmp_path: Path) -> None:
+    def load() -> None:
+        (tmp_path / "draft").write_text(str(os.getppid()))
+        (tmp_path / "draft").rename(tmp_path / "zygote")
+        time.sleep(600)
+
+    served.start(recipe(load))
+    served.until((tmp_path / "zygote").exists)
+    os.kill(int((tmp_path / "zygote").read_text()), signal.SIGKILL)
+    left = served.gone()
+    assert left.loading
+    assert left.failure.kind is FailureKind.PILOT
+    assert "zygote" in left.failure.message
+
+
 def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
     served.ready(recipe())
     quick, slow = served.run(_sleep, [(0.3,), (60.0,)])
@@ -403,7 +416,7 @@ def test_exit_by_order(served: FakeManager, drain: bool, tmp_path: Path) -> None
 
 def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager, tmp_path: Path) -> None:
     (tmp_path / "crashing_module.py").write_text("import os\nos.abort()\n")
-    served.ready(recipe(preload=("no_such_module", "json")))  # one that cannot be preloaded costs nothing
+    served.ready(recipe(preload=("no_such_module", "json")))  # a failing preload has no other effect
     served.start(recipe(preload=("crashing_module",)), library=2)
     left = served.gone(2)
     assert "crashing_module" in left.failure.message
@@ -463,7 +476,7 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
     left = served.gone()
     assert left.failure.kind is FailureKind.DIED
     assert left.running == tuple(calls)
-    assert "closes files that are not its own" in left.failure.message
+    assert "closes files that it did not open" in left.failure.message
 
 
 def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
@@ -483,7 +496,7 @@ def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager)
         served.ready(recipe(slots=slots), library=slots)
         calls = served.run(close, [()], library=slots)
         left = served.gone(slots)
-        assert "closes files that are not its own" in left.failure.message
+        assert "closes files that it did not open" in left.failure.message
         assert left.running == tuple(calls)
 
 
@@ -502,7 +515,7 @@ def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManag
         (call,) = served.run(scribble, [(stray,)], library=library)
         left = served.gone(library)
         assert left.failure.kind is FailureKind.DIED
-        assert left.running == (call,), "the manager must know whom to try by itself"
+        assert left.running == (call,), "the manager must know which call to test alone"
         assert "wrote bytes to its socket that are no message" in left.failure.message
         served.ready(recipe(), library=library + 1)
         assert served.results(served.run(_nothing, [()], library=library + 1)) == [None]
@@ -539,7 +552,7 @@ if "stoker.pilot.main" in sys.orig_argv:
 def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
     manager: FakeManager, tmp_path: Path, patch: str
 ) -> None:
-    """At the limit of its user's processes (RLIMIT_NPROC) every call there failed with ContextError."""
+    """At a user's process limit (RLIMIT_NPROC), every call there once failed with ContextError."""
     (tmp_path / "sitecustomize.py").write_text(patch)
     manager.start_pilot(PYTHONPATH=str(tmp_path))
     manager.hello()
@@ -552,7 +565,7 @@ def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
 
 
 def _leave_a_thread_behind(begins: str) -> None:
-    """After its call has ended, it starts code that holds the interpreter lock."""
+    """Leave a thread that holds the interpreter lock after the call's end."""
 
     def late() -> None:
         time.sleep(0.5)
@@ -562,7 +575,7 @@ def _leave_a_thread_behind(begins: str) -> None:
     threading.Thread(target=late, daemon=True).start()
 
 
-SOON = "from stoker.pilot.core import limits; limits.UNBEGUN_S = 2.0"
+SOON = "from stoker.pilot.core import limits; limits.NO_CALL_STARTED_LIMIT_S = 2.0"
 
 
 @pytest.mark.long
@@ -575,14 +588,14 @@ def test_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
     if stuck == "thread":
         manager.results(manager.run(_leave_a_thread_behind, [(str(tmp_path / "begins"),)]))
         manager.until((tmp_path / "begins").exists, what="the thread to begin")
-        time.sleep(0.5)  # it has only a few instructions to go
+        time.sleep(0.5)  # the thread needs only a few instructions more until it holds the lock
     else:
         (pid,) = manager.results(manager.run(_pid, [()]))
         os.kill(pid, signal.SIGSTOP)
     calls = manager.run(_nothing, [(), ()])
     left = manager.gone()
     assert (left.running, left.unstarted) == ((), tuple(calls))
-    assert "has begun none of its calls for" in left.failure.message
+    assert "has not begun any of its calls for" in left.failure.message
 
 
 def test_library_busy_with_one_call_or_many_is_left_alone(manager: FakeManager) -> None:

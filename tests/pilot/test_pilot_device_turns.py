@@ -1,4 +1,4 @@
-"""Turns on a device: the shortest headroom first, and no engine waits forever."""
+"""Turns on a device: the shortest headroom runs first, and no engine waits forever."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_no_library_begins_on_a_device_a_more_urgent_one_waits_for() -> None:
     )
 )  # fmt: skip
 def test_nobody_waits_longer_than_patience_and_a_turn_of_each(libraries: list[tuple[float, float, bool]]) -> None:
-    """`due_at` (far in the past: hopelessly late, and it stays so), the seconds of an iteration, and its devices."""
+    """A library is (`due_at`, seconds of an iteration, True if on both devices). A `due_at` long past means always
+    late.
+    """
     devices = {n: TWO if both else ONE for n, (_, _, both) in enumerate(libraries)}
     since, now, had = dict.fromkeys(devices, 0.0), 0.0, dict.fromkeys(devices, 0)
     longest = PATIENCE_S + sum(seconds for _, seconds, _ in libraries)

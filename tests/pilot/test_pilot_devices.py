@@ -1,5 +1,3 @@
-"""Finds exactly the granted devices."""
-
 from __future__ import annotations
 
 import ctypes
@@ -20,7 +18,10 @@ from stoker.errors import ConfigError
 from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
-from stoker.pilot.devices import cpu, find_devices, gpu, monitor, visible
+from stoker.pilot.devices import PilotDevice, cpu, find_devices, gpu, monitor, visible
+from stoker.pilot.devices.islands import islands_of
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import ProviderKind
 
 Driver = Callable[..., tuple[Any, Machine]]
@@ -83,7 +84,7 @@ FOUR = [{}, {}, {}, {}]
         ("3,1", ["GPU-3", "GPU-1"]),
         (" 1 , 2", ["GPU-1", "GPU-2"]),
         ("GPU-2", ["GPU-2"]),
-        ("1,9,2", ["GPU-1"]),  # as CUDA: the list ends where it names nothing
+        ("1,9,2", ["GPU-1"]),  # as in CUDA, an unknown index ends the list
         ("1,1", ["GPU-1"]),
         ("NoDevFiles", []),
         ("-1", []),
@@ -100,6 +101,35 @@ def test_granted_gpus(driver: Driver, granted: str | None, expected: list[str]) 
     assert visible(found.devices) == {"CUDA_VISIBLE_DEVICES": ",".join(expected)}
 
 
+@pytest.mark.parametrize(
+    ("switches", "nodes", "islands"),
+    [
+        ((0, 1, 0, 1), (0, 0, 0, 0), [1, 2, 1, 2]),
+        ((0, None, 0, None), (0, 0, 1, 1), [1, 2, 1, 4]),
+        ((None, None, None, None), (0, 0, 1, 1), [1, 1, 2, 2]),
+        ((None, None, None, None), (-1, -1, -1, -1), [0, 0, 0, 0]),
+    ],
+    ids=["two switches", "two linked", "numa nodes", "unknown"],
+)
+def test_gpus_with_fast_links_are_one_island(
+    driver: Driver, tmp_path: Path, switches: tuple[int | None, ...], nodes: tuple[int, ...], islands: list[int]
+) -> None:
+    nvml, _ = driver(*({"switch": switch} for switch in switches))
+    nvml.nvmlInit()
+    for number, node in enumerate(nodes):
+        place = tmp_path / f"sys/bus/pci/devices/0000:{number:02x}:00.0"
+        place.mkdir(parents=True)
+        (place / "numa_node").write_text(f"{node}\n")
+    handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(4)]
+    assert islands_of(nvml, handles, root=tmp_path) == islands
+
+
+def test_an_island_is_a_fact_of_a_device(driver: Driver) -> None:
+    nvml, _ = driver(*({"switch": number % 2} for number in range(4)))
+    found = gpu.find({"CUDA_VISIBLE_DEVICES": "1,2,3"}, nvml=nvml)
+    assert [device.facts.island for device in found.devices] == [1, 2, 1]
+
+
 SLURM = {"SLURM_JOB_ID": "7"}
 
 
@@ -111,7 +141,7 @@ SLURM = {"SLURM_JOB_ID": "7"}
         ({**SLURM, "SLURM_JOB_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ["GPU-0"]),
         ({**SLURM, "SLURM_JOB_GPUS": "gpu:3"}, ["GPU-3"]),
         (SLURM, []),
-        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # left over in a shell, of no job
+        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # a leftover variable of a shell, not of a job
         ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "CUDA1,CUDA3"}, ["GPU-1", "GPU-3"]),
         ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "GPU-2"}, ["GPU-2"]),
         ({"_CONDOR_SLOT": "slot1_1"}, []),
@@ -147,7 +177,7 @@ def test_a_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) 
     [
         ("lost", "GPU 1 was left out: GPU is lost"),
         ("unknown", "GPU 1 was left out: Unknown Error"),
-        ("no-memory", "GPU 1 was left out: its memory cannot be asked for (Not Supported)"),
+        ("no-memory", "GPU 1 was left out: its memory cannot be read (Not Supported)"),
     ],
 )
 @pytest.mark.parametrize("granted", [None, "0,1,2", "GPU-0,GPU-1,GPU-2"])
@@ -222,11 +252,12 @@ def test_a_driver_that_hangs_is_waited_for_no_longer_than_that(driver: Driver) -
     [
         ({7: 5, 8: 2, 99: 50}, {1: {7, 8}, 2: {9}}, 57, True, {1: 7, 2: 0}),
         ({}, {1: {7}}, 0, True, {1: 0}),
-        ({7: None}, {1: {7}}, 30, True, {}),  # the driver does not tell
-        ({1007: 5}, {1: {7}}, 25, False, {1: 5}),  # another PID namespace; alone on the device: the memory taken since
-        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # 7 is another container's process by chance
-        ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # of two nothing can be told
-        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # a driver that counts as the container does
+        ({7: None}, {1: {7}}, 30, True, {}),  # the driver gives no value
+        # other PID namespace, one process: it is charged with the use since its start
+        ({1007: 5}, {1: {7}}, 25, False, {1: 5}),
+        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # the driver's 7 is a process of another container
+        ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # two processes cannot be distinguished
+        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # a driver with the container's process ids
         (None, {1: {7}}, 26, False, {1: 6}),
         (None, {1: {7}}, -1, True, {}),
     ],
@@ -286,10 +317,12 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     assert cpu.memory_bytes({"SLURM_MEM_PER_NODE": "2000"}, root=large) == 9_000_000 * 1024
     job = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "3"}
     assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=large) == 300 * 1024**2
-    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "0"}, root=large) == 9_000_000 * 1024  # all of the node
+    # 0: all memory of the node
+    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "0"}, root=large) == 9_000_000 * 1024
     by_gpu = {"SLURM_MEM_PER_GPU": "1000", "SLURM_GPUS_ON_NODE": "2"}
     assert cpu.memory_bytes({**job, **by_gpu}, root=large) == 2000 * 1024**2
-    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=two) == 600_000  # the kernel grants less
+    # the kernel's limit is less than Slurm's
+    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=two) == 600_000
 
 
 def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: Path) -> None:
@@ -302,17 +335,18 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
     root = _machine(tmp_path / "v2", files)
     now = [0.0]
     kills = monitor.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
-    assert kills.shortage() is None, "nothing was killed since"
+    assert kills.shortage() is None, "no process was killed since"
     (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
-    short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)  # the owner of the shared memory is unknown
+    # shared memory counts as others': its owner is unknown
+    short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)
     assert kills.shortage() == short
     now[0] += monitor.FRESH_S / 2
     assert kills.shortage() == short, "one shortage may end several libraries"
     now[0] += monitor.FRESH_S
-    assert kills.shortage() is None, "it is over"
+    assert kills.shortage() is None, "the shortage is over"
     unknown = monitor.OomKills(lambda: None, root=root, clock=lambda: now[0])
     (root / "proc/vmstat").write_text("oom_kill 5\n")
-    assert unknown.shortage() is None, "what this pilot holds cannot be read"
+    assert unknown.shortage() is None, "this pilot's own use cannot be read"
     one = _machine(
         tmp_path / "v1",
         {
@@ -329,7 +363,8 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
 
 def test_memory_of_processes_is_what_they_would_have_to_give_up() -> None:
     before = monitor.anonymous_bytes(iter([os.getpid()]))
-    with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as kept:  # no memory that was freed
+    # new memory, which no earlier test has used
+    with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as kept:
         kept.write(os.urandom(32 << 20))
         after = monitor.anonymous_bytes(iter([os.getpid()]))
     assert before is not None
@@ -355,7 +390,7 @@ def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.
     assert cpu.cores({}, root=old) == (2,)
     assert cpu.cores({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, root=plain) == (2, 3, 5, 7)
     side_by_side = [cpu.cores({"SLURM_JOB_ID": str(job), "SLURM_CPUS_ON_NODE": "2"}, root=plain) for job in (7, 8)]
-    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may bind no process to the cores that it counts
+    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may not bind processes to the cores that it counts
 
 
 def test_cores_are_shared_evenly() -> None:
@@ -388,3 +423,12 @@ def test_a_pilot_knows_the_jobs_of_every_batch_system(kind: ProviderKind) -> Non
     systems = set(gpu.JOB_VARIABLES.values())
     seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees only its pod's GPUs
     assert (kind.title in systems) == (kind not in seen_whole)
+
+
+def test_half_of_the_memory_that_no_cpu_device_has_is_for_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "memory_bytes", lambda: 100 * 10**9)
+    gpu_device = PilotDevice(facts=DeviceFacts(DeviceId("gpu:0"), "NVIDIA A10", 24 * 10**9))
+    beside = cpu.share((0, 1), 1, memory_bytes=50 * 10**9, spare=True)
+    assert cpu.sleeper_bytes((gpu_device,)) == 45 * 10**9
+    assert cpu.sleeper_bytes((gpu_device, *beside)) == 20 * 10**9
+    assert cpu.sleeper_bytes(cpu.share((0, 1), 2, memory_bytes=90 * 10**9)) == 0

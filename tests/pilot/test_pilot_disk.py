@@ -1,5 +1,3 @@
-"""A full disk is reported as the pilot's fault, not the context's."""
-
 from __future__ import annotations
 
 import os
@@ -84,7 +82,8 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
     said = blamed(manager)
     assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
-    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)  # its remains are gone
+    # the small object fits: the leftovers of the failed fetch are gone
+    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
 
 
 @small_disks
@@ -98,12 +97,12 @@ def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeM
             manager.gone(number)
     manager.ready(recipe(length, ObjectPath(things[3].name), objects=(things[3],)), library=4)
     manager.start(recipe(length, ObjectPath(things[0].name), objects=(things[0],)), library=5)
-    manager.wait_for(LibraryReady, library=5)  # replacing the last unused one
+    manager.wait_for(LibraryReady, library=5)  # this object replaces the last unused object
     manager.start(recipe(length, ObjectPath(things[1].name), objects=(things[1],)), library=6)
     left = manager.gone(6)
     assert left.failure.kind is FailureKind.PILOT
     assert "running libraries use 7.5 MB of it" in left.failure.message
-    assert 0 < left.cache_lacks_bytes <= 2_500_000, "the manager ends an idle one for it"
+    assert 0 < left.cache_lacks_bytes <= 2_500_000, "the manager ends an idle library for it"
 
 
 @small_disks
@@ -125,7 +124,7 @@ def test_a_loader_that_finds_the_disk_full_is_not_blamed(manager: FakeManager) -
     said = blamed(manager)
     assert "raised OSError: [Errno 28] No space left on device" in said
     assert "the scratch disk is full" in said
-    manager.ready(recipe(), library=2)  # its folder went with it
+    manager.ready(recipe(), library=2)  # there is space again: the ended library's folder was removed
 
 
 def double(data: bytes) -> bytes:

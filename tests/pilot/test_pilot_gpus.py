@@ -1,5 +1,3 @@
-"""A pilot with GPUs over a described driver: offers, measurements, reports and recovery."""
-
 from __future__ import annotations
 
 import os
@@ -36,7 +34,7 @@ def start(manager: FakeManager, tmp_path: Path) -> Start:
 
 
 def takes(size: float) -> Callable[[], str]:
-    """A loader that takes this much of its GPU, and reports the GPUs that it sees."""
+    """Return a loader that uses this much GPU memory and returns its visible GPUs."""
 
     def load() -> str:
         import os
@@ -58,11 +56,11 @@ def resized(manager: FakeManager, library: int = 1) -> list[int]:
 
 
 def measures(manager: FakeManager) -> list[int]:
-    """The libraries' use of their GPUs by the last heartbeat."""
+    """Return the libraries' GPU use from the last heartbeat."""
     return [use.device_bytes for use in manager.heartbeats[-1].libraries] if manager.heartbeats else []
 
 
-# ---- what it offers
+# ---- offered devices
 
 
 def test_a_lost_gpu_is_told_and_the_others_are_offered(manager: FakeManager, start: Start) -> None:
@@ -81,7 +79,7 @@ def test_pilot_whose_driver_hangs_from_the_start_reports_it(manager: FakeManager
     }
 
 
-# ---- what the driver reports
+# ---- reports of the driver
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,7 @@ def test_a_gpu_that_is_lost_meanwhile_is_a_fault(
         machine.gpus[1]["state"] = "lost"
         machine.write()
     assert manager.wait_for(DeviceFault) == DeviceFault(DeviceId("cuda:1"), f"cuda:1: {words}")
-    assert manager.results(manager.run(os.getpid, [()]))  # the other GPU serves
+    assert manager.results(manager.run(os.getpid, [()]))  # the other GPU still works
     assert [type(message) for message in manager.said].count(DeviceFault) == 1
 
 
@@ -111,9 +109,9 @@ def test_what_health_is_told_of_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     nvml = standin.load()
     nvml.nvmlInit()
     first, second = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1))
-    assert (first.fault(), second.fault()) == ("", "")  # errors from before this pilot are not its own
+    assert (first.fault(), second.fault()) == ("", "")  # errors from before this pilot do not count
     machine.gpus[0]["errors"] = 3
-    machine.gpus[1]["state"] = "lost"  # it can no longer tell its own name, which its event is matched by
+    machine.gpus[1]["state"] = "lost"  # a lost GPU no longer knows its UUID, by which its event is matched
     machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
     assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
     assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"
@@ -149,7 +147,8 @@ def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: F
 def test_memory_that_no_torch_knows_of_is_measured(manager: FakeManager, start: Start) -> None:
     start({})
     ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
-    assert ready.device_bytes in (0, 10 * GB)  # as the driver says, or not known yet; host memory it is not
+    # the size is from the driver, or still unknown (0); host memory does not count
+    assert ready.device_bytes in (0, 10 * GB)
     manager.until(lambda: resized(manager), what="the measured size")
     assert resized(manager)[0] == 11 * GB
     manager.until(lambda: measures(manager) == [10 * GB])
@@ -186,9 +185,9 @@ def test_workspaces_end_no_library_and_what_takes_others_memory_does(manager: Fa
 
         standin.take(size)
 
-    manager.results(manager.run(grow, [(6e9,)]))  # NCCL and cuBLAS: 2 GB more than declared
+    manager.results(manager.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
     manager.until(lambda: resized(manager) and resized(manager)[-1] >= 6 * GB, what="the grown size")
-    manager.results(manager.run(grow, [(13e9,)]))  # fits, as the other has not taken yet what it was promised
+    manager.results(manager.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
     left = manager.gone(1)
     assert left.failure.kind is FailureKind.MEMORY
     assert "took 13.0 GB of memory of cuda:0 and declares 4.0 GB" in left.failure.message
@@ -212,7 +211,7 @@ def test_a_gpu_of_one_process_stays_promised_whole(manager: FakeManager, start: 
     assert "0 B of 24.0 GB free" in manager.gone(2).failure.message  # type: ignore[union-attr]
 
 
-# ---- what the zygote sees
+# ---- the zygote's view
 
 
 def test_the_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, start: Start) -> None:
@@ -232,7 +231,7 @@ def test_the_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, s
 
 
 def _fake_torch(folder: Path) -> None:
-    """A torch that knows one thing: whether a GPU is visible when it is asked; and a module that keeps the answer."""
+    """Write a fake torch that only tells whether a GPU is visible, and a module that keeps the answer."""
     (folder / "torch" / "cuda").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("from . import cuda\n")
     (folder / "torch" / "cuda" / "__init__.py").write_text(

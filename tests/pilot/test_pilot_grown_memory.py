@@ -1,5 +1,3 @@
-"""Memory of CPU devices for a library that grows beyond its recipe."""
-
 from __future__ import annotations
 
 from core.pilot_shell import GIB, CoreShell

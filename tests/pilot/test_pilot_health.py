@@ -1,5 +1,3 @@
-"""The verdict from several probes."""
-
 from __future__ import annotations
 
 import pytest
@@ -27,8 +25,8 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
         ([FAILED, SOUND, FAILED], ""),
         ([FAILED, FAILED], "answer 1, twice"),
         ([WRONG, FAILED], "answer 1, twice"),
-        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # who could not look has not seen it well
-        ([FAILED, FAILED, FAILED], "answer 1, twice"),  # told once
+        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # a probe that could not run is no sign of health
+        ([FAILED, FAILED, FAILED], "answer 1, twice"),  # the fault is reported only once
         ([FAILED, FAILED, SOUND], "answer 1, twice"),
         ([FAILED, FAILED, SOUND, SOUND], ""),
         ([FAILED, FAILED, SOUND, FAILED, SOUND], "answer 1, twice"),

@@ -1,4 +1,6 @@
-"""Exceptions of the infrastructure: real ones if possible, else exact texts from C."""
+"""Exceptions whose cause is the disk, device or network: real exceptions if possible, else their exact texts raised
+from C.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ GIB = 1 << 30
 
 
 def by_c(kind: type[BaseException], text: str) -> None:
-    """Have compiled code raise an exception, as PyTorch's does."""
+    """Raise an exception from compiled code, as PyTorch does."""
     set_error = ctypes.pythonapi.PyErr_SetObject
     set_error.argtypes, set_error.restype = (ctypes.py_object, ctypes.py_object), None
     set_error(kind, text)
@@ -48,18 +50,18 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 
 def find(act: Callable[[], Any], place: Place = HERE) -> str:
-    """The verdict on the exception that this raises; empty: it is the user's own."""
+    """Return the infrastructure cause of a raised exception; "" for a user's error."""
     found = find_infrastructure_cause(caught(act), place)
     return found.row.means if found is not None else ""
 
 
 def read_nothing_mapped() -> bytes:
-    """The kernel says EIO: nothing is mapped at address 0."""
+    """Make the kernel return EIO: address 0 is unmapped."""
     with open("/proc/self/mem", "rb") as file:
         return file.read(1)
 
 
-# ---- what the kernel raises
+# ---- errors of the kernel
 
 
 def test_exceptions_of_the_kernel_count_and_those_of_users_do_not() -> None:
@@ -77,7 +79,7 @@ def test_exceptions_of_the_kernel_count_and_those_of_users_do_not() -> None:
 
 
 def test_chains() -> None:
-    """A cause counts, for the user names it. An exception that was merely being handled does not."""
+    """The cause after `raise ... from` counts. An exception that was only being handled does not."""
 
     def again() -> None:
         try:
@@ -163,7 +165,7 @@ def test_an_exception_that_refuses_to_be_looked_at_is_the_users() -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB for ten files, where this user may mount one."""
+    """A disk of 1 MiB for ten files, if this user may mount it."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     done = subprocess.run(
@@ -193,16 +195,14 @@ def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: P
     full = caught(fill)
     (tiny / "file").unlink()
     assert find_infrastructure_cause(full, here) is not None, (
-        "what it wrote is removed, and others still hold most of the disk"
+        "its file is removed, and other files still fill most of the disk"
     )
     (tiny / "others").unlink()
-    assert find_infrastructure_cause(full, here) is None, "there is room: the user asked for more than a disk has"
+    assert find_infrastructure_cause(full, here) is None, "space is free: the user requested more than a disk has"
     with open(tiny / "file", "wb", 0) as own:
         own.write(bytes(2_000_000))
         (tiny / "file").unlink()
-        assert find_infrastructure_cause(full, here) is None, (
-            "its own file is removed, and takes its room until it is closed"
-        )
+        assert find_infrastructure_cause(full, here) is None, "its removed file uses space until it is closed"
     full = caught(make_files)
     assert str(tiny) in str(full)
     assert find_infrastructure_cause(full, here) is not None, "no file can be made on it"
@@ -236,14 +236,16 @@ def _copied(path: Path) -> None:
 def test_libraries_that_meet_a_disk_that_others_have_filled(
     write: Callable[[Path], None], tiny: Path, tmp_path: Path
 ) -> None:
-    """Each says it in its own words: a short write, a wrong position, an error after its file was removed again."""
+    """Libraries report a full disk in different ways: a short write, a wrong position, an error after the file's
+    removal.
+    """
     (tiny / "others").write_bytes(bytes(900_000))
     assert find(lambda: write(tiny / "file"), Place(str(tiny))).startswith("a disk of the node is full")
     assert find(lambda: write(tiny / "file"), Place(str(tmp_path))) == "", "a disk that is not the node's"
 
 
 def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tempfile.gettempdir`, asked for the first time when its disk is full, goes elsewhere."""
+    """If its disk is full at the first call, `tempfile.gettempdir` selects another folder."""
     monkeypatch.setenv("TMPDIR", str(tiny))
     monkeypatch.setattr(tempfile, "tempdir", None)
     (tiny / "others").write_bytes(bytes((1 << 20) - 4096))
@@ -301,7 +303,9 @@ def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> Non
 
 
 def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> None:
-    """NumPy gives a count for every short write: only a nearly full disk proves more."""
+    """NumPy reports any incomplete write by its count of items, so only a nearly full disk proves that the disk was the
+    cause.
+    """
     numpy = pytest.importorskip("numpy")
     (tiny / "others").write_bytes(bytes(600_000))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -324,7 +328,7 @@ def test_device_that_is_always_full_is_the_users_fault(tiny: Path) -> None:
 
 
 def test_a_file_that_is_there_and_cannot_be_opened_counts(tmp_path: Path) -> None:
-    """safetensors calls every error of open(2) a missing file."""
+    """safetensors reports every error of open(2) as a missing file."""
     there = tmp_path / "there.safetensors"
     text = "No such file or directory: {}"
     assert find(lambda: by_c(FileNotFoundError, text.format(there))) == ""
@@ -360,7 +364,7 @@ INVALID = NCCL.format(
     said="invalid usage", name="ncclInvalidUsage", more="This usually reflects invalid usage of NCCL library."
 )
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26518"
-"""Messages of two ranks of PyTorch 2.13 when one of them ends."""
+"""Messages of two ranks of PyTorch 2.13 when one rank ends."""
 
 
 @pytest.mark.parametrize(
@@ -406,7 +410,7 @@ def test_pytorchs_own_types() -> None:
     assert find(lambda: by_c(distributed.DistBackendError, REMOTE)) == "NCCL lost a connection"
     assert find(lambda: by_c(torch.AcceleratorError, "CUDA error: device-side assert triggered")) == ""
     assert find(lambda: torch.zeros(2) @ torch.zeros(3)) == ""
-    assert find(lambda: torch.empty(10**15)) == "", "host memory that nobody has"
+    assert find(lambda: torch.empty(10**15)) == "", "more host memory than any node has"
     assert find(lambda: torch.load("/proc/self/mem")) == "a disk or file server failed (EIO)"
 
 
@@ -437,10 +441,10 @@ OOM = (
 @pytest.mark.parametrize(
     ("budget", "held", "free", "asked", "counts"),
     [
-        (20, 8, 1, 4, True),  # it had been promised 20, and others have what it lacks
-        (10, 8, 1, 4, False),  # it asks for more than it declares
-        (0, 8, 1, 4, False),  # it declares nothing: no memory was promised
-        (20, 8, 30, 4, False),  # there is room: its own limit refused it
+        (20, 8, 1, 4, True),  # 20 GB were promised, and other processes use the missing part
+        (10, 8, 1, 4, False),  # the library requests more than its context declares
+        (0, 8, 1, 4, False),  # the context declares nothing: no memory was promised
+        (20, 8, 30, 4, False),  # memory is free: the process's own limit refused the request
         (20, 19, 1, 4, False),
     ],
 )
@@ -493,7 +497,7 @@ def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager, tmp
         served.run(act, [given])[0] for act, given in ((_own, ()), (_ecc_after, (told,)), (os.getpid, ()))
     )
     served.send(CancelCalls(LibraryId(1), (CallId(99),)))
-    served.until(lambda: 99 in served.returned())  # the pilot has read all that was sent before
+    served.until(lambda: 99 in served.returned())  # the pilot has read all earlier messages too
     told.touch()
     left = served.gone()
     error, failure = served.results([own, call])

@@ -1,18 +1,16 @@
-"""Frames that arrive while calls run are read in time, as a whole."""
-
 from __future__ import annotations
 
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from stoker.contexts.ambient import CallStop
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library import connection, server
+from stoker.pilot.library import connection
 from stoker.pilot.library.process import LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL
 from stoker.pilot.library.server import LibraryServer
@@ -27,9 +25,17 @@ LIMIT_S = 20.0
 ATTENDANT = "stoker-attendant"
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class LeftError(Exception):
+    """Raised where the library process would have ended; threads of the server end by it."""
+
+
 class GatedRunner:
-    """A slot whose calls begin and end when the test lets them. `ended_at` is when the function has ended, and packing
-    its result comes after that, as in a real one."""
+    """A slot whose calls begin and end on request. `ended_at`: time when the function ended; its result is packed
+    later.
+    """
 
     def __init__(self) -> None:
         self.call: Any = NO_CALL
@@ -69,7 +75,7 @@ class GatedRunner:
 
 
 class Resizable:
-    """A context that can be told to take less, which takes a moment."""
+    """A context that reduces its memory on request, after a moment."""
 
     def __init__(self) -> None:
         self.runners: list[GatedRunner] = []
@@ -84,7 +90,7 @@ class Resizable:
 
 
 class Served:
-    """A library's server in a thread, and the other end of its socket."""
+    """A library's server in a thread, and the other side of its socket."""
 
     def __init__(self, slots: int = 1) -> None:
         self.sock, theirs = socket.socketpair()
@@ -93,9 +99,16 @@ class Served:
         self.runners = self.context.runners = [GatedRunner() for _ in range(slots)]
         self.guard = ProcessGuard()
         self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, guard=self.guard)
+        self.server._exit = self._exit  # type: ignore[method-assign]
+        self.exits: list[int] = []
         self.may_make = threading.Event()
         self._reader, self._decode = connection.FrameReader(self.sock), wire.to_agent_decoder()
         self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _exit(self, code: int) -> NoReturn:
+        """Record the exit code. Threads of the server may call this after the test has ended."""
+        self.exits.append(code)
+        raise LeftError
 
     def start(self) -> Served:
         self._thread.start()
@@ -123,7 +136,7 @@ class Served:
         return found
 
     def end(self) -> list[Any]:
-        """Let every call end, and the server; all that it has said until then and was not heard."""
+        """Let all calls and the server end; return all unread messages."""
         for runner in self.runners:
             runner.may_begin.set()
             runner.may_end.set()
@@ -168,7 +181,7 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def test_call_that_the_attendant_gives_back_does_not_begin(served: Served) -> None:
-    """The attendant is slow at it: the result of the call before is packed meanwhile."""
+    """The attendant returns the call late, while the previous call's result is packed."""
     decode, (runner,) = served.server._decode, served.runners
     read = threading.Event()
 
@@ -197,7 +210,7 @@ def test_call_that_the_attendant_gives_back_does_not_begin(served: Served) -> No
 
 @pytest.mark.parametrize("message", [Evict(NEXT), Resize(5)], ids=["evict", "resize"])  # type: ignore[arg-type]
 def test_late_messages_of_the_attendant_find_the_call_already_taken(served: Served, message: Any) -> None:
-    """It saw a call run, was held up by a socket that is full, and reads when the next call is taken and not begun."""
+    """The attendant saw a call run, waited for a full socket, and acts when the next call is taken but not begun."""
     (runner,) = served.runners
     send = served.server.outbox.send_waiting
     held_up, goes_on = threading.Event(), threading.Event()
@@ -245,7 +258,7 @@ def test_a_resize_before_every_slot_is_there_is_answered(two_slots: Served) -> N
     two_slots.say(Resize(5))
     two_slots.start()
     until(lambda: two_slots.server._runners)
-    assert not two_slots.context.seen, "nothing is read before every slot is there"
+    assert not two_slots.context.seen, "no message is read before every slot exists"
     two_slots.may_make.set()
     assert two_slots.hear(Resized) == [Resized(5)]
     two_slots.end()
@@ -260,24 +273,7 @@ def test_a_resize_is_answered_while_a_slot_runs_a_call(two_slots: Served) -> Non
     two_slots.end()
 
 
-class LeftError(Exception):
-    """The process would have ended here."""
-
-
-@pytest.fixture
-def leaves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The exit codes of processes that would have ended."""
-    codes: list[int] = []
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        raise LeftError
-
-    monkeypatch.setattr(server.os, "_exit", leave)
-    return codes
-
-
-def test_leaving_library_has_sent_the_ends_of_other_threads(leaves: list[int]) -> None:
+def test_library_sends_results_of_other_threads_before_it_exits() -> None:
     served = Served()
     outbox, sock = served.server.outbox, _SlowSocket()
     outbox._sock = sock  # type: ignore[assignment]
@@ -305,7 +301,7 @@ class _SlowSocket:
         self.sent += 1
 
 
-def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: list[int]) -> None:
+def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell() -> None:
     served = Served(slots=2)
     one, two = served.runners
     served.server._runners = [one, two]  # type: ignore[list-item]
@@ -313,26 +309,24 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
     served.guard.check = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
     two.take(LONG)
     served.server._leave_if_unfit(one)  # type: ignore[arg-type]
-    assert not leaves
+    assert not served.exits
     two.taken = NO_CALL
     one.take(NEXT)
     with pytest.raises(LeftError):
         served.server._leave_if_unfit(one)  # type: ignore[arg-type]
-    assert leaves == [infrastructure.NODE_FAILED]
+    assert served.exits == [infrastructure.NODE_FAILED]
     served.sock.close()
 
 
-def test_a_slot_that_fails_ends_its_library(two_slots: Served, leaves: list[int]) -> None:
+def test_a_slot_that_fails_ends_its_library(two_slots: Served) -> None:
     def broken(slot: int) -> Any:
         raise OSError(28, f"no room for slot {slot}")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "excepthook", lambda arguments: None)
-        threading.Thread(
-            target=two_slots.server.serve_threads, args=(broken, 2), kwargs={"idle": lambda slot: None}, daemon=True
-        ).start()
-        until(lambda: len(leaves) == 2)
-    assert leaves == [1, 1]
+    threading.Thread(
+        target=two_slots.server.serve_threads, args=(broken, 2), kwargs={"idle": lambda slot: None}, daemon=True
+    ).start()
+    until(lambda: len(two_slots.exits) == 2)
+    assert two_slots.exits == [1, 1]
 
 
 def test_end_is_sent_before_what_the_call_left_is_cleared(served: Served) -> None:
@@ -347,10 +341,7 @@ def test_end_is_sent_before_what_the_call_left_is_cleared(served: Served) -> Non
     served.end()
 
 
-def test_failed_clearing_waits_for_calls_in_other_slots(
-    two_slots: Served, leaves: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+def test_failed_clearing_waits_for_calls_in_other_slots(two_slots: Served) -> None:
     two_slots.may_make.set()
     for each in two_slots.runners:
         each.is_clean, each.fault = False, LibraryFault(infrastructure.NOT_CLEARED, "the disk is gone")
@@ -363,10 +354,10 @@ def test_failed_clearing_waits_for_calls_in_other_slots(
     until(lambda: two_slots.server._fault is not None)
     two_slots.say(order(LAST))
     until(lambda: len(two_slots.server._queue) == 1)
-    assert not leaves
+    assert not two_slots.exits
     second.may_end.set()
-    until(lambda: leaves)
-    assert leaves[0] == infrastructure.NOT_CLEARED
+    until(lambda: two_slots.exits)
+    assert two_slots.exits[0] == infrastructure.NOT_CLEARED
     assert sorted(first.ran + second.ran) == [LONG, NEXT]
     ends = [end.call for message in two_slots.hear(RunsEnded, 2) for end in message.ends]
     assert sorted(ends) == [LONG, NEXT]

@@ -1,4 +1,4 @@
-"""Pieces of many calls share frames, and each call's leave once and in order."""
+"""Pieces of many calls share frames, and each call's pieces are sent once and in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from stoker.pilot.library import pieces
-from stoker.pilot.library.pieces import PieceGathering
+from stoker.pilot.library.pieces import PieceBatcher
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import Yielded
 
@@ -23,11 +23,11 @@ def frames() -> list[list[Yielded]]:
 
 
 @pytest.fixture
-def waiting(frames, monkeypatch) -> PieceGathering:
-    """One whose pieces wait for hours, because a frame has just left."""
+def waiting(frames, monkeypatch) -> PieceBatcher:
+    """Return a batcher whose pieces wait for hours, because a frame has just been sent."""
     monkeypatch.setattr(pieces, "GATHER_EACH_S", 10_000.0)
     monkeypatch.setattr(pieces, "GATHER_S", 10_000.0)
-    found = PieceGathering(frames.append)
+    found = PieceBatcher(frames.append)
     found.calls = 3
     found.add(piece(1, 0), at_once=False)
     assert [each.run for each in frames.pop()] == [1]
@@ -78,7 +78,7 @@ def test_pieces_of_many_threads_leave_once_and_in_order(frames):
         if sum(map(len, seen.values())) == streams * count:
             all_left.set()
 
-    found = PieceGathering(send)
+    found = PieceBatcher(send)
     found.calls = streams
 
     def write(run: int) -> None:
@@ -90,6 +90,6 @@ def test_pieces_of_many_threads_leave_once_and_in_order(frames):
         writer.start()
     for writer in writers:
         writer.join()
-    assert all_left.wait(60)  # the last ones leave without another to take them along
+    assert all_left.wait(60)  # the last pieces are sent although no later piece triggers it
     assert seen == {run: [b"%d/%d" % (run, number) for number in range(count)] for run in range(streams)}
     assert len(frames) < streams * count

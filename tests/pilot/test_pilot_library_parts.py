@@ -1,5 +1,3 @@
-"""Parts of the library process in isolation."""
-
 from __future__ import annotations
 
 import os
@@ -46,7 +44,7 @@ def test_frames_survive_any_cutting(sizes: list[int], seed: int) -> None:
 
     def write() -> None:
         at = 0
-        while at < len(stream):  # now and then a cut right in a length
+        while at < len(stream):  # some cuts are inside a length field
             step = chance.choice([1, 7, 8, 9, 4096]) if chance.random() < 0.3 else 200_000
             theirs.sendall(stream[at : at + step])
             at += step
@@ -210,7 +208,7 @@ def test_the_marker_tells_where_output_of_other_calls_ends(tmp_path: Path) -> No
     marker.begin(0, 7, 100, 40)
     marker.begin(1, 8, 100, 45)
     marker.idle(1)
-    marker.ended(90)  # call 8 has written its lines up to there
+    marker.ended(90)  # call 8 has written its lines up to this position
     assert running(tmp_path / "running") == [Running(7, 100, 90, slot=0)]
     marker.suspect([8])
     assert [each.log_from for each in running(tmp_path / "running")] == [90, NOWHERE]
@@ -284,8 +282,8 @@ def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch
     assert memory.excess(7, 100, now=0.5) == 101
     assert asked == [7, 7]
     exact = 60
-    assert memory.excess(7, 100, now=0.75) == 0, "it was over: it is measured every time"
-    exact = 130  # the process that shared its pages has ended
+    assert memory.excess(7, 100, now=0.75) == 0, "over the limit: measure every time"
+    exact = 130  # the process that shared the library's pages has ended, so they count in full
     assert memory.excess(7, 100, now=1.0) == 0
     assert memory.excess(7, 100, now=0.75 + memory.AGAIN_S) == 130
 
@@ -341,14 +339,12 @@ def test_a_length_alone_takes_no_memory_and_a_large_frame_comes_whole() -> None:
 
 
 class Slow:
-    """Takes a moment to be rebuilt."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, ()
 
 
 def _rebuild() -> Slow:
-    time.sleep(0.05)  # so that the other slots come meanwhile
+    time.sleep(0.05)  # the other slots arrive in the meantime
     return Slow()
 
 

@@ -1,5 +1,3 @@
-"""A gang's rendezvous in a library."""
-
 from __future__ import annotations
 
 import socket
@@ -49,22 +47,22 @@ def test_an_address_that_comes_late_wakes_its_rank(meetings: GangMeetings) -> No
 
 def test_an_address_of_another_call_is_not_taken(meetings: GangMeetings) -> None:
     meetings.told(8, "10.0.0.7:29500")
-    with pytest.raises(GangBroken, match=r"rank 1 of 2 was not told within .* where rank 0 is"):
+    with pytest.raises(GangBroken, match=r"rank 1 of 2 did not get the address of rank 0 within"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
 def test_a_rank_that_is_called_off_does_not_wait(meetings: GangMeetings) -> None:
     meetings.told(CALL, "")
-    with pytest.raises(GangBroken, match="rank 1 of 2 was called off"):
+    with pytest.raises(GangBroken, match="rank 1 of 2 was cancelled"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0)
-    meetings.told(CALL, "10.0.0.7:29500")  # of the call's next gang
+    meetings.told(CALL, "10.0.0.7:29500")  # this address belongs to the call's next gang
     assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
 
 
 def test_what_was_said_of_one_gang_is_nothing_to_the_next(meetings: GangMeetings) -> None:
-    meetings.told(CALL, "10.0.0.7:29500")  # and the rank ended without asking
+    meetings.told(CALL, "10.0.0.7:29500")  # an address that the rank never fetched before it ended
     meetings.over(CALL)
-    with pytest.raises(GangBroken, match="was not told"):
+    with pytest.raises(GangBroken, match="did not get the address"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
@@ -74,6 +72,6 @@ def test_a_gang_of_one_meets_nobody(meetings: GangMeetings, said: list[Listens])
 
 
 def test_rank_0_that_cannot_listen_says_where() -> None:
-    elsewhere = GangMeetings(host="192.0.2.1", say=lambda _: None)  # an address for documentation: unused
+    elsewhere = GangMeetings(host="192.0.2.1", say=lambda _: None)  # an address reserved for documentation
     with pytest.raises(GangBroken, match=r"rank 0 of 2 cannot listen on 192\.0\.2\.1"):
         elsewhere.seat(CALL, GangPlace(0, 2), limit_s=1.0)

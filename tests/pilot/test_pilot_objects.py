@@ -25,7 +25,7 @@ from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 
 
 class Other:
-    """A second pilot of the same session, with its own manager's side and cache."""
+    """A second pilot of the same session, with its own manager and cache."""
 
     def __init__(self, first: FakeManager, folder: Path) -> None:
         folder.mkdir()
@@ -60,12 +60,12 @@ def wanting(ref: ObjectRef) -> Any:
 
 
 def gone_from_here(ref: ObjectRef) -> ObjectRef:
-    """The same object, from an origin that this host cannot see."""
+    """Return this object with an origin that this host cannot see."""
     return ObjectRef(ref.name, ref.size_bytes, "/not/seen/here")
 
 
 def have(manager: FakeManager, ref: ObjectRef) -> None:
-    """Have a pilot read an object from where it comes from."""
+    """Make a pilot read an object from its origin."""
     manager.start(wanting(ref))
     manager.until(lambda: manager.wanted == [ref])
     manager.send(FetchObject(ref, origin=True, manifest=manifest_of(ref)))
@@ -98,7 +98,8 @@ def test_an_object_comes_from_another_pilot(keyed: FakeManager, other: Other, bi
     assert ready.fetch_s > 0
     ((length,),) = [keyed.results(keyed.run(lambda context: context, [()], takes_context=True))]
     assert length == big.size_bytes
-    # It has it now: another library starts without a word, and a pilot that comes later says so.
+    # The pilot has the object: another library starts without requesting it, and the next pilot on this cache reports
+    # it.
     wants = len(keyed.wanted)
     keyed.ready(wanting(ref), library=2, devices=("cpu:1",))
     assert len(keyed.wanted) == wants
@@ -214,7 +215,7 @@ def test_leaving_pilot_stays_until_another_has_what_only_it_has(
     assert other.pilot.poll() is None
     other.manager.send(Exit(reason="others have it", drain=True))
     other.manager.wait_for(PilotLeaving)
-    keyed.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # said twice
+    keyed.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # the manager repeats the order
     keyed.until(lambda: len([one for one in keyed.said if isinstance(one, ObjectsHere)]) > 1)
 
 
@@ -297,7 +298,7 @@ def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: Fak
 
 
 def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(keyed: FakeManager, big: ObjectRef) -> None:
-    """As on a file system for which the node has no ticket; a name that is too long is refused in the same way."""
+    """A name that is too long fails like a file system for which the node has no ticket."""
     keyed.start_pilot()
     ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
     keyed.start(wanting(ref))

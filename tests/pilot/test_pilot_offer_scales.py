@@ -1,4 +1,4 @@
-"""An agent reads the turn board and tells the core the work of the engines on a device."""
+"""An agent reads the engines' work on a device from the turn board and reports it to the core."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from core.pilot_shell import GIB, CoreShell
 
-from stoker.contexts.inference.adapter import EngineLoad, EngineWork
+from stoker.contexts.inference.adapter import EngineLoad, EngineWork, TokenCache
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.core.nouns import Context
 from stoker.manager.policies.where_to_load import known_bytes
-from stoker.pilot.agent.offers import OfferScales
+from stoker.pilot.agent.offers import OfferInspector
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.state import Stage
@@ -38,7 +38,7 @@ TIMES = times_of(SAMPLES)
 
 
 class Pilot:
-    """A pilot's core with two libraries on one device, and the scales of its agent."""
+    """A pilot's core with two libraries on one device, and its agent's `OfferScales`."""
 
     def __init__(self, board: Path) -> None:
         self.board = board
@@ -46,7 +46,7 @@ class Pilot:
         for number, model in enumerate(MODELS, start=1):
             self.shell.ready(number, model, device_memory_bytes=8 * GIB)
         self.shell.forget()
-        self.scales = OfferScales(self.shell.core.state, board=board, clock=lambda: self.shell.now)
+        self.scales = OfferInspector(self.shell.core.state, board=board, clock=lambda: self.shell.now)
         self.engines = [LibraryTurns(board, LibraryId(number), GPU) for number in (1, 2)]
 
     def measure(self, times: StepTimes = TIMES) -> None:
@@ -55,7 +55,7 @@ class Pilot:
         self.shell.forget()
 
     def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
-        """The manager offers library 1 a call; return the agent's answer, which goes to the core."""
+        """Offer library 1 a call; give the agent's estimate to the core and return it."""
         spec = CallSpec(CallId(call), b"x", Features(input_length=tokens, expected_output=50))
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
@@ -112,7 +112,7 @@ def test_a_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> Non
     pilot.offer(tokens=1000)
     why = "a token of each request on the device would take 0.11 s, and 0.06 s are allowed"
     assert pilot.shell.take(told.CallsReturned).refused == why
-    pilot.engines[1].publish(EngineWork(taken_up=1))
+    pilot.engines[1].publish(EngineWork(accepted_requests=1))
     pilot.offer(2, tokens=1000)
     assert pilot.shell.take(to_library.Run)
 
@@ -123,8 +123,9 @@ def test_recently_accepted_calls_count_until_an_engine_has_them(pilot: Pilot) ->
     second = pilot.offer(2, ttft_s=1.5, tokens=1000)
     assert pilot.outlook(second, 1).prompts == (UnreadPrompt(100, 105.0, 0.25),)
     assert [spec.call for run in pilot.shell.all(to_library.Run) for spec in run.calls] == [1, 2]
-    assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2  # refused, so not counted
-    pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25), (100, 105.0, 0.25)], taken_up=2))
+    # call 3 was refused, so its prompt does not count
+    assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2
+    pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25), (100, 105.0, 0.25)], accepted_requests=2))
     assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
 
 
@@ -132,10 +133,11 @@ def test_a_request_of_a_call_that_has_ended_stands_for_no_other_call(pilot: Pilo
     pilot.measure()
     pilot.offer(1, tokens=100)
     pilot.offer(2, tokens=200)
-    pilot.engines[0].publish(EngineWork(taken_up=1))  # the first call's, which has been served since
+    # the engine accepted the first call's prompt, and has read it
+    pilot.engines[0].publish(EngineWork(accepted_requests=1))
     pilot.shell.end(1)
     assert [each.tokens for each in pilot.outlook(pilot.offer(3, ttft_s=0.01), 1).prompts] == [200]
-    pilot.engines[0].publish(EngineWork(taken_up=2))
+    pilot.engines[0].publish(EngineWork(accepted_requests=2))
     assert pilot.outlook(pilot.offer(4, ttft_s=0.01), 1).prompts == ()
 
 
@@ -145,21 +147,21 @@ def test_no_request_stands_for_a_call_that_was_refused(pilot: Pilot) -> None:
     pilot.offer(2, tokens=1000, ttft_s=0.5)
     assert pilot.shell.take(told.CallsReturned).refused
     pilot.offer(3, tokens=300)
-    pilot.engines[0].publish(EngineWork(taken_up=2))
+    pilot.engines[0].publish(EngineWork(accepted_requests=2))
     assert pilot.outlook(pilot.offer(4), 1).prompts == ()
 
 
 def test_a_library_that_is_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
     pilot.measure()
     pilot.shell.start(3, MODELS[1])
-    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # it was loaded for a request
+    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request, which counts already
     pilot.shell.run(7, library=2)
     for number in (2, 3):
         pilot.shell.hear(StopLibrary(LibraryId(number), "enough"))
     assert pilot.shell.library(2).stage is Stage.DRAINING
     assert {each.library: each.rows for each in pilot.offer(2).engines} == {1: 0, 2: 0, 3: 0}
-    pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, taken_up=1))
-    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # its remaining work counts
+    pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, accepted_requests=1))
+    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # the remaining work of library 2, which drains, counts
 
 
 @pytest.mark.parametrize("kind", ["A10", "cpu"])
@@ -174,12 +176,52 @@ def test_a_pilot_wants_no_more_memory_than_the_manager_reserves(
     reserved = known_bytes(Context(model), facts) if declared else 0
     shell = CoreShell((facts,)).join().ready(1, model, device_memory_bytes=reserved)
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
-        engine.publish(EngineWork(2, 100.0, taken_up=2, peak_tokens=300))
+        engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=300))
         spec = CallSpec(CallId(1), b"x", Features(input_length=100, expected_output=50))
-        found = OfferScales(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now).weigh(
+        found = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now).weigh(
             RunCalls(LibraryId(1), FunctionKey("f"), [spec], offer=True)
         )
-    assert found.required_bytes == reserved <= facts.memory_bytes
+    unused = NEEDS.token_bytes * (NEEDS.cache_tokens - 450)
+    assert found.required_bytes == (reserved - unused if declared else 0)
+    assert reserved <= facts.memory_bytes
+
+
+@pytest.mark.parametrize("declared", [0, 8 * GIB])
+def test_reported_cache_is_weighed(tmp_path: Path, declared: int) -> None:
+    cache = TokenCache(weights_bytes=6 * GIB, token_bytes=GIB // 100, tokens=400)
+    shell = loaded(cache, declared)
+    assert weigh(shell, tmp_path, tokens=400).required_bytes == 6 * GIB + 750 * (GIB // 100)
+
+
+def test_fixed_cache_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+    shell = loaded(TokenCache(6 * GIB, GIB // 100, tokens=750, is_fixed=True), 0)
+    assert weigh(shell, tmp_path, tokens=400) == OfferWeighed(order(400))
+    found = weigh(shell, tmp_path, tokens=401)
+    shell.hear(found.order)
+    shell.give(found)
+    why = "the cache of lib-1 holds 750 tokens and cannot be resized; with this call it would need 751"
+    assert shell.take(told.CallsReturned).refused == why
+    assert not shell.all(to_library.Resize)
+
+
+def loaded(cache: TokenCache, declared: int) -> CoreShell:
+    facts = DeviceFacts(GPU[0], "A10", 24 * GIB)
+    model = Recipe("k", "model", loader=b"x", needs=Needs(device_memory_bytes=declared))
+    shell = CoreShell((facts,)).join().start(1, model, device_memory_bytes=12 * GIB)
+    return shell.say(1, to_agent.Hello(1, 1001), to_agent.Loaded(1.0, GIB, GIB, 5 * GIB, cache=cache)).forget()
+
+
+def order(tokens: int) -> RunCalls:
+    spec = CallSpec(CallId(1), b"x", Features(input_length=tokens - 50, expected_output=50))
+    return RunCalls(LibraryId(1), FunctionKey("f"), [spec], offer=True)
+
+
+def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferWeighed:
+    """Offer a call of so many tokens to a library whose engine has requests of 350."""
+    with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
+        engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=350))
+        inspector = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now)
+        return inspector.weigh(order(tokens))
 
 
 def test_a_call_that_has_waited_is_due_earlier(pilot: Pilot) -> None:
@@ -197,7 +239,7 @@ def test_token_that_became_late_since_the_step_began_refuses_no_call(pilot: Pilo
 
 
 def test_a_cache_that_was_underestimated_is_asked_for(pilot: Pilot) -> None:
-    pilot.engines[0].publish(EngineWork(4, 500.0, taken_up=4, peak_tokens=2000))
+    pilot.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
     own = pilot.shell.core.state.devices[GPU[0]].process_bytes
     assert pilot.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
     assert "of device memory for it" in pilot.shell.take(told.CallsReturned).refused
@@ -206,7 +248,7 @@ def test_a_cache_that_was_underestimated_is_asked_for(pilot: Pilot) -> None:
 def test_further_prompts_count_as_one(pilot: Pilot) -> None:
     pilot.measure()
     prompts = [(10, 110.0 + number, 0.25) for number in range(40)]
-    pilot.engines[1].publish(EngineWork(prompts=prompts, taken_up=40))
+    pilot.engines[1].publish(EngineWork(prompts=prompts, accepted_requests=40))
     found = pilot.outlook(pilot.offer(), 2).prompts
     assert len(found) == 32
     assert found[-1] == UnreadPrompt(90, 149.0, 0.25)

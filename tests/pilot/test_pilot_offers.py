@@ -1,5 +1,3 @@
-"""A pilot accepts an offered call, or refuses it for time or memory."""
-
 from __future__ import annotations
 
 import pytest
@@ -8,8 +6,8 @@ from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.pilot.core import commands
-from stoker.pilot.core.events import OfferWeighed
-from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.events import OfferWeighed, ProcessEnded
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import CallSpec
@@ -25,8 +23,11 @@ def pilot() -> CoreShell:
     return CoreShell().join().ready(recipe=MODEL, device_memory_bytes=8 * GIB).forget()
 
 
-def offer(pilot: CoreShell, call: int = 1, *, reserve: int = 0) -> RunCalls:
-    order = RunCalls(LibraryId(1), FunctionKey("f"), [CallSpec(CallId(call), b"x")], offer=True, reserve_bytes=reserve)
+def offer(pilot: CoreShell, call: int = 1, *, reserve: int = 0, preempts: tuple[int, ...] = ()) -> RunCalls:
+    order = RunCalls(
+        LibraryId(1), FunctionKey("f"), [CallSpec(CallId(call), b"x")], offer=True, reserve_bytes=reserve,
+        preempts=tuple(map(LibraryId, preempts)),
+    )  # fmt: skip
     pilot.hear(order)
     return pilot.take(commands.WeighOffer).order
 
@@ -79,7 +80,7 @@ def test_a_call_waits_for_no_memory_of_others(pilot: CoreShell) -> None:
     pilot.ready(2, MODEL, device_memory_bytes=10 * GIB).forget()
     pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB)))
     assert pilot.take(told.CallsReturned).refused == "lib-1 would wait for memory on its devices"
-    pilot.hear(ResizeLibrary(LibraryId(1), 15 * GIB)).forget()  # this waits until lib-2 shrinks
+    pilot.hear(ResizeLibrary(LibraryId(1), 15 * GIB)).forget()  # the growth of lib-1 waits until lib-2 shrinks
     pilot.give(OfferWeighed(offer(pilot)))
     assert pilot.take(told.CallsReturned).refused == "lib-1 waits for memory on its devices"
 
@@ -89,3 +90,47 @@ def test_a_library_that_ended_while_it_was_weighed_refuses(pilot: CoreShell) -> 
     pilot.hear(StopLibrary(LibraryId(1), "enough")).forget()
     pilot.give(OfferWeighed(order))
     assert pilot.take(told.CallsReturned).refused == "lib-1 is about to end"
+
+
+def test_what_a_library_will_shrink_to_counts_for_an_offer(pilot: CoreShell) -> None:
+    pilot.hear(ResizeLibrary(LibraryId(1), 6 * GIB)).forget()  # it still holds 8 GiB
+    pilot.give(OfferWeighed(offer(pilot), required_bytes=7 * GIB))
+    assert pilot.take(told.CallsReturned).required_bytes == 7 * GIB
+    pilot.give(OfferWeighed(offer(pilot, reserve=7 * GIB), required_bytes=7 * GIB))
+    assert pilot.take(to_library.Resize).device_memory_bytes == 7 * GIB
+    assert pilot.take(to_library.Run)
+
+
+def test_an_offer_may_count_on_the_memory_of_what_it_preempts(pilot: CoreShell) -> None:
+    pilot.ready(2, MODEL, device_memory_bytes=10 * GIB).forget()
+    pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB, preempts=(2,))))
+    assert pilot.take(told.OfferAccepted) == told.OfferAccepted(LibraryId(1), CallId(1), (LibraryId(2),), 15 * GIB)
+    assert pilot.take(to_library.Run)
+    assert pilot.all(to_library.Stop) == []  # the manager orders the end
+    assert pilot.all(to_library.Resize) == []
+    pilot.hear(StopLibrary(LibraryId(2), "lib-1 grows")).give(ProcessEnded(LibraryId(2)))
+    assert pilot.take(to_library.Resize).device_memory_bytes == 15 * GIB
+
+
+def test_memory_that_another_library_waits_for_is_not_counted_twice(pilot: CoreShell) -> None:
+    pilot.ready(2, MODEL, device_memory_bytes=8 * GIB).ready(3, MODEL, device_memory_bytes=2 * GIB).forget()
+    pilot.hear(ResizeLibrary(LibraryId(3), 9 * GIB)).forget()
+    pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB, preempts=(2,))))
+    assert pilot.take(told.CallsReturned).refused == "lib-1 would wait for memory on its devices"
+
+
+def test_an_offer_is_weighed_without_the_work_of_what_it_preempts(pilot: CoreShell) -> None:
+    pilot.ready(2, MODEL, device_memory_bytes=8 * GIB).forget()
+    mine = EngineOutlook(LibraryId(1), EvenCost(0.12), 1, 100.0, 110.0, 0.25)
+    work = [mine, EngineOutlook(LibraryId(2), EvenCost(0.12), 1, 100.0, 110.0, 0.25)]
+    new = UnreadPrompt(100, 109.0, 0.25)
+    pilot.give(OfferWeighed(offer(pilot), new, work, 100.0))
+    refused = pilot.take(told.CallsReturned)
+    assert refused.over_s == pytest.approx(2 * 0.12 * OVERESTIMATE - 0.25)
+    pilot.give(OfferWeighed(offer(pilot, 2, preempts=(2,)), new, work, 100.0))
+    assert pilot.take(told.OfferAccepted).reserve_bytes == 0
+
+
+def test_a_refusal_for_a_late_prompt_says_nothing_of_decode_time(pilot: CoreShell) -> None:
+    pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
+    assert pilot.take(told.CallsReturned).over_s == 0.0

@@ -1,4 +1,4 @@
-"""One place interprets the manager's orders to a pilot."""
+"""One file interprets the manager's orders to a pilot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READER = "pilot/core/reactor.py"
 
 
 def names_asked_for(tree: ast.AST) -> set[str]:
-    """The classes that a module's patterns and `isinstance` ask for."""
+    """Return the classes in a module's patterns and `isinstance` calls."""
     found: set[str] = set()
     for node in ast.walk(tree):
         asked: list[ast.expr] = []
@@ -43,5 +43,5 @@ def readers() -> dict[str, set[str]]:
 
 def test_orders_are_matched_in_one_file() -> None:
     found = readers()
-    assert found.pop(READER) == ORDERS, "every order is carried out there"
-    assert found == {}, "these ask which order it is as well"
+    assert found.pop(READER) == ORDERS, "that file handles every order"
+    assert found == {}, "these files also check the kind of order"

@@ -1,5 +1,3 @@
-"""Device probes: results, the agent's reaction, and calls of a GPU's driver."""
-
 from __future__ import annotations
 
 import ctypes
@@ -30,7 +28,7 @@ DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
 class Computer:
-    """A stand-in for a device: it multiplies, and then something happens to the product."""
+    """A stand-in for a device: it multiplies, and then `harm` changes the product."""
 
     def __init__(self, harm: Any = None) -> None:
         self._harm = harm
@@ -40,7 +38,7 @@ class Computer:
         out, known = array("f"), dict[bytes, list[float]]()
         for i in range(size):
             row = a[i * size : (i + 1) * size]
-            if row.tobytes() not in known:  # few differ, and Python is slow
+            if row.tobytes() not in known:  # few rows differ, and Python is slow
                 known[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
             out.extend(known[row.tobytes()])
         if self._harm is not None:
@@ -88,8 +86,8 @@ def test_a_device_that_refuses() -> None:
         ("print('cpu:0 gave nonsense'); sys.exit(5)", ProbeVerdict.WRONG, "cpu:0 gave nonsense"),
         ("print('none here'); sys.exit(3)", ProbeVerdict.UNKNOWN, "none here"),
         ("raise OSError('a driver fault')", ProbeVerdict.FAILED, "exit code 1: OSError: a driver fault"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", ProbeVerdict.FAILED, "its probe ended with SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", ProbeVerdict.UNKNOWN, "was ended by a signal"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ProbeVerdict.FAILED, "its probe exited with SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ProbeVerdict.UNKNOWN, "was killed by a signal"),
         ("time.sleep(100)", ProbeVerdict.FAILED, "did not end within"),
     ],
 )
@@ -120,7 +118,7 @@ def test_probe_survives_the_cleanup_of_what_libraries_left(tmp_path: Path) -> No
     assert processes.kill_strays(known, of_main=True) == {stray.pid}
     gate.touch()
     probing_thread.join(PATIENCE_S)
-    assert stray.wait() in (0, -signal.SIGKILL)  # 0: its end was taken before
+    assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter took the process's exit status
     assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
 
 
@@ -141,7 +139,7 @@ def until_there_is(found: Callable[[], object]) -> None:
 
 
 def probe(folder: Path, text: str) -> str:
-    """A probe as a site may have one: it gets the device's name, and counts in a file how often it was asked."""
+    """Write a site's probe, which gets the device's name and counts its calls in a file."""
     file = folder / "probe"
     file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
     file.chmod(0o755)
@@ -151,13 +149,13 @@ def probe(folder: Path, text: str) -> str:
 def test_a_device_that_fails_twice_is_told_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
     manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
-    manager.hello()  # comes when it is known of each device whether it computes
+    manager.hello()  # sent when the probe result of each device is known
     assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     fault = manager.wait_for(DeviceFault)
     assert fault == DeviceFault(
         DeviceId("cpu:1"), "cpu:1 gave a wrong matrix product (error 3e-1, allowed 1e-3), twice"
     )
-    manager.ready(recipe())  # the other device serves
+    manager.ready(recipe())  # the other device works
     assert [type(message) for message in manager.said].count(DeviceFault) == 1
 
 
@@ -189,14 +187,14 @@ def test_a_device_that_fails_a_call_is_probed_and_taken_out(manager: FakeManager
 def test_how_often_a_device_is_probed(manager: FakeManager, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0.1")
-    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="it is probed again")
+    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="the device is probed again")
 
 
 def test_a_device_that_is_probed_at_the_start_alone(manager: FakeManager, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0")
     manager.hello()
-    manager.until(lambda: len(manager.heartbeats) >= 6, what="time has passed")  # it looks at probes every second
+    manager.until(lambda: len(manager.heartbeats) >= 6, what="time has passed")  # probes run every second
     assert asked.read_text().split() == ["cpu:0"]
 
 
@@ -227,7 +225,7 @@ NAMES = {
 
 
 class Driver:
-    """Keeps what is on the device in buffers of this process, by made-up addresses; multiplies like the kernel."""
+    """Keeps device memory in this process's buffers, by invented addresses; multiplies like the kernel."""
 
     def __init__(self, *, room_bytes: int = 10**9, launch: int = 0) -> None:
         self.memory: dict[int, bytearray] = {}
@@ -266,7 +264,7 @@ class Driver:
         *_, pointers, _extra = rest
         a, b, c = (ctypes.c_uint64.from_address(pointers[place]).value for place in range(3))
         size = ctypes.c_uint32.from_address(pointers[3]).value
-        assert blocks * rest[2] >= size * size  # a thread an element
+        assert blocks * rest[2] >= size * size  # the launch has a thread per element
         left, right = array("f", bytes(self.memory[a])), array("f", bytes(self.memory[b]))
         columns = [right[j::size] for j in range(size)]
         rows: dict[bytes, list[float]] = {}
@@ -283,7 +281,7 @@ class Driver:
 def test_a_product_through_the_driver() -> None:
     driver = Driver()
     assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
-    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # more than the matrices was asked for
+    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe requested more memory than its matrices need
     assert driver.calls.index("cuModuleLoadData") < driver.calls.index("cuModuleGetFunction")
     assert driver.calls[-1] == "cuCtxSynchronize"
 

@@ -1,4 +1,4 @@
-"""Shadow validation: the three cases of SLINFER §VI-C by hand."""
+"""Shadow validation: the three cases of SLINFER §VI-C, calculated by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_its_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_
 
 def test_a_prompt_that_waits_longer_is_read_first() -> None:
     early = idle(prompts=(prompt(400, 0.5),))
-    assert judged(early, new=prompt(400, 0.9)) == "its first token would come 0.04 s late"  # and a step that writes
+    # the first token needs both reads, and a step that writes
+    assert judged(early, new=prompt(400, 0.9)) == "its first token would come 0.04 s late"
     assert judged(early, new=prompt(400, 0.95)) == ""
 
 
@@ -53,7 +54,7 @@ def test_no_prompt_that_waits_is_made_late() -> None:
 
 @pytest.mark.parametrize(("due_in", "is_in_time"), [(0.5, True), (0.48, False)])
 def test_no_token_of_another_request_is_made_late(due_in: float, is_in_time: bool) -> None:
-    # the prompt is due first: 0.4 s to read it, then a step of 0.05 s, each a tenth longer
+    # the prompt is due first. It takes 0.4 s to read, then a step takes 0.05 s, and each counts a tenth more: 0.495 s
     why = judged(idle(), writing(due_in=due_in), new=prompt(400, 0.46))
     assert (why == "") == is_in_time
     assert is_in_time or why.startswith("a token of another request would come")

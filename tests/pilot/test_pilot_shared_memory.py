@@ -1,5 +1,3 @@
-"""Shared memory of a call is removed with its library; attached memory stays."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -25,7 +23,7 @@ SYSTEM_V = Path("/proc/sysvipc/shm")
 
 @pytest.fixture
 def segment() -> Iterator[shared_memory.SharedMemory]:
-    """A segment of the user's program, which no tracker of this test's process knows."""
+    """A segment of the user's program, unknown to this process's tracker."""
     made = shared_memory.SharedMemory(create=True, size=100)
     resource_tracker.unregister(made._name, "shared_memory")  # type: ignore[attr-defined]
     yield made
@@ -142,7 +140,7 @@ def test_a_segment_that_a_call_attaches_to_stays(served: FakeManager, segment: s
     assert size >= 100
     served.run(die, [()])
     served.gone()
-    served.until(lambda: is_gone(own))  # so its tracker has ended
+    served.until(lambda: is_gone(own))  # the library's own segment is gone, so its tracker has ended
     assert not is_gone(segment.name)
 
 
@@ -172,7 +170,7 @@ shared_memory.SharedMemory(os.read(there, 100).decode()).unlink()
 def test_what_a_call_only_attached_to_may_be_unlinked_or_unregistered(
     segment: shared_memory.SharedMemory, does: str, stays: bool
 ) -> None:
-    """The resource tracker printed a KeyError. It still forgets what a child made and another process removes."""
+    """The resource tracker once printed a KeyError. It must forget a child's segments that another process removes."""
     program = TRACKED + does.format(name=segment.name)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -220,8 +218,9 @@ def test_program_that_poses_as_a_tracker_is_killed_after_a_while(tmp_path: Path)
 
 
 def test_a_tracker_is_known_from_its_first_moment() -> None:
-    """/proc shows the command line of a program that has just begun a moment later: its tracker was killed with a
-    library, and what it knew of stayed."""
+    """/proc shows a new program's command line a moment late. Its tracker was once killed with a library, and its
+    segments stayed.
+    """
     for _ in range(20):
         tracker = subprocess.Popen(["resource_tracker import main", "600"], executable=shutil.which("sleep"))
         try:
@@ -271,6 +270,6 @@ print([each.orphans for each in told], server._trackers)
 
 
 def test_a_tracker_that_has_ended_is_forgotten_whoever_reaps_it() -> None:
-    """Else the process that gets its number next is killed in its place."""
+    """Otherwise the next process with its number is killed instead."""
     said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "[0, 0] {}\n"

@@ -1,4 +1,4 @@
-"""Functions with clashing modules in several slots take turns, and each finds its modules."""
+"""Functions with clashing modules take turns in slots, and each finds its own modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the modules of the program lie that sends calls; pilots do not look there."""
+    """The folder of the sending program's modules, which pilots do not search."""
     made = tmp_path / "program"
     made.mkdir()
     monkeypatch.syspath_prepend(str(made))
@@ -41,7 +41,7 @@ def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
 
 
 def note_and_import(log: str, until: str = "", begun: int = 0) -> str:
-    """It waits until the file `until` exists, and until this number of calls have begun."""
+    """Log the call's begin and end. In between, wait until the file `until` exists and `begun` calls have begun."""
     import os
     import time
 
@@ -93,7 +93,7 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
         if line != "begins":
             ended += line[0]
     assert ended == "aabaaabbab"
-    assert most == 3  # calls of one program run side by side, also after they have waited
+    assert most == 3  # calls of one program run concurrently, also after waiting
 
 
 def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, folder: Path) -> None:
@@ -101,13 +101,14 @@ def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, 
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
     served.until(log.exists, what="the first call to begin")
-    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=2.0))  # ends while a call waits
+    # this call ends while another waits for its modules
+    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=2.0))
     second, third = served.run(
         blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=2.0)
     )
     last, newest = served.run(plain, [(), ()])
     assert served.results([beside]) == ["paused"]
-    time.sleep(2.3)  # no time limit runs: neither the ended call's nor the waiting one's
+    time.sleep(2.3)  # no time limit runs, neither for the ended call nor for the waiting call
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))
@@ -131,7 +132,7 @@ def import_often() -> str:
 
 
 class Slow:
-    """Takes its time to be unpickled, as what imports torch does."""
+    """Slow to unpickle, like objects that import torch."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         time.sleep(0.3)
@@ -234,7 +235,7 @@ def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
     assert slots.end(0)
     third = slots.take(queue, 2)
     assert third.spec.call == 3
-    assert slots.take(queue, 0) is None  # the fourth, which clashes with the third
+    assert slots.take(queue, 0) is None  # the fourth call, which clashes with the third
     assert slots.end(2)
     assert slots.take(queue, 0) is not None
     assert not len(queue)

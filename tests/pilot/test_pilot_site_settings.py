@@ -1,5 +1,3 @@
-"""Site settings of a real pilot: probe, probe_every, cache_size, cache_age, and files of a context."""
-
 from __future__ import annotations
 
 import os
@@ -28,7 +26,7 @@ def start(manager: FakeManager, *settings: str) -> None:
 
 
 def probe(folder: Path, text: str) -> Path:
-    """A program of the site that counts how often it was asked."""
+    """Write a site's probe that counts its calls."""
     file = folder / "probe"
     file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
     file.chmod(0o755)
@@ -43,7 +41,7 @@ def test_a_device_that_the_sites_probe_refuses_is_taken_out(manager: FakeManager
 def test_a_free_device_is_probed_as_often_as_the_site_says(manager: FakeManager, tmp_path: Path) -> None:
     start(manager, f'probe = "{probe(tmp_path, "")}"', 'probe_every = "1 s"')
     asked = tmp_path / "asked"
-    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="it is probed again")
+    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="the device is probed again")
 
 
 def content(path: str) -> bytes:
@@ -72,7 +70,7 @@ def test_the_cache_holds_no_more_than_the_site_allows(manager: FakeManager, tmp_
     manager.hello()
     for number, ref in enumerate((first, second), start=1):
         manager.ready(recipe(content, ObjectPath(ref.name), objects=(ref,)), library=number)
-        assert kept(manager) == {ref.name}, "what was used before has made room"
+        assert kept(manager) == {ref.name}, "the object that was used earlier was evicted"
         manager.send(StopLibrary(number, "its turn is over"))
         manager.gone(number)
 

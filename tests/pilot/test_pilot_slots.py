@@ -1,5 +1,3 @@
-"""A library asks its context for its number of slots (`slots="auto"`)."""
-
 from __future__ import annotations
 
 import threading
@@ -9,6 +7,7 @@ from typing import Any
 from core.pilot_shell import GIB, CoreShell
 from fake_manager import FakeManager, recipe
 
+from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
@@ -19,7 +18,7 @@ from stoker.protocol.to_manager import LibraryGone
 
 
 class Roomy:
-    """A context with a slot for each 100 MB that its library may hold."""
+    """A context with a slot per 100 MB of its library's memory."""
 
     def __init__(self, least: int) -> None:
         self.least = least
@@ -33,6 +32,21 @@ class Roomy:
 class Wrong:
     def slots(self, device_memory_bytes: int) -> Any:
         return "many" if not device_memory_bytes else 0
+
+
+class Cached:
+    """A context that reports its memory by cached tokens."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def token_cache(self) -> Any:
+        return self.cache
+
+
+class Growing(Cached):
+    def resize(self, *, device_memory_bytes: int) -> None:
+        pass
 
 
 def _load(context: Any) -> Any:
@@ -86,7 +100,22 @@ def test_an_answer_that_is_no_number_of_calls_is_a_failed_load(served: FakeManag
     failure = served.wait_for(LibraryGone).failure
     assert failure.kind is FailureKind.CONTEXT
     assert "slots(0) of the context test-" in failure.message
-    assert "returned 'many': it has to be a whole number of calls" in failure.message
+    assert "returned 'many': it must be a whole number of calls" in failure.message
+
+
+def test_a_context_reports_its_memory_by_cached_tokens(served: FakeManager) -> None:
+    cache = TokenCache(weights_bytes=GIB, token_bytes=1000, tokens=64)
+    fixed = TokenCache(GIB, 1000, 64, is_fixed=True)
+    cases = ((Growing(cache), cache), (Cached(cache), fixed), (Cached({"of": "its own"}), None), ({}, None))
+    for library, (context, expected) in enumerate(cases, start=1):
+        assert served.ready(recipe(_load, context), library=library).cache == expected
+
+
+def test_a_fixed_cache_without_tokens_is_a_failed_load(served: FakeManager) -> None:
+    served.start(recipe(_load, Cached(TokenCache(GIB, 1000))))
+    message = served.wait_for(LibraryGone).failure.message
+    assert "token_cache() of the context test-" in message
+    assert "tokens the size of its cache" in message
 
 
 def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
@@ -94,10 +123,13 @@ def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
     pilot.start(1, Recipe(key="k", name="model", slots=0, needs=Needs(device_memory_bytes=8 * GIB)),
                 device_memory_bytes=9 * GIB)  # fmt: skip
     assert pilot.take(commands.StartProcess).device_memory_bytes == 9 * GIB
-    pilot.say(1, to_agent.Hello(1, 1001), to_agent.Loaded(1.0, GIB, GIB, slots=12))
-    assert pilot.take(told.LibraryReady).slots == 12
+    cache = TokenCache(GIB, 1000, 64)
+    pilot.say(1, to_agent.Hello(1, 1001), to_agent.Loaded(1.0, GIB, GIB, slots=12, cache=cache))
+    ready = pilot.take(told.LibraryReady)
+    assert (ready.slots, ready.cache) == (12, cache)
     pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
-    assert [library.slots for library in pilot.take(commands.Greet).hello.libraries] == [12]
+    [library] = pilot.take(commands.Greet).hello.libraries
+    assert (library.slots, library.cache) == (12, cache)
 
 
 def test_a_reservation_that_no_recipe_declares_is_no_budget() -> None:

@@ -1,5 +1,3 @@
-"""Snapshots on a node: unused ones are removed by age, and ones being written stay."""
-
 from __future__ import annotations
 
 import fcntl

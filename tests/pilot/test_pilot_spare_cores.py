@@ -1,5 +1,3 @@
-"""A pilot with GPUs and spare cores (`devices = "gpu+cpu"`), over a described driver."""
-
 from __future__ import annotations
 
 import os
@@ -23,7 +21,7 @@ Find = Callable[..., GrantedDevices]
 
 @pytest.fixture
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
-    """A pilot's findings on a machine with these numbers of GPUs, cores and bytes of memory."""
+    """Find a pilot's devices on a machine with these numbers of GPUs, cores and bytes of memory."""
 
     def ask(
         wanted: str, *, gpus: int = 1, cores: int = 16, memory: int = 100 * GB, gpu_cores: int = 2
@@ -101,11 +99,10 @@ def test_a_gpu_keeps_one_core_at_least() -> None:
 
 
 def _seen() -> tuple[str, list[int], str]:
-    """A library's view of its folders and devices."""
     return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none beside a GPU")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no spare core for a GPU pilot")
 def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager, tmp_path: Path) -> None:
     site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")
     environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
@@ -128,7 +125,7 @@ def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager, tmp
     assert on_cores[1] == others[: facts["cpu:0"].cores]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none beside a GPU")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no spare core for a GPU pilot")
 def test_library_on_spare_cores_has_a_host_memory_limit_on_gpus_not(manager: FakeManager, tmp_path: Path) -> None:
     environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
     manager.start_pilot("--devices", "gpu+cpu:1", "--gpu-cores", "1", "--probe", "never", **environment)
@@ -137,7 +134,7 @@ def test_library_on_spare_cores_has_a_host_memory_limit_on_gpus_not(manager: Fak
     on_gpu = manager.ready(recipe(_filled, 0), devices=("cuda:0",), device_memory_bytes=2 * GB)
     assert on_cores.resident_bytes > 60_000_000
     assert on_cores.device_bytes == 0
-    assert on_gpu.device_bytes < 60_000_000  # host memory says nothing of a GPU
+    assert on_gpu.device_bytes < 60_000_000  # host memory does not count for a GPU
 
 
 def _filled(extra: int = 0) -> bytes:

@@ -1,4 +1,4 @@
-"""A pilot that loses what its job gave it leaves with that reason, and blames no call."""
+"""A pilot whose job loses its resources exits, reports the reason, and fails no call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(served: FakeMan
     served.until(lambda: served.heartbeats, what="a heartbeat")
     clear(folder.parent)
     left = served.gone()
-    assert left.failure is None, "it is no fault of the context"
+    assert left.failure is None, "the context is not blamed"
     assert set(left.running) | set(left.unstarted) == {running, waiting}
     leaving = served.wait_for(PilotLeaving)
     assert leaving.loss is LossReason.SCRATCH_GONE
@@ -89,7 +89,7 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManag
 
 
 _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
-"""So that the order comes first: a pilot that looks every second may find the folder gone before that."""
+"""Code that stops a pilot's own checks, so that it does not miss the folder before the order arrives."""
 
 
 def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
@@ -115,7 +115,7 @@ def test_a_folder_that_was_made_anew_by_another_is_not_its_own(served: FakeManag
 def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
     manager: FakeManager, source: str, tmp_path: Path
 ) -> None:
-    """As when condor_master is killed. One that was started on this machine stays."""
+    """This happens when condor_master is killed. A pilot started on this machine stays."""
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
     options = ["--scratch", str(manager.base / "scratch"), *(["--source", source] if source else [])]
     starter = subprocess.Popen(["/bin/sh", "-c", '"$@"; :', "starter", *command, *options], cwd=manager.base)
@@ -134,7 +134,7 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
         assert "its parent, sh (process" in leaving.reason
     else:
         seen = len(manager.heartbeats)
-        manager.until(lambda: len(manager.heartbeats) > seen + 4, what="that it goes on for two seconds")
+        manager.until(lambda: len(manager.heartbeats) > seen + 4, what="heartbeats for two further seconds")
         done.touch()
         assert manager.results([call]) == ["done"]
         os.kill(pilot, signal.SIGTERM)
@@ -165,5 +165,5 @@ def test_pilot_of_another_python_than_its_session_takes_no_work(manager: FakeMan
     manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
     manager.start_pilot()
     hello = manager.hello()
-    assert f"it runs Python {PYTHON} ({sys.executable}), and its session is one of Python 3.0" in hello.lacks
+    assert f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python 3.0" in hello.lacks
     assert [device.fault for device in hello.devices] == [hello.lacks] * 2

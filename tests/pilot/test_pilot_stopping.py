@@ -40,7 +40,7 @@ def pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
         made.close()
 
 
-# Each call loops: none ends while its test waits.
+# Each function loops, so that no call ends before its test stops it.
 
 
 def generate(model: Any, begun: str) -> Any:
@@ -49,13 +49,13 @@ def generate(model: Any, begun: str) -> Any:
 
 
 def complete(model: Any, begun: str) -> Any:
-    """Yields its one piece at its end, as the gateway's function does."""
+    """Yield one piece at the end, as the gateway's function does."""
     open(begun, "w").close()
     yield [model.complete("abc", max_new_tokens=1_900) for _ in range(1_000)]
 
 
 def stream(model: Any, begun: str) -> Any:
-    """It yields few of the pieces, because the test acknowledges no pieces."""
+    """Yield few pieces, because the test acknowledges none."""
     open(begun, "w").close()
     for _ in range(100):
         for number, piece in enumerate(model.stream("abc", max_new_tokens=1_900)):
@@ -79,7 +79,7 @@ def embed(model: Any, begun: str) -> Any:
 
 
 def careless(model: Any, begun: str) -> Any:
-    """User code that retries after each exception, and translates exceptions at its end."""
+    """Retry after each exception, and turn the stop of the call into another error, as user code may."""
     open(begun, "w").close()
     try:
         for _ in range(10_000):
@@ -107,7 +107,7 @@ async def waits(begun: str) -> None:
 
 
 def runs(model: Any, least: int) -> int:
-    """Wait until this number of requests are in the engine."""
+    """Wait until the engine runs at least this number of requests."""
     import time
 
     while model.batch_load().running < least:
@@ -116,7 +116,7 @@ def runs(model: Any, least: int) -> int:
 
 
 def idle(model: Any, most: int) -> int:
-    """Wait until no more requests than this are in the engine."""
+    """Wait until the engine has at most this number of requests."""
     import time
 
     while model.batch_load().running + model.batch_load().waiting > most:
@@ -143,7 +143,7 @@ def test_the_call_stops_and_its_library_serves_on(pilot: FakeManager, tmp_path: 
     library, method, requests = CASES[case]
     begun = tmp_path / "begun"
     is_generator = method in (complete, stream)
-    options = CallOptions(stream=is_generator, limit_s=2.0 if how == "limit" else 0.0)
+    options = CallOptions(stream=is_generator, limit_s=0.5 if how == "limit" else 0.0)
     takes_context = library != PLAIN
     (call,) = pilot.run(method, [(str(begun),)], library=library, options=options, takes_context=takes_context)
     pilot.until(begun.exists, what="the call runs")

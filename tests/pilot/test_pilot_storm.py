@@ -79,8 +79,10 @@ def test_every_call_leaves_once(served: FakeManager, slots: int) -> None:
     served.send(StopLibrary(current, "test"))
     for library in sent:
         served.gone(library)
-    # Calls for a library that had already ended are refused after that.
-    served.until(lambda: all(calls <= set(_left(served, library)) for library, calls in sent.items()), what="all calls")
+    # Calls for a library that had already ended are refused.
+    served.until(
+        lambda: all(calls <= set(_left(served, library)) for library, calls in sent.items()), what="all calls to leave"
+    )
     while served.receive(0.5):
         pass
     gone: set[int] = set()
@@ -97,6 +99,6 @@ def test_every_call_leaves_once(served: FakeManager, slots: int) -> None:
         here = _left(served, library)
         assert set(here) == calls
         twice = [call for call in set(here) if here.count(call) > 1]
-        assert set(twice) <= cancelled  # cancelling a call that has left already is answered too
+        assert set(twice) <= cancelled  # cancelling a call that has already left is answered too
     assert libraries > 1
     assert len(served.ends()) > 100

@@ -1,5 +1,3 @@
-"""Reports of a call's exception: short, with the places in the user's code."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The turn board, and the engines' work next to their rows."""
+"""The shared memory file of engines' turns and work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Span = tuple[str, float, float]
 
 
 class Workers:
-    """Worker processes over one board; living ones are killed at the end."""
+    """Worker processes over one turn board; living ones are killed at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.board = folder / "turns"
@@ -57,7 +57,7 @@ class Workers:
         self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0,
         says_s: float = 10.0,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        """`says_s` is far longer than a step takes even on a busy machine: no holder is overdue."""
+        """Start a worker. Its forecast `says_s` far exceeds a step on a busy machine, so it is never overdue."""
         arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s, says_s]
         worker = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)])
         self.running.append(worker)
@@ -76,7 +76,7 @@ class Workers:
         return sorted(found, key=lambda span: span[1])
 
     def holds(self, library: int) -> bool:
-        """Whether it is in the middle of an iteration."""
+        """Return True if the worker is in the middle of an iteration."""
         out = self.out(library)
         return out.exists() and out.read_text().splitlines()[-1:] != [] and "began" in out.read_text().splitlines()[-1]
 
@@ -107,10 +107,10 @@ def overlaps(spans: list[Span]) -> list[tuple[Span, Span]]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """The files in a folder that this process has open or mapped, once for each descriptor."""
+    """Return this process's open and mapped files in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the closed descriptor of the listing itself
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     return sorted(path for path in found if path.startswith(str(folder)))
 
@@ -121,7 +121,7 @@ def _no_lock(_lock: BoardLock) -> Any:
 
 def test_iterations_on_one_device_never_overlap_and_all_are_computed(workers: Workers) -> None:
     holder, board = LibraryTurns(workers.board, LibraryId(9), GPU), TurnBoard(workers.board)
-    holder.begin(step_s=60.0)  # until all of them are here
+    holder.begin(step_s=60.0)  # keep the turn until all workers have joined
     for library in (1, 2, 3):
         workers.start(library, iterations=25, step_s=0.008)
     until(lambda: sum(row.state is TurnState.WAITS for row in board.rows()) == 3)
@@ -131,7 +131,7 @@ def test_iterations_on_one_device_never_overlap_and_all_are_computed(workers: Wo
     spans = workers.spans(1, 2, 3)
     assert len(spans) == 75
     changes = sum(one[0] != other[0] for one, other in pairwise(spans))
-    assert changes > 20  # they take turns
+    assert changes > 20  # the workers take turns
     assert overlaps(spans) == []
 
 
@@ -173,7 +173,7 @@ def test_lost_holder_is_passed_over_within_a_tenth_of_a_second(workers: Workers,
         waiter.begin()
         took.append(time.monotonic() - began)
         waiter.end()
-    assert min(took) < 0.1  # the machine may be busy; the promise is the code's
+    assert min(took) < 0.1  # the least: a busy machine may delay single attempts
 
 
 def test_a_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch
     assert turns.shared
     monkeypatch.undo()
     turns.end()
-    other.begin()  # it is handed on at once
+    other.begin()  # the turn passes to the other library at once
     for each in (other, turns):
         each.close()
 
@@ -203,13 +203,13 @@ def test_two_holders_of_one_device_become_one(tmp_path: Path) -> None:
     row.state, row.held_at, row.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
     board.write(row)
     began = time.monotonic()
-    turns.begin()  # it waits until the other is overdue
+    turns.begin()  # it waits until the other library is overdue
     assert time.monotonic() - began > 0.01
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
 
 
 def test_a_holder_that_takes_much_longer_than_it_said_loses_its_turn(workers: Workers) -> None:
-    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # and never ends it
+    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # and never ends the turn
     workers.start(2, iterations=3)
     assert workers.running[0].wait(20) == 0
 
@@ -319,7 +319,7 @@ def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
     assert dead is not None
 
     def is_gone(_pid: int) -> bool:
-        board.clear(dead)  # another library sweeps too, and the row is taken again
+        board.clear(dead)  # another library clears the dead row first, and a third reuses it
         assert board.join(LibraryId(3), GPU) is not None
         return True
 
@@ -363,11 +363,13 @@ def test_an_engine_that_ends_leaves_a_row_that_is_not_its_own(tmp_path: Path) ->
 def test_a_holder_without_a_forecast_is_lost_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
-    held = board.join(LibraryId(2), GPU)  # this process has its id, and knows nothing of its step
+    # this living process has the dead holder's process id, and no forecast of its step
+    held = board.join(LibraryId(2), GPU)
     held.state, held.held_at = TurnState.HOLDS, time.monotonic() - 5.0
     board.write(held)
     turns.begin()
-    assert [row.state for row in board.rows() if row.library == 2] == [TurnState.HOLDS]  # it may compile
+    # library 2 keeps the turn: its step may be compiling
+    assert [row.state for row in board.rows() if row.library == 2] == [TurnState.HOLDS]
     held.held_at -= 6.0
     board.write(held)
     turns.begin()
@@ -386,11 +388,11 @@ def test_next_library_is_woken_before_this_one_writes_its_work(tmp_path: Path) -
         waker.bind(f"{board.path}.{waits.number}")
 
         def work() -> EngineWork:
-            waker.recv(1, socket.MSG_DONTWAIT)  # raises BlockingIOError if nothing has come
+            waker.recv(1, socket.MSG_DONTWAIT)  # raises BlockingIOError if nothing has arrived
             found.extend(row.state for row in board.rows() if row.library == 2)
             return EngineWork(rows=3)
 
-        turns.begin(work=work)  # the other is overdue soon
+        turns.begin(work=work)  # the other library is soon overdue
     assert found == [TurnState.HOLDS]
     [beside] = [beside for row, beside in rows_in(board.path.read_bytes()) if row.library == 1]
     assert unpacked(beside) == (1, EngineWork(rows=3, prompts=[]))
@@ -404,7 +406,7 @@ def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, mo
     plain = TurnBoard.write
 
     def write(own: TurnBoard, row: TurnRow) -> None:
-        """Just before the first library writes that it holds a turn, another one comes and takes it."""
+        """Let another library take a turn just before the first library writes its own turn."""
         if len(board.rows()) == 1:
             other = board.join(LibraryId(2), GPU)
             other.state, other.held_at, other.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
@@ -412,7 +414,7 @@ def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, mo
         plain(own, row)
 
     monkeypatch.setattr(TurnBoard, "write", write)
-    turns.begin()  # it waits until the other is overdue
+    turns.begin()  # it waits until the other library is overdue
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
     turns.close()
 
@@ -427,18 +429,18 @@ def generation(
 
 def test_work_tells_late_tokens_from_those_that_are_due() -> None:
     requests = [
-        generation(1, made=2, due_at=9.0, tpot_s=0.2),  # its next token was due at 9.4
+        generation(1, made=2, due_at=9.0, tpot_s=0.2),  # this request's next token was due at 9.4
         generation(2, made=1, due_at=10.0, tpot_s=0.5),
-        generation(3, prompt=30, made=5),  # no process waits for it
+        generation(3, prompt=30, made=5),  # no client waits for this request's tokens
         generation(4, prompt=50, due_at=12.0, tpot_s=0.3),
         generation(5, prompt=20, due_at=11.0),
     ]
-    work = work_of(requests, now=10.0, taken_up=7, mean_output=4.0)
+    work = work_of(requests, now=10.0, accepted_requests=7, mean_output=4.0)
     assert (work.rows, work.length) == (3, (12 + 11 + 35) / 3)
     assert (work.late_at, work.due_at, work.tpot_s) == (pytest.approx(9.4), 10.5, 0.2)
     assert work.prompts == [(20, 11.0, 0.0), (50, 12.0, 0.3)]
-    assert (work.taken_up, work.peak_tokens) == (7, 14 + 14 + 35 + 54 + 24)
-    assert work_of([], now=10.0, taken_up=7, mean_output=4.0) == EngineWork(prompts=[], taken_up=7)
+    assert (work.accepted_requests, work.peak_tokens) == (7, 14 + 14 + 35 + 54 + 24)
+    assert work_of([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(prompts=[], accepted_requests=7)
 
 
 def test_what_is_packed_is_read_again() -> None:
@@ -470,6 +472,6 @@ def test_half_written_and_wrong_bytes_are_no_work() -> None:
 @pytest.mark.parametrize("number", [math.nan, -1.0, math.inf])
 def test_numbers_that_no_engine_has_are_no_work(number: float) -> None:
     data = bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0)).ljust(WORK_BYTES, b"\0"))
-    struct.pack_into("<d", data, 4 + 16, number)  # the length, with a sound checksum
+    struct.pack_into("<d", data, 4 + 16, number)  # replace a number, and make the checksum valid again
     struct.pack_into("<I", data, 0, zlib.crc32(data[4 : 4 + 64]))
     assert unpacked(bytes(data)) is None

@@ -1,5 +1,3 @@
-"""Walltime: its sources, the reports, and a pilot that ends before the batch system's signal."""
-
 from __future__ import annotations
 
 import os
@@ -25,7 +23,7 @@ Requirements = (TARGET.Arch == "X86_64")
 
 
 def command(folder: Path, name: str, text: str) -> dict[str, str]:
-    """A batch system's command on PATH, for a pilot."""
+    """Write a batch system's command; return a PATH with it."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
@@ -33,7 +31,7 @@ def command(folder: Path, name: str, text: str) -> dict[str, str]:
 
 
 def in_seconds(seconds: float) -> str:
-    """A moment as Slurm writes it: local time."""
+    """Return a time in Slurm's format: local time."""
     return datetime.fromtimestamp(time.time() + seconds).isoformat(timespec="seconds")
 
 
@@ -50,6 +48,15 @@ def test_what_variables_and_ads_say(tmp_path: Path) -> None:
     ad.write_text("ClusterId = 7\n")
     assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == observing.NO_END
     assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(tmp_path / "none")}, now=NOW) == observing.NO_END
+
+
+def test_node_has_the_name_that_its_batch_system_uses(tmp_path: Path) -> None:
+    ad = tmp_path / "machine.ad"
+    ad.write_text('MyType = "Machine"\nMachine = "n3.pool"\nTotalGPUs = 1\n')
+    assert observing.node_of_job({"SLURMD_NODENAME": "n2", "_CONDOR_MACHINE_AD": str(ad)}) == "n2"
+    assert observing.node_of_job({"_CONDOR_MACHINE_AD": str(ad)}) == "n3.pool"
+    assert observing.node_of_job({"_CONDOR_MACHINE_AD": str(tmp_path / "none")}) == ""
+    assert observing.node_of_job({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ def test_what_commands_say(
 
 
 def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its job id may name the whole array, of which squeue shows every task."""
+    """SLURM_JOB_ID may name the whole array, for which squeue shows every task."""
     text = f"[ \"$*\" = '-h -j 88_2 -o %e' ] && echo {in_seconds(600)}"
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", text)["PATH"])
     said = observing.ask_batch_system({"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"})
@@ -120,7 +127,7 @@ def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: 
     assert 1000 < manager.wait_for(WalltimeUpdate).ends_in_s < 1800
     [hello] = manager.hellos
     assert hello.ends_in_s > 50_000
-    manager.ready(recipe())  # and all is as it was
+    manager.ready(recipe())  # without the walltime the pilot works as usual
     assert manager.results(manager.run(os.getppid, [()]))
 
 
@@ -129,9 +136,8 @@ def test_it_ends_by_itself_before_the_axe(manager: FakeManager) -> None:
     pilot = manager.start_pilot("--devices", "cpu:1", "--walltime-s", "16")
     ends_at = manager.hello().ends_in_s + time.monotonic()
     manager.ready(recipe())
-    (first,) = manager.run(
-        time.sleep, [(ends_at - time.monotonic() - 2.0,)]
-    )  # it leaves between 3.2 s and 0.8 s before
+    # the pilot leaves 3.2 s to 0.8 s before its walltime ends
+    (first,) = manager.run(time.sleep, [(ends_at - time.monotonic() - 2.0,)])
     rest = manager.run(time.sleep, [(60,), (60,)])
     leaving = manager.wait_for(PilotLeaving, wait_s=40)
     assert "its walltime is over in" in leaving.reason

@@ -1,4 +1,4 @@
-"""Calls run in the program's folder if the pilot sees it, else in a private one; then it is restored."""
+"""Calls run in the program's folder if the pilot sees it, else in a private folder, which is restored afterwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def at(path: Path, **more: Any) -> CallOptions:
 
 
 def unseen(path: Path) -> CallOptions:
-    """As a pilot on another machine finds it, which has its own folder of this name."""
+    """Return options for a pilot on another machine, where a different folder has this path."""
     home = home_of(path)
     return CallOptions(home=msgspec.structs.replace(home, inode=home.inode + 1))
 
@@ -114,7 +114,7 @@ def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: 
 
 
 def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_path: Path) -> None:
-    """It keeps the name of a temporary folder, which is cleared after the first one."""
+    """A multiprocessing manager keeps the name of a temporary folder, which is cleared after the first call."""
 
     def shares() -> int:
         import multiprocessing
@@ -279,7 +279,7 @@ def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) ->
     turns.end(0)
     assert turns.take(queue, 0) is None
     turns.end(1)
-    for call in (2, 3, 4):  # the folders of their own are one folder there
+    for call in (2, 3, 4):  # in this test all calls have the same private folder
         taken = turns.take(queue, 0)
         assert taken.spec.call == call
         assert turns.take(queue, 1) is None

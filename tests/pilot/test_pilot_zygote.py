@@ -1,5 +1,3 @@
-"""Zygotes: their orders, and threads of imported modules."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,7 @@ from stoker.pilot.zygote.server import ImportedThreads
 
 LIMIT_S = 30.0
 COUNT = 1_000
-"""More than its socket has room for."""
+"""More orders than its socket can buffer."""
 
 
 def test_orders_wait_until_a_zygote_that_imports_reads(tmp_path: Path) -> None:
@@ -77,7 +75,7 @@ def test_a_zygote_that_is_gone_is_told_nothing_and_says_so(tmp_path: Path) -> No
 
 @contextmanager
 def thread(name: str) -> Iterator[None]:
-    """A thread that the kernel knows by this name, while the block runs."""
+    """Run a thread that the kernel knows by this name."""
     named, over = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -95,7 +93,7 @@ def thread(name: str) -> Iterator[None]:
 
 def test_a_thread_is_told_of_with_the_module_that_started_it() -> None:
     threads = ImportedThreads()
-    before = threads.harmful()  # the tests' own
+    before = threads.harmful()  # threads of the test process itself
     threads.attribute_to("first")
     with thread("worker"):
         threads.attribute_to("second")
@@ -105,7 +103,7 @@ def test_a_thread_is_told_of_with_the_module_that_started_it() -> None:
 
 
 def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
-    """A profiler that a `.pth` file starts, or one that a module starts a moment later."""
+    """Examples: a profiler that a `.pth` file starts, or a thread that a module starts after its import."""
     with thread("profiler"):
         threads = ImportedThreads()
         threads.attribute_to("torch")
@@ -115,7 +113,7 @@ def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
 
 
 def test_a_thread_that_gives_memory_back_does_no_harm() -> None:
-    """pyarrow starts one; pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
+    """pyarrow starts such a thread. pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
     threads = ImportedThreads()
     with thread("jemalloc_bg_thd"), thread("other"):
         threads.attribute_to("pandas")

@@ -25,7 +25,7 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
                 given[job.id] = count
                 kept.pop(job.id, None)
                 idle += mine - count
-                if mine > count:  # a job nearer to its deadline may want it
+                if mine > count:  # a job with a nearer deadline may want the freed replica: begin again
                     again = True
                     break
     waits = [job for job in line if job.id not in given]

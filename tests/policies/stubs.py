@@ -1,4 +1,4 @@
-"""Stub policies: the smallest one for each power of the seams."""
+"""The smallest policy for each feature of the seams."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def policies(
 
 
 class Elastic(HottestFirst):
-    """Dispatch in rounds, as PromptTuner's: a waiting gang call gets as many free libraries as it wants, most first."""
+    """Dispatch in rounds, as PromptTuner does: a waiting gang gets as many free libraries as it wants."""
 
     period_s = 0.05
 
@@ -50,7 +50,7 @@ class Elastic(HottestFirst):
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         plan: list[Action] = []
-        for context in view.hungry.values():
+        for context in view.waiting_contexts.values():
             idle = dict(context.idle)
             for call in context.queue:
                 smallest, largest = call.group.options.gang
@@ -62,7 +62,7 @@ class Elastic(HottestFirst):
 
 
 class MoreMemory(LoadWhereWanted):
-    """Residency, as SLINFER's watermarks: when `big` has loaded, every other library shrinks to make it grow."""
+    """Residency like SLINFER's watermarks: when `big` has loaded, the other libraries shrink so that it can grow."""
 
     period_s = 0.1
 
@@ -92,7 +92,7 @@ class MoreMemory(LoadWhereWanted):
 
 
 class Preempt(HottestFirst):
-    """Dispatch: a call of high priority that finds no room takes the place of a running one of lower priority."""
+    """Dispatch: a call without a free library replaces a running call of lower priority."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         found = super().place(view, call)
@@ -108,7 +108,7 @@ class Preempt(HottestFirst):
 
 
 class Offer(HottestFirst):
-    """Dispatch whose picture of the pilots is old: it offers, and offers elsewhere what was refused."""
+    """Dispatch: offer calls, and offer refused calls elsewhere."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         tried = sum("refused" in text for _, text in call.notes or ())
@@ -121,7 +121,7 @@ class Offer(HottestFirst):
 
 
 class Deadlines(HottestFirst):
-    """Dispatch that drops what cannot be in time any more, with a reason, when its timer says so."""
+    """Dispatch: drop late calls by a timer."""
 
     asks_every_call = True
     by_deadline = False
@@ -139,7 +139,7 @@ class Deadlines(HottestFirst):
 
 
 class Variants(HottestFirst):
-    """Dispatch, as Arlo's: a call goes to the first of its variants that has a free library, best first."""
+    """Dispatch as Arlo does: send a call to its first variant with a free library."""
 
     asks_every_call = True
     honours = frozenset({"variants"})
@@ -152,8 +152,8 @@ class Variants(HottestFirst):
         return None
 
 
-class Advised(LoadWhereWanted):
-    """Residency that asks what a context costs, does not wait for it, and drops the plan when the answer is bad."""
+class LoadOnAdvice(LoadWhereWanted):
+    """Residency: request advice on a context, do not wait for it, and drop the plan if the advice is bad."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Advised(LoadWhereWanted):
 
 
 class Lease(TakeWhatComes):
-    """Provisioning, as PromptTuner's 60 s reclaim: a pilot's block is released when its lease is over."""
+    """Provisioning like PromptTuner's 60 s reclaim: release a block when its lease ends."""
 
     def __init__(self, *, lease_s: float) -> None:
         super().__init__()

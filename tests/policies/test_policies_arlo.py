@@ -31,8 +31,7 @@ LENGTHS = (64, 128, 256)
 
 
 class Family(Toy):
-    """Runtimes `r64`, `r128` and `r256` of one model, a gigabyte each, which take a quarter, half and a whole second.
-    A call has ten."""
+    """Runtimes `r64`, `r128` and `r256` of one model, 1 GB each, which take 0.25, 0.5 and 1 s. A call may take 10 s."""
 
     def __init__(
         self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB", **settings: Any
@@ -80,7 +79,7 @@ def family() -> Any:
 
 
 def warmed(t: Family, *, devices: int = 4) -> Family:
-    """Calls of all lengths have come for two minutes: every runtime is loaded, and has run."""
+    """Send calls of all lengths for two minutes, so that every runtime runs."""
     t.pilot("p1", devices=devices)
     for second in range(60):
         for tokens in LENGTHS:
@@ -336,12 +335,13 @@ numpy = pytest.importorskip("numpy", reason="numpy is not installed: pip install
 optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed: pip install stoker[test]")
 
 Problem = list[tuple[int, int, float]]
-"""Of each runtime: its requests in one period, the capacity of an instance, the seconds of one request."""
+"""For each runtime: requests in one period, capacity of an instance, seconds of one request."""
 
 
 def problem(rng: random.Random, *, devices: int, runtimes: int, load: float, least: float = 0.0) -> Problem:
-    """Requests for so much of the devices, in runtimes that get slower as they get longer; a runtime's share of the
-    work may be small, but not below `least` in relation to the largest."""
+    """Return requests that keep a share `load` of the devices busy. `least`: a runtime's smallest share of the work,
+    relative to the largest.
+    """
     objective_s = 0.15
     shares = [least + (1 - least) * rng.random() ** 3 for _ in range(runtimes)]
     found = []
@@ -357,14 +357,16 @@ def drawn_demands(of: Problem) -> list[RuntimeDemand]:
 
 
 def cost(served: int, count: int, request_s: float) -> float:
-    """Wait and run times of `served` requests at this number of instances, which serve in series (eqs 1 and 6)."""
+    """Return the summed wait and run seconds of `served` requests on `count` serial instances (Arlo's equations 1 and
+    6).
+    """
     if served == 0:
         return 0.0
     return inf if count == 0 else served * request_s * (max(1.0, served / count) + 1) / 2
 
 
 def without_demotion(devices: int, of: Problem) -> float:
-    """The least cost where each runtime has the instances that its own requests need in time."""
+    """Return the least cost if each runtime has the instances that its own requests need in time."""
     choices = [
         (number, count, cost(requests, count, request_s))
         for number, (requests, capacity, request_s) in enumerate(of)

@@ -1,4 +1,4 @@
-"""Users' policies: found, made, refused, and kept with their session."""
+"""Users' policies: found, made, refused, and stored with their session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.core import seams
 from stoker.manager.live import session_policies
-from stoker.manager.live.comeback import policies_modules
+from stoker.manager.live.restore import policies_modules
 from stoker.manager.live.session_policies import agreed, check_policies, chosen_in, find, keep_policies, policies_of
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.residency import WholeDevice
@@ -169,11 +169,12 @@ FAULTS = {
     "mine.py:Half": r"it answers at residency, but has no measured, idle, honours, period_s, round, rests, timer, "
     r"advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"it cannot be made: ValueError: no way",
-    "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
+    "mine.py:Nobody": r"it has no method of a seam; a policy has at least one of place \(dispatch\), wanted"
+    r" \(residency\), "
     r"demand \(provisioning\)",
-    "mine.py:Slipped": r"the manager never asks for its worth_lodaing; did you mean worth_loading\? \(a name",
-    "mine.py:SlippedBelow": r"the manager never asks for its worth_lodaing; did you mean worth_loading\?",
-    "mine.py:SlippedValue": r"the manager never asks for its ask_every_call; did you mean asks_every_call\?",
+    "mine.py:Slipped": r"the manager never calls its worth_lodaing; did you mean worth_loading\? \(start a name",
+    "mine.py:SlippedBelow": r"the manager never calls its worth_lodaing; did you mean worth_loading\?",
+    "mine.py:SlippedValue": r"the manager never calls its ask_every_call; did you mean asks_every_call\?",
     "other.py:Never": r"other\.py: no such file",
     "bad.py:Never": r"cannot be imported: SyntaxError: ",
     "no_such_module:Never": r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
@@ -205,13 +206,13 @@ def test_a_site_file_names_them_from_where_it_lies(mine: Path) -> None:
 
 
 SITE_FAULTS = {
-    'name = "exclusiv"': "name = 'exclusiv' is no policy; did you mean 'exclusive'? "
-    '(one of your own: "module:Class" or "path.py:Class")',
-    'residency = "qqq"': "residency = 'qqq' is no policy; there are default, shortest-first, exclusive, "
-    'prompt-tuner, slinfer, arlo (one of your own: "module:Class" or "path.py:Class")',
+    'name = "exclusiv"': "name = 'exclusiv' is not a policy; did you mean 'exclusive'? "
+    '(a policy of your own: "module:Class" or "path.py:Class")',
+    'residency = "qqq"': "residency = 'qqq' is not a policy; there are default, shortest-first, exclusive, "
+    'prompt-tuner, slinfer, arlo (a policy of your own: "module:Class" or "path.py:Class")',
     'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
-    'name = ""': "name = '' is no policy; there are default, shortest-first, exclusive, "
-    'prompt-tuner, slinfer, arlo (one of your own: "module:Class" or "path.py:Class")',
+    'name = ""': "name = '' is not a policy; there are default, shortest-first, exclusive, "
+    'prompt-tuner, slinfer, arlo (a policy of your own: "module:Class" or "path.py:Class")',
 }
 
 
@@ -325,7 +326,7 @@ def test_a_policy_says_what_contexts_keep_under_it(mine: Path) -> None:
     (mine / "less.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'disk'\n")
     assert find("less.py:Less", folder=mine).make().awareness is Awareness.DISK
     (mine / "wrong.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'half'\n")
-    with pytest.raises(ConfigError, match="awareness = 'half' is no level; there are 'none', 'disk', 'full'"):
+    with pytest.raises(ConfigError, match="awareness = 'half' is not a level; the levels are 'none', 'disk', 'full'"):
         find("wrong.py:Less", folder=mine)
 
 

@@ -1,5 +1,6 @@
-"""No shipped policy writes to the manager's state: while a policy is asked, setting an attribute of a noun raises, and
-the state before and after is compared.
+"""No shipped policy writes to the manager's state.
+
+While a policy answers, setting an attribute of the state raises; the state before and after is compared.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ NOUNS = (
 
 
 class WriteError(Exception):
-    """A policy has changed what it was shown."""
+    """A policy has changed the manager's state."""
 
 
 class ReadOnly:
-    """Wraps policies so that none of them writes while it is asked."""
+    """Wrap policies so that a write during an answer raises."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked = ""
@@ -64,7 +65,7 @@ class ReadOnly:
         return self._one_by_one(question, found, view) if isinstance(found, Iterator) else found
 
     def _one_by_one(self, question: str, answer: Iterator[Any], view: View) -> Iterator[Any]:
-        """An answer that a policy thinks of while the core acts on what it said before."""
+        """Yield actions one by one: the core carries out each before the policy computes the next."""
         while True:
             found = self.ask(question, lambda _: tuple(islice(answer, 1)), view)
             if not found:
@@ -81,7 +82,7 @@ class ReadOnly:
 
 
 class _Watched:
-    """A policy that is asked through `ReadOnly`."""
+    """A policy that is called through `ReadOnly`."""
 
     def __init__(self, policy: Any, seam: str, guard: ReadOnly) -> None:
         self._policy, self._seam, self._guard = policy, seam, guard
@@ -94,7 +95,7 @@ class _Watched:
 
 
 class _Pickler(snapshot._Pickler):
-    """Writes a queue as the list of its waiting calls: it drops the others when it is next read."""
+    """Pickle a queue as its waiting calls only: a read drops the other calls, which is no change of state."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Queue):
@@ -126,7 +127,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> ReadOnly:
 def run(guard: ReadOnly, policies: Policies, arrivals: Sequence[Arrival]) -> None:
     for seam in (policies.dispatch, policies.residency, policies.provisioning):
         if seam.period_s:
-            seam.period_s = max(seam.period_s, 1.0)  # type: ignore[misc]  # each question is compared before and after
+            seam.period_s = max(seam.period_s, 1.0)  # each answer compares the state twice
     pool = source([(0.0, 4), (60.0, 2), (80.0, 5)])
     lab = world(pool, model(gang_s=Duration(1.0), item_cv=0.3))
     outcome = Simulation(lab, arrivals, guard.policies(policies)).run(until_s=150.0)
@@ -138,7 +139,7 @@ def test_no_policy_writes_into_the_view(guard: ReadOnly, name: str) -> None:
     plain = [Arrival(2.0 * n, "llm", items=2) for n in range(4)]
     jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(2)]
     run(guard, policy(name).make(), sorted([*plain, *jobs], key=lambda each: each.at_s))
-    assert ASKED - guard.questions <= {"dispatch.dry", "dispatch.place"}  # rounds decide about all, under some
+    assert ASKED - guard.questions <= {"dispatch.dry", "dispatch.place"}  # some policies decide only in rounds
 
 
 class Notes(HottestFirst):

@@ -1,4 +1,4 @@
-"""The core's support of policies, with stubs; the order of libraries."""
+"""The core's support for policies, with stubs; the order of libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 10**9
 
 
 def starts(t: Toy, name: str) -> list[tuple[float, int, int]]:
-    """(when, rank, size) of every part of a call that began, by time and rank."""
+    """Return (time, rank, size) of every begun part of a call, by time and rank."""
     mine = [(at, r, n) for p in t.pilots.values() for at, call, r, n in p.began if call == t.ids[name]]
     return sorted(mine)
 
@@ -124,11 +124,12 @@ def test_growing_waits_until_shrinking_has_really_happened(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(residency=stubs.MoreMemory(small=1 * GB, large=7 * GB)), resize_s=2.0)
     t.pilot("p1", memory="8 GB")
     t.context("other", declares="4 GB").context("big", declares="4 GB")
-    t.call("c1", context="other").call("c2", context="big").run(until=3.9)  # loaded at 1 s, then 2 s to shrink
+    # the contexts load until 1 s, then `other` takes 2 s to shrink
+    t.call("c1", context="other").call("c2", context="big").run(until=3.9)
     promised = {x.context.recipe.key: x.promised_bytes for x in t.core.state.libraries.values()}
     assert promised == {"other": 1 * GB, "big": 7 * GB}
     held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
-    assert held == {"other": 1 * GB, "big": 4 * GB}  # the pilot has not grown it yet
+    assert held == {"other": 1 * GB, "big": 4 * GB}  # the pilot has not grown `big` yet
     t.run(until=8.0)
     held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
     assert held == {"other": 1 * GB, "big": 7 * GB}
@@ -163,7 +164,7 @@ def test_a_refused_offer_is_tried_elsewhere_and_its_story_says_why(toy: Make) ->
     assert "refused by lib-1 on p1: its memory is taken by somebody else" in story
 
 
-# ---- time
+# ---- timers and rounds
 
 
 def test_a_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
@@ -179,7 +180,7 @@ def test_a_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) ->
 def test_rounds_are_told_what_changed_since_the_last_and_nothing_else(toy: Make) -> None:
     residency = stubs.MoreMemory(small=1 * GB, large=1 * GB)
     t = toy(policies=lambda: stubs.policies(residency=residency))
-    t.by_hand = True  # one policy object, looked at below
+    t.by_hand = True  # one policy object, which the test reads below
     t.pilot("p1")
     t.call("c1", run_s=2.0)
     t.run(until=4.95)
@@ -193,7 +194,7 @@ def test_rounds_are_told_what_changed_since_the_last_and_nothing_else(toy: Make)
 
 
 def test_advice_comes_late_and_nothing_waits_for_it(toy: Make) -> None:
-    t = toy(policies=lambda: stubs.policies(residency=stubs.Advised()))
+    t = toy(policies=lambda: stubs.policies(residency=stubs.LoadOnAdvice()))
     t.advise("a", after_s=5.0, run_s=1000.0, load_s=1.0)
     t.pilot("p1")
     t.context("a").call("c1", context="a", run_s=20.0).call("c2", context="a", run_s=20.0).run()
@@ -203,7 +204,7 @@ def test_advice_comes_late_and_nothing_waits_for_it(toy: Make) -> None:
     assert t.ended_at["c2"] == pytest.approx(5.0, abs=0.1)
 
 
-# ---- what serves a call, and where
+# ---- variants
 
 
 def test_a_call_goes_to_the_best_variant_that_is_free(toy: Make) -> None:
@@ -256,7 +257,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 class ColdestFirst(HottestFirst):
-    """A user's order: the library idle for longest works next, and no other is considered."""
+    """A user's order: only the library that was idle longest is considered."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         return tuple(context.idle.values())
@@ -290,14 +291,14 @@ def test_libraries_of_several_slots_that_are_free_share_what_waits(cluster: Make
     c = hot(cluster, HottestFirst(), slots=4).call("c1", "c2", "c3", "c4", "c5", context="a")
     assert [c.held(name, "a") for name in ("p3", "p1", "p2")] == [["c1", "c2"], ["c3"], ["c4", "c5"]]
     c.call("c6", context="a")
-    assert c.held("p1", "a") == ["c3", "c6"]  # one that comes alone goes where the least is
+    assert c.held("p1", "a") == ["c3", "c6"]  # a single call goes to the least loaded library
     c.calls(20, context="a")
     assert [len(c.held(name, "a")) for name in ("p3", "p1", "p2")] == [4, 4, 4]
 
 
 def test_calls_that_come_back_are_offered_in_that_order_too(cluster: MakeCluster) -> None:
     c = hot(cluster, ColdestFirst()).call("c1", context="a")
-    assert c.held("p3", "a") == ["c1"]  # it was placed alone
+    assert c.held("p3", "a") == ["c1"]  # the policy placed the call alone
     c.lose("p3")
     assert c.held("p2", "a") == ["c1"]
 
@@ -315,7 +316,7 @@ def is_private(name: str) -> bool:
 
 
 def trespasses(text: str) -> Iterator[str]:
-    """Private names of other classes that a module uses: of its base classes, or of any object but self."""
+    """Yield private names of other classes that a module uses."""
     tree = ast.parse(text)
     for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         nodes = list(ast.walk(kind))

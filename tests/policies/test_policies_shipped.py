@@ -48,7 +48,9 @@ def test_each_time_they_are_fresh() -> None:
 
 
 def test_a_name_that_is_none_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'exclusiv' is no policy; did you mean 'exclusive'\? .* \"module:Class\""):
+    with pytest.raises(
+        ConfigError, match=r"'exclusiv' is not a policy; did you mean 'exclusive'\? .* \"module:Class\""
+    ):
         named("exclusiv")
     with pytest.raises(ConfigError, match=r"there are default, shortest-first, exclusive, prompt-tuner, slinfer"):
         named("qqq")
@@ -98,11 +100,11 @@ def test_none_of_them_depends_on_the_process() -> None:
     assert len(logs) == 1
 
 
-# ---- nothing is kept
+# ---- levels of awareness
 
 
 def loaded_from(name: str, shared: float, disk: float) -> RunOutcome:
-    """Four calls of one second on one device, with 10 GB of files and no other costs."""
+    """Simulate four calls of 1 s on one device, with 10 GB of files and no other costs."""
     context = model(load_s=0.0, files=(Files("weights", Size(10 * GB)),), page_cache=False)
     links = Links(shared=Rate(shared * GB), disk=Rate(disk * GB))
     return simulate(name, world(source(1), context, links=links), calls(4))[1]
@@ -129,7 +131,7 @@ def test_libraries_that_would_stay_are_unloaded_after_their_call(slots: int) -> 
 
 
 def test_without_contexts_every_device_works_as_long_as_calls_wait() -> None:
-    # Ten loads at once, although one library would have had them all done before the second was hot.
+    # Ten loads start at once, although one library would have finished all calls before the second was hot.
     _, outcome = simulate("no-awareness", world(source(10), model(load_s=100.0)), calls(30))
     assert outcome.ended_at == pytest.approx(3 * 101.0)
 
@@ -157,9 +159,10 @@ def two_contexts(memory_bytes: int = 8 * GB) -> World:
 def test_exclusive_gives_a_device_to_one_context_at_a_time() -> None:
     both = [Arrival(0.0, name) for name in "ab" for _ in range(5)]
     shared, exclusive = (simulate(name, two_contexts(), both)[1] for name in ("default", "exclusive"))
-    assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both load at once, and share what the device computes
+    assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both load at once and share the device
     assert exclusive.ended_at >= 2 * (10.0 + 5.0)
-    assert exclusive.ended_at < 2 * (10.0 + 5.0) + 5.0  # it is asked again every second, and when one falls idle
+    # `exclusive` decides every second, and when a context becomes idle
+    assert exclusive.ended_at < 2 * (10.0 + 5.0) + 5.0
 
 
 def test_exclusive_says_so_when_a_context_is_larger_than_any_device() -> None:
@@ -168,7 +171,7 @@ def test_exclusive_says_so_when_a_context_is_larger_than_any_device() -> None:
     assert "can be loaded nowhere: it needs 30.0 GB of memory" in why
 
 
-# ---- chance
+# ---- random
 
 
 def test_random_sends_calls_to_libraries_all_over() -> None:
@@ -181,7 +184,7 @@ def test_random_sends_calls_to_libraries_all_over() -> None:
 
     hottest, random = used("default"), used("random")
     assert len(hottest) == len(random) == 8
-    assert sum(hottest[:2]) > 0.9 * 200  # two at work are enough, so two stay hot
+    assert sum(hottest[:2]) > 0.9 * 200  # two libraries are enough, so two stay hot
     assert max(random) < 0.3 * 200
 
 
@@ -204,4 +207,4 @@ def test_random_loads_on_devices_all_over() -> None:
 def test_events_lead_to_the_same_decisions_when_they_are_replayed(cluster: Make, name: str) -> None:
     here = cluster(policies=policy(name).make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))
     here.join("p1", "p2", "p3").calls(6, context="a").calls(3, context="b").lose("p2").join("p4").wait(1.0)
-    assert here.core.state.libraries  # its decisions are replayed when the test is over
+    assert here.core.state.libraries  # the `cluster` fixture replays these decisions after the test

@@ -1,4 +1,4 @@
-"""PromptTuner's two algorithms: known answers, plain algorithms (`plain_pools`), and chaos."""
+"""PromptTuner's two algorithms: known answers, plain algorithms (`plain_pools`), and random events."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def order(request: pytest.FixtureRequest) -> Order:
 
 
 def job(id: int, deadline_at: float, alone_s: float, *, most: int = 4, meeting_s: float = 2.0) -> PoolJob:
-    """Half as long on two replicas and so on, and the time to meet; never longer on more."""
+    """Return a job of `alone_s` seconds on one replica; several divide this time, and meet once for `meeting_s`."""
     shared = (alone_s / count + meeting_s for count in range(2, most + 1))
     return PoolJob(id, deadline_at, tuple(accumulate((alone_s, *shared), min)))
 
@@ -227,9 +227,9 @@ def test_a_walk_says_when_each_should_be_done() -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     found = {fate.job.id: fate for fate in walk({"a": waiting}, {"a": pool}, cold=1, now=0.0)}
     assert [(id, fate.ends_at, fate.helped) for id, fate in found.items()] == [
-        (2, 120.0, True),  # ordered: if it waited it would be late
-        (1, 140.0, True),  # waits for the busy one
-        (3, 220.0, False),  # lost: after the two before it, on what is free first
+        (2, 120.0, True),  # a cold replica is ordered, because waiting would make this job late
+        (1, 140.0, True),  # this job waits for the busy replica
+        (3, 220.0, False),  # this job is late: it runs after the two before it, on the first free replicas
         (4, 190.0, False),
     ]
 
@@ -345,8 +345,6 @@ def test_orders_settle(again: int, order: Order) -> None:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call, and what happens before it comes."""
-
     after_s: float
     context: str
     items: int

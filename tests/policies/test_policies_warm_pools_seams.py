@@ -24,8 +24,9 @@ LOAD_S, MEET_S = 10.0, 2.0
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Pilots `p1`, `p2` of devices that hold one replica each; contexts `a` and `b`, which load in 10 s. An item takes
-    a second on one replica, half of that on two; to meet takes two. All that is known (unless `told` is False)."""
+    """Pilots whose devices hold one replica each; contexts `a` and `b` load in 10 s. An item takes 1 s on one replica,
+    half on two; meeting takes 2 s. The core knows these values if `told`.
+    """
 
     def make(*, pilots: int = 1, devices: int = 4, told: bool = True, **how: Any) -> Toy:
         t = toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how)))
@@ -34,7 +35,7 @@ def lab(toy: Make) -> Make:
         for key in ("a", "b"):
             t.context(key, load_s=LOAD_S, declares="8 GB")
             if told:
-                t.by_hand = True  # the core gets unmeasured values
+                t.by_hand = True  # the test sets these values, which the core has not measured
                 t.core.state.contexts[key].load_s = LOAD_S
                 t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
         return t
@@ -109,7 +110,7 @@ def test_what_was_ordered_is_not_ordered_again_by_the_next_rounds(lab: Make) -> 
 def test_a_promised_replica_is_not_given_to_somebody_who_came_later(lab: Make) -> None:
     t = warm(lab(), 1)
     began = t.now
-    job(t, "j", due_in=70.0).run(until=t.now + 5.0)  # two: the idle one, and one that loads
+    job(t, "j", due_in=70.0).run(until=t.now + 5.0)  # the job needs two replicas: the idle one, and one that loads
     job(t, "k", items=50, due_in=500.0).run()
     assert size(t, "j") == 2
     assert t.ended_at["j"] <= began + 70.0
@@ -145,7 +146,7 @@ def test_work_before_the_first_item_counts(lab: Make) -> None:
     assert libraries(t) == 2
 
 
-# ---- who is late
+# ---- late jobs
 
 
 def test_a_late_job_gets_its_forecast_at_once_and_runs_last(lab: Make) -> None:
@@ -209,7 +210,7 @@ def test_jobs_without_deadlines_run_on_the_fewest_replicas(lab: Make) -> None:
     assert {n for _, n in starts(t, "j") + starts(t, "k")} == {2}
 
 
-# ---- letting go
+# ---- unused libraries
 
 
 def test_a_library_that_nobody_has_used_for_the_window_is_unloaded(lab: Make) -> None:
@@ -253,7 +254,7 @@ def test_only_early_unloads_warm_replicas_before_their_window(lab: Make) -> None
     assert not second(early=False)[0]
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def test_a_gang_that_loses_a_pilot_resumes_from_its_checkpoint(lab: Make) -> None:
@@ -340,7 +341,7 @@ def test_a_job_is_expected_to_need_what_the_last_ones_did(lab: Make, *, learn: b
     job(t, "j", items=100, run_s=50.0, step_s=0.5, due_in=60.0).run()
     assert size(t, "j") == replicas
     assert t.ended_at["j"] <= began + 60.0
-    if learn:  # one replica is warm, and half of the items are enough in time
+    if learn:  # the job begins on the one warm replica; at half of the items its forecast says in time
         assert [(round(at - began), in_time) for at, in_time in forecasts(t, "j")] == [(50, True)]
 
 

@@ -1,6 +1,7 @@
-"""Random events in any order: the core's promises hold, and the same events give the same commands. Rules act on the
-toy cluster; noise is repeated frames, frames out of order, and messages about unknown things. `validate` follows
-every event; at the end every accepted call has ended once, and the recorded events are replayed.
+"""Random events in any order: the core's invariants hold, and the same events give the same commands.
+
+Rules act on the toy cluster. Noise is repeated or early frames, and messages about unknown objects. `validate` follows
+every event. At the end every accepted call has ended once, and the events are replayed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress
 
-CONTEXTS = ("bare", "small", "large", "once", "slots")
+CONTEXTS = ("bare", "small", "large", "once", "slots", "sleepy", "drowsy")
 times = st.sampled_from((0.0, 0.001, 0.01, 0.3, 2.0, 7.0))
 
 
@@ -29,8 +30,6 @@ def make_policies() -> Policies:
 
 
 class Manager(RuleBasedStateMachine):
-    """See the module's text."""
-
     calls: Bundle[str] = Bundle("calls")
 
     def __init__(self) -> None:
@@ -41,6 +40,8 @@ class Manager(RuleBasedStateMachine):
     @initialize()
     def world(self) -> None:
         self.toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, declares="7 GB")
+        for name in ("sleepy", "drowsy"):  # two fit on no device, but one beside the other asleep does
+            self.toy.context(name, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
         self.toy.context("once", load_s=0.2, calls_per_library=1).context("slots", load_s=0.5, slots=3)
         self.toy.pilot("p0", devices=2)
 
@@ -111,7 +112,7 @@ class Manager(RuleBasedStateMachine):
 
     @rule()
     def manager_restarts(self) -> None:
-        """Everything on its way is lost, and everybody comes back."""
+        """Restart the manager: messages in transit are lost, and all peers reconnect."""
         for name in [name for name in self.toy.core.state.pilots if self.toy.links[name]]:
             self.toy.links[name] = 0
             self.toy.after(0.1, lambda name=name: self.toy._connect(self.toy.pilots[name]))  # type: ignore[misc]
@@ -157,7 +158,7 @@ class Manager(RuleBasedStateMachine):
         before["counts"], after["counts"] = before["counts"][:-1], after["counts"][:-1]
         assert before == after
 
-    # ---- promises
+    # ---- invariants
     @invariant()
     def every_open_call_is_known(self) -> None:
         open_calls = {self.toy.names[id] for id in self.toy.core.state.calls}

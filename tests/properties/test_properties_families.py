@@ -21,8 +21,6 @@ def make_policies() -> Policies:
 
 
 class Families(Manager):
-    """See the module's text."""
-
     calls: Bundle[str] = Bundle("calls")
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Pilots join, leave, fail, lie and disconnect in any order: every pilot gets its objects. `validate` follows every
-event and checks the plan (no pilot fetches from itself, one reader per object, every waiting pilot is queued). At
-the end every remaining pilot has its objects if any pilot can read their origin.
+"""Pilots join, leave, fail, report wrongly and disconnect in any order: every pilot gets its objects.
+
+`validate` follows every event and checks the plan: no pilot fetches from itself, one pilot reads each object's origin,
+every waiting pilot is queued. At the end every remaining pilot has its objects if any pilot can read their origin.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from stoker.protocol import to_manager as say
 
 REFS = tuple(ObjectRef(f"file-{n}", (1, 3, 9, 30)[n] * PART_BYTES, f"/models/{n}") for n in range(4))
 MOST_PILOTS = 24
-MOST_BLIND = 7  # From the eighth pilot that cannot read an origin on, no other pilot is ordered to
+MOST_BLIND = 7  # after so many pilots have failed to read an origin, the manager orders no other pilot to read it
 
 chances = st.randoms(use_true_random=False)
 
 
 class Transfers(RuleBasedStateMachine):
-    """See the module's text."""
-
     def __init__(self) -> None:
         super().__init__()
         self.swarm = Swarm(rate=40e6, fail_s=0.3)
@@ -37,7 +36,7 @@ class Transfers(RuleBasedStateMachine):
     def here(self) -> list[str]:
         return sorted(name for name in self.swarm.pilots if name not in self.swarm.unsaid)
 
-    # ---- what pilots do
+    # ---- actions of pilots
     @precondition(lambda self: len(self.swarm.pilots) < MOST_PILOTS)
     @rule(count=st.integers(1, 4), serves=st.booleans() | st.just(True), cache=st.sampled_from(("", "", "h1", "h2")))
     def pilots_join(self, count: int, serves: bool, cache: str = "") -> None:
@@ -55,7 +54,7 @@ class Transfers(RuleBasedStateMachine):
     def pilot_evicts(self, chance: Any, ref: ObjectRef) -> None:
         self.swarm.evict(chance.choice(self.here()), ref)
 
-    # ---- what happens to them
+    # ---- losses
     @precondition(lambda self: self.here())
     @rule(chance=chances)
     def pilot_dies(self, chance: Any) -> None:
@@ -113,13 +112,13 @@ class Transfers(RuleBasedStateMachine):
     @precondition(lambda self: self.near())
     @rule(chance=chances)
     def does_not_find_it_in_its_cache(self, chance: Any) -> None:
-        """A pilot that shares a cache reports that a source failed it, in spite of later orders."""
+        """Report that a source in the same cache failed, even if a later order no longer names this source."""
         name, near = chance.choice(self.near())
         ref = chance.choice(sorted(self.swarm.pilots[name].getting))
         self.swarm.report(name, say.FetchFailed(ref, (near,), reason="it is not there"))
 
     def near(self) -> list[tuple[str, Any]]:
-        """Pilots that are getting something, each with another of its cache."""
+        """Return pilots that fetch an object, each with another pilot of its cache."""
         pilots = [self.swarm.pilots[name] for name in self.here()]
         pairs = ((one, other) for one in pilots for other in pilots if one is not other and one.getting)
         return [(one.name, other.name) for one, other in pairs if one.parts is other.parts]
@@ -139,7 +138,6 @@ class Transfers(RuleBasedStateMachine):
         self.swarm.check()
 
     def everybody_is_served_in_the_end(self) -> None:
-        """A pilot that comes now, sees the origin and reaches others gets everything."""
         fresh: list[SwarmPilot] = []
         for n in range(3):
             self.swarm.join(f"last{n}")

@@ -1,6 +1,7 @@
-"""Random events at a pilot: each call leaves its library once, and memory is never held twice. The machine plays the
-manager, the processes and the node; for it a call is in a library from its order until the pilot reports that it
-left.
+"""Random events at a pilot: each call leaves its library once, and memory is never used twice.
+
+The machine plays the manager, the processes and the node. A call is in a library from its order until the pilot reports
+that it left.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from stoker.pilot.core.events import (
     UnacknowledgedFacts,
     WalltimeKnown,
 )
+from stoker.pilot.core.state import SLEEPS
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
@@ -48,11 +50,9 @@ seconds = st.sampled_from((0.0, 0.3, 2.0, 11.0, 40.0))
 
 
 class Pilot(RuleBasedStateMachine):
-    """See the module's text."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.pilot = CoreShell()
+        self.pilot = CoreShell(sleeper_bytes=20 * GIB)
         self.believed: dict[int, dict[int, None]] = {}  # Calls by library, as the manager believes
         self.calls = 0
         self.timers: dict[str, float] = {}
@@ -63,7 +63,7 @@ class Pilot(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
-        """Believe what the pilot has said."""
+        """Update the manager's beliefs from the pilot's messages."""
         for command in self.pilot.wanted:
             if isinstance(command, SetTimer):
                 self.timers[command.key] = command.at
@@ -126,9 +126,29 @@ class Pilot(RuleBasedStateMachine):
         self.pilot.hear(order.ResizeLibrary(LibraryId(number), size * GIB))
         self.settle()
 
+    @rule(number=libraries, keeps=st.integers(0, 3), host=st.integers(0, 24), wakes=st.booleans())
+    def put_to_sleep(self, number: int, keeps: int, host: int, wakes: bool) -> None:
+        self.pilot.hear(order.SleepLibrary(LibraryId(number), keeps * GIB, host * GIB))
+        if wakes:
+            self.pilot.hear(order.WakeLibrary(LibraryId(number), 8 * GIB))
+        self.settle()
+
+    @rule(number=libraries, size=st.integers(0, 30))
+    def wake(self, number: int, size: int) -> None:
+        self.pilot.hear(order.WakeLibrary(LibraryId(number), size * GIB))
+        self.settle()
+
+    @rule(number=libraries, more=st.integers(0, 24), keeps=st.integers(0, 30), wakes=st.booleans())
+    def moves(self, number: int, more: int, keeps: int, wakes: bool) -> None:
+        """A process says that its context sleeps, and then perhaps that it is awake; ordered or not."""
+        self.pilot.say(number, to_agent.Slept(GIB, more * GIB, keeps * GIB, 0.1))
+        if wakes:
+            self.pilot.say(number, to_agent.Woke(0.1))
+        self.settle()
+
     @rule(between=st.booleans())
     def greet(self, between: bool) -> None:
-        """Send hello with the manager's beliefs; orders from before its answer do not count."""
+        """Send a hello and update the manager's beliefs from it; the pilot ignores orders from before the answer."""
         self.pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
         state = self.pilot.core.state
         listed = {number: list(library.held) for number, library in state.libraries.items()}
@@ -144,11 +164,11 @@ class Pilot(RuleBasedStateMachine):
     def load(self, number: int, loaded: bool, device: int) -> None:
         self.pilot.give(ProcessMade(LibraryId(number), 1)).say(number, to_agent.Hello(number, 1))
         if loaded:
-            self.pilot.say(number, to_agent.Loaded(1.0, GIB, GIB, device * GIB))
+            self.pilot.say(number, to_agent.Loaded(1.0, GIB, GIB, device * GIB, sleeps=device % 3 > 0))
         self.settle()
 
     def some(self, number: int, every: int) -> list[int]:
-        """Calls that a process could report: some of its calls, and one that it never received."""
+        """Return some of a process's calls, and one call that it never received."""
         return [*tuple(self.believed.get(number, ()))[::every], 10**9]
 
     @rule(number=libraries, every=st.integers(1, 3), ok=st.booleans())
@@ -169,7 +189,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
     def give_pieces(self, number: int, run: int, count: int, taken: int) -> None:
-        """A call yields, and its client acknowledges a part of the pieces."""
+        """Yield pieces of a call; the client acknowledges some."""
         library = self.pilot.core.state.libraries.get(LibraryId(number))
         for call, window in list(library.streams.items())[:1] if library is not None else ():
             first = window.first + len(window.items) if run == window.run else 0
@@ -229,7 +249,14 @@ class Pilot(RuleBasedStateMachine):
 
     @invariant()
     def memory_adds_up(self) -> None:
-        self.pilot.core.state.ledger.validate()
+        state = self.pilot.core.state
+        state.ledger.validate()
+        state.host.validate()
+        awake = [x for x in state.libraries.values() if x.stage not in SLEEPS]
+        assert not any(state.host.held(library.number) for library in awake)
+        asleep = [x for x in state.libraries.values() if x.stage in SLEEPS]
+        assert not any(library.held for library in asleep)
+        assert state.host_claims.keys() <= {library.number for library in asleep}
 
     def teardown(self) -> None:
         self.pilot.give(Farewell())

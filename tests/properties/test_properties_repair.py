@@ -1,6 +1,4 @@
-"""A manager with a shorter journal takes over. Pilots and the client repeat what they hold, and every call ends
-once.
-"""
+"""A manager with a shorter journal takes over. Pilots and the client repeat their state, and every call ends once."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import Failure, FailureKind
 
-CONTEXTS = ("bare", "a", "b")
+CONTEXTS = ("bare", "a", "b", "c", "d")
 
 
 class Forgetful(Toy):
@@ -34,7 +32,7 @@ class Forgetful(Toy):
         self.sequence = 0
         super().__init__()
 
-    # ---- the client: it keeps what it waits for
+    # ---- the client keeps its open calls
     def tell(self, *messages: Any, numbered: bool = True) -> Toy:
         self.submits += [message for message in messages if isinstance(message, say.Submit)]
         self.recipes += [message.recipe for message in messages if isinstance(message, say.DefineRecipe)]
@@ -59,7 +57,7 @@ class Forgetful(Toy):
         assert message.first <= self.received, "results were skipped"
         for end in message.ends[self.received - message.first :]:
             self.received += 1
-            self.ended.setdefault(self.names[end.call], end)  # a client hears of an end that comes again, and drops it
+            self.ended.setdefault(self.names[end.call], end)  # keep the first end: a client drops a repeated one
 
     def submit_again(self) -> None:
         messages: list[Any] = [say.DefineRecipe(recipe) for recipe in {r.key: r for r in self.recipes}.values()]
@@ -74,7 +72,7 @@ class Forgetful(Toy):
 
     # ---- the loss
     def lose(self, keep: float) -> None:
-        """The manager dies, and comes back with this share of its journal."""
+        """Restart the manager with this share of its journal."""
         kept = int(len(self.past) * keep)
         self.past, self.did = self.past[:kept], self.did[: kept + 1]
         self.policies = self._make()
@@ -105,6 +103,8 @@ class Losing(RuleBasedStateMachine):
         self.toy = Forgetful()
         self.toy.context("a", load_s=0.5, memory="3 GB")
         self.toy.context("b", load_s=0.5, memory="5 GB", slots=3)
+        for name in ("c", "d"):  # two fit on no device, but one beside the other asleep does
+            self.toy.context(name, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
         self.count = 0
 
     @rule(context=st.sampled_from(CONTEXTS), count=st.integers(1, 12), run_s=st.sampled_from((0.001, 0.3, 2.0)))
@@ -152,10 +152,35 @@ class Losing(RuleBasedStateMachine):
 
 
 def _is_blamed(failure: Failure) -> bool:
-    """Whether pilot after pilot was lost while a call ran, or while its context was loaded."""
+    """True if the call failed because pilots were lost while it ran or while its context loaded."""
     if failure.kind is FailureKind.CONTEXT:
         return "could not be loaded: its pilot died" in failure.message
     return failure.kind is FailureKind.POISON
+
+
+class Picks:
+    """A source of chance that always picks one pilot."""
+
+    def __init__(self, pilot: str) -> None:
+        self.pilot = pilot
+
+    def choice(self, _names: list[str]) -> str:
+        return self.pilot
+
+
+def test_orders_that_free_memory_are_repeated_first() -> None:
+    losing = Losing()
+    losing.pilot_joins(devices=2)
+    losing.pilot_joins(devices=2)
+    losing.submit(context="c", count=9, run_s=2.0)
+    for _ in range(3):
+        losing.the_journal_loses_its_end(keep=0.0)
+    losing.submit(context="a", count=1, run_s=0.001)
+    losing.wait(seconds=5.0)
+    losing.submit(context="c", count=1, run_s=0.001)
+    losing.pilot_dies(chance=Picks("p1"))  # a library of `c` is to wake in the memory of one of `a`
+    losing.the_journal_loses_its_end(keep=1.0)
+    losing.teardown()
 
 
 TestLosing = Losing.TestCase

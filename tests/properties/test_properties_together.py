@@ -1,10 +1,10 @@
-"""The manager's core and the cores of its pilots, with frames between them that are late, come twice, or are lost.
+"""The cores of a manager and of its pilots, with frames between them that are late, repeated or lost.
 
-A frame from a pilot is on its way until a rule delivers it; so is each order of the manager. A connection that breaks
-loses what was on its way in both directions, and a pilot that comes back says hello and then, again, all that was not
-acknowledged. Whatever happens: the client has each result once, no call runs in two libraries unless the pilot of one
-was given up, no device is promised or used beyond its memory, and no library ends twice. When all is quiet both sides
-agree on what is held, the manager has refused nothing but what may be late, and everything that was submitted ends.
+A frame or an order is in transit until a rule delivers it. A broken connection loses the messages in transit in both
+directions. A pilot that reconnects sends a hello and then everything unacknowledged. Invariants: the client gets each
+result once; no call runs in two libraries unless the pilot of one was given up; no device's memory is exceeded; no
+library ends twice. At rest both sides agree, the manager has refused only messages that may be late, and every call
+ends.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from stoker.protocol.to_pilot import StopLibrary
 
 WEIGHTS = ObjectRef("weights", GB, "/data/weights")
 CONTEXTS = {
-    "small": recipe("small", memory="3 GB"),
-    "large": msgspec.structs.replace(recipe("large", memory="7 GB"), objects=(WEIGHTS,)),
-    "read": msgspec.structs.replace(recipe("read", memory="2 GB"), objects=(WEIGHTS,)),
-    "once": recipe("once", memory="1 GB", calls_per_library=1),
+    "small": recipe("small", memory="3 GB", device_memory_bytes=3 * GB),
+    "large": msgspec.structs.replace(recipe("large", memory="7 GB", device_memory_bytes=7 * GB), objects=(WEIGHTS,)),
+    "read": msgspec.structs.replace(recipe("read", memory="2 GB", device_memory_bytes=2 * GB), objects=(WEIGHTS,)),
+    "once": recipe("once", memory="1 GB", device_memory_bytes=GB, calls_per_library=1),
 }
 LATE = frozenset({
-    "repeated or early frame of a pilot",  # it came twice, or before the hello that follows a break
-    "frame of a pilot that is not known",  # it was given up
+    # a repeated frame, or a frame before the hello that follows a broken connection
+    "repeated or early frame of a pilot",
+    "frame of a pilot that is not known",  # the pilot was given up
     "frame of a pilot before the hello that it was asked for",
-    "resize that the manager did not order",  # it was ordered again after a hello, and answered twice
+    # the manager repeated the order after a hello, and the pilot answered twice
+    "resize that the manager did not order",
 })  # fmt: skip
-"""Messages that may be refused, because they come late or twice."""
+"""Messages that may be refused, because they are late or repeated."""
 
 names = st.sampled_from(("p0", "p1", "p2"))
 places = st.integers(0, 3)
@@ -46,8 +48,6 @@ contexts = st.sampled_from(("small", "large", "small", "once", "read"))
 
 
 class Cores(RuleBasedStateMachine):
-    """See the module's text."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Together()
@@ -56,7 +56,7 @@ class Cores(RuleBasedStateMachine):
 
     @initialize()
     def pilots(self) -> None:
-        """Two pilots that have hot libraries, and calls in them."""
+        """Start two pilots with hot libraries and calls in them."""
         for name in ("p0", "p1"):
             self.cluster.wired[name] = Wired(name, self.cluster)
         self.submit("small", 6)
@@ -97,7 +97,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule()
     def all_arrives(self) -> None:
-        """For a while nothing is late. Pilots that are cut off stay so."""
+        """Deliver all messages. Disconnected pilots stay disconnected."""
         self.cluster.all_arrives()
 
     @rule(name=names)
@@ -107,7 +107,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names, context=st.sampled_from(("once", "small")), loses_orders=st.sampled_from((False, False, True)))
     def reconnect(self, name: str, context: str, loses_orders: bool) -> None:
-        """A connection is replaced, unseen by the manager: earlier orders may come after the hello."""
+        """Replace a connection unseen by the manager, so earlier orders may arrive after the hello."""
         pilot = self.pilot(name)
         if pilot.is_connected and not pilot.is_over:
             self.submit(context, 3)
@@ -118,7 +118,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names)
     def give_up(self, name: str) -> None:
-        """The manager has heard nothing of a pilot for too long, which lives."""
+        """Give up a pilot that is alive but silent."""
         if self.pilot(name).name in self.cluster.core.state.pilots:
             self.cluster.give_up(self.pilot(name))
 
@@ -144,16 +144,37 @@ class Cores(RuleBasedStateMachine):
             if settles:
                 pilot.settle()
 
+    @rule(name=names, place=places)
+    def cannot_move(self, name: str, place: int) -> None:
+        """Let a library's context raise when it next sleeps or wakes."""
+        processes = list(self.pilot(name).processes.values())
+        if processes:
+            processes[place % len(processes)].cannot_move = True
+
+    @rule(name=names, context=contexts, upto=st.integers(1, 6))
+    def sleep_and_wake(self, name: str, context: str, upto: int) -> None:
+        """Let idle libraries sleep and a call wake one of them; stop after `upto` steps."""
+        pilot = self.pilot(name)
+        steps = (
+            lambda: pilot.works(ends=9),
+            self.cluster.all_arrives,
+            lambda: self.wait(3.0),
+            self.quiet,
+            lambda: self.submit(context, 2),
+            self.cluster.all_arrives,
+        )
+        for step in steps[:upto]:
+            step()
+
     @precondition(lambda self: len(self.cluster.wired) == 3)
     @rule()
     def leave(self) -> None:
-        """The batch system wants a pilot to go."""
         if not self.pilot("p2").is_over:
             self.pilot("p2").signal()
 
     @rule(name=names, context=st.sampled_from(("read", "large")), lists_cache=st.booleans())
     def lose_cached_objects(self, name: str, context: str, lists_cache: bool) -> None:
-        """A pilot's disk loses what was cached, and its libraries end. The next one finds nothing in the cache."""
+        """Clear a pilot's cache and end its libraries. The next library finds nothing in the cache."""
         pilot = self.pilot(name)
         pilot.cache.clear()
         for process in pilot.processes.values():
@@ -166,7 +187,7 @@ class Cores(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.0, 1.0, 4.0)), crosses=st.booleans())
     def wait(self, seconds: float, crosses: bool = False) -> None:
-        """Time passes. If it `crosses`, libraries end by themselves while the order to end is on its way."""
+        """Let time pass. `crosses`: libraries end while the order to end them is in transit."""
         self.cluster.wait(seconds)
         for pilot in self.cluster.wired.values():
             pilot.time_passes()
@@ -176,10 +197,10 @@ class Cores(RuleBasedStateMachine):
                         pilot.processes[order.library].die()
                 pilot.settle()
 
-    # ---- what must hold
+    # ---- invariants
     @invariant()
     def all_is_well(self) -> None:
-        """The books of each side add up, and the manager has refused nothing but what may be late."""
+        """Check that the state of each side is consistent, and that only messages that may be late were refused."""
         validate(self.cluster.core.state)
         for pilot in self.cluster.wired.values():
             pilot.validate()
@@ -187,7 +208,7 @@ class Cores(RuleBasedStateMachine):
             assert reason in LATE or count <= self.cluster.crossed[reason], f"refused {count} times: {reason}"
 
     def quiet(self) -> None:
-        """Everything that is on its way arrives, pilots that were cut off come back, processes obey."""
+        """Deliver all messages, reconnect pilots, and let processes carry out their orders."""
         for _ in range(2):
             for pilot in self.cluster.wired.values():
                 if not pilot.is_connected and not pilot.is_over:
@@ -199,7 +220,7 @@ class Cores(RuleBasedStateMachine):
             self.cluster.all_arrives()
 
     def agree(self) -> None:
-        """Both sides know of the same libraries, the calls in them, and their target sizes."""
+        """Check that both sides know the same libraries, calls and target sizes."""
         pilots = self.cluster.core.state.pilots
         for pilot in self.cluster.wired.values():
             if pilot.is_over:
@@ -208,8 +229,11 @@ class Cores(RuleBasedStateMachine):
             assert {number: sorted(library.held) for number, library in core.libraries.items()} == {
                 number: sorted({*library.held, *library.zombies}) for number, library in known.items()
             }
-            assert {number: memory.budget_bytes(core, library) for number, library in core.libraries.items()} == {
-                number: library.promised_bytes for number, library in known.items()
+            reserved = {number: memory.budget_bytes(core, library) for number, library in core.libraries.items()}
+            promised = {number: library.promised_bytes for number, library in known.items()}
+            assert reserved == promised
+            assert {number: core.host.held(number) for number in core.libraries} == {
+                number: library.host_bytes for number, library in known.items()
             }
             fetches = self.cluster.core.state.transfers.peers[PilotId(pilot.name)].fetches
             assert core.wants.keys() == fetches.keys(), "what a pilot waits for is planned"
@@ -218,7 +242,7 @@ class Cores(RuleBasedStateMachine):
     def each_library_ended_once(self) -> None:
         for library in self.cluster.core.state.gone_libraries.values():
             told = Counter(text.partition(":")[0] for _, text in library.notes)
-            ends = told["ended"] + told["gone with its pilot"] - told["back, as it was"]
+            ends = told["ended"] + told["gone with its pilot"] - told["reconnected with its pilot"]
             assert ends == 1, library.notes
 
     def teardown(self) -> None:
@@ -226,17 +250,17 @@ class Cores(RuleBasedStateMachine):
             return
         self.quiet()
         self.agree()
-        for name in ("p0", "p1"):  # whatever a walk has done, each ends with orders that come behind a hello
+        for name in ("p0", "p1"):  # every example ends with old orders that arrive after a new hello
             self.reconnect(name, "once", loses_orders=False)
         self.quiet()
         self.agree()
-        for rounds in range(40 + len(self.cluster.core.state.calls)):  # a library may end one call a round
+        for rounds in range(40 + len(self.cluster.core.state.calls)):  # a library may end only one call per round
             if rounds and not self.cluster.core.state.calls:
                 break
             for pilot in self.cluster.wired.values():
                 pilot.works(ends=20)
             self.cluster.all_arrives()
-            self.wait(3.0, crosses=True)  # and with libraries that end before they are told
+            self.wait(3.0, crosses=True)  # some libraries end before the order to end
             self.quiet()
             self.all_is_well()
         left = [self.cluster.names[call] for call in self.cluster.core.state.calls]

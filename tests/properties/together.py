@@ -1,12 +1,15 @@
-"""A manager's core, the cores of its pilots, the messages between them, and a world with the truth: which calls each
-process runs, and the device memory it holds. A process ends, and frees memory, some time after its order.
+"""A manager's core, its pilots' cores, the messages between them, and the true state: running calls and used device
+memory.
+
+A process obeys an order, for example to end or to shrink, some time after it arrives.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 
+import msgspec
 from conformance.processes import ModelProcess
 from core.builders import Cluster, devices
 from core.desk import SESSION
@@ -14,8 +17,10 @@ from core.desk import SESSION
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
 from stoker.manager.core.events import Event as ManagerEvent
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
-from stoker.manager.core.seams import Action, Changes, Policies, Resize, Unload, View
+from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, Unload, View
+from stoker.manager.core.sleepers import host_bytes
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
+from stoker.manager.policies.sleeping import may_sleep
 from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -39,12 +44,17 @@ from stoker.pilot.core.events import (
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say
+from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import CallId, LibraryId, PilotId
 from stoker.protocol.wire import Outbox
 
 GB = 10**9
 DEVICES = 2
 IDLE_S = 2.0
+SLEEP = ("small", "large", "read")  # Contexts that can sleep
+KEEPS, SAVES = GB // 4, GB // 10
+"""Bytes that a sleeper keeps of its device, and takes less of host memory than it claims."""
+SLEEPER_BYTES = GB // 2
 
 OF_NONE = "message of a library that the pilot does not have"
 NOT_HELD = "return of a call that the library does not hold"
@@ -53,21 +63,21 @@ _decode = wire.from_pilot()
 
 
 class GiveAndTake(LoadWhereWanted):
-    """The default residency, which also ends libraries that are idle for long, and for a while after a load shrinks one
-    library of each device, in the plan in which another one there grows into all the room that this makes."""
+    """The default residency, which also puts idle libraries to sleep or unloads them. For a while after a load it
+    shrinks one library per device so that another can grow in the same plan.
+    """
 
     period_s = 1.0
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        plan: list[Action] = []
-        for pilot in view.pilots.values():
+    def round(self, view: View, changes: Changes) -> Iterator[Action]:
+        for pilot in list(view.pilots.values()):
             if pilot.state is PilotState.HERE:
                 for device in pilot.devices.values():
-                    plan += self._shift(view, device)
-                for library in pilot.libraries.values():
+                    yield from self._shift(view, device)
+                for library in list(pilot.libraries.values()):
                     if library.state is LibraryState.READY and not library.load and view.now > library.used_at + IDLE_S:
-                        plan.append(Unload(library.id, "idle for long"))
-        return plan
+                        sleeps = may_sleep(library) and host_bytes(library) <= pilot.sleeper_budget_bytes
+                        yield Sleep(library.id) if sleeps else Unload(library.id, "idle for long")
 
     def _shift(self, view: View, device: Device) -> list[Action]:
         ready = [x for x in device.libraries.values() if x.state is LibraryState.READY and not x.resizing]
@@ -82,18 +92,28 @@ def policies() -> Policies:
     return Policies(HottestFirst(), GiveAndTake(), TakeWhatComes())
 
 
+def devices_of(name: str) -> tuple[say.DeviceFacts, ...]:
+    if name == "p0":
+        return devices(DEVICES)
+    return tuple(msgspec.structs.replace(device, process_bytes=KEEPS) for device in devices(DEVICES, kind="A10"))
+
+
 class Process(ModelProcess):
-    """A library's process. It has carried out orders on its memory and its end when `settle` comes."""
+    """A library's process. It carries out orders about its memory, its sleep and its end at `settle`."""
 
     def __init__(self, pilot: Wired, ordered: to_pilot.StartLibrary) -> None:
         super().__init__(ordered.library, pilot.queue.handle)
         self.devices = ordered.devices
         self.memory_bytes = ordered.device_memory_bytes
-        self.exits = False  # Whether it is about to end
+        self.exits = False  # True if the process is about to end
         self._pilot = pilot
         self._signal = 0
         self._left = ordered.recipe.calls_per_library or 10**9
         self._resizes: list[int] = []
+        self.recipe = ordered.recipe
+        self.host_bytes = 0
+        self.cannot_move = False  # True if its context raises when it should sleep or wake
+        self._moves: list[to_library.Sleep | to_library.Wake] = []
 
     def hear(self, message: to_library.ToLibrary) -> None:
         if self.exits:
@@ -105,13 +125,36 @@ class Process(ModelProcess):
                 super().hear(message)
             case to_library.Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                self.memory_bytes = max(self.memory_bytes, size)  # it may use it from now on
+                self.memory_bytes = max(self.memory_bytes, size)  # the process may use this memory from now on
+            case to_library.Sleep():
+                self.host_bytes = self._pilot.core.state.host.held(self.number)  # it may fill it from now on
+                self._moves.append(message)
+            case to_library.Wake():
+                self.memory_bytes = self._pilot.core.state.ledger.held(self.number)
+                self._moves.append(message)
             case _:
                 super().hear(message)
 
     def load(self) -> None:
         if not self.exits:
-            super().load()
+            self.say(
+                to_agent.Hello(self.number, 7),
+                to_agent.Loaded(0.0, KEEPS, KEEPS, KEEPS, sleeps=self.recipe.name in SLEEP),
+            )
+
+    def _move(self, order: to_library.Sleep | to_library.Wake) -> None:
+        if self.cannot_move:
+            self.say(to_agent.SleepFailed(Failure(FailureKind.CONTEXT, "it raised")))
+            self.die(signal=0)
+        elif isinstance(order, to_library.Sleep):
+            self.memory_bytes = KEEPS
+            takes = self.host_bytes - min(self.host_bytes, SAVES)
+            on_host = self._pilot.core.state.devices[self.devices[0]].on_host
+            self.host_bytes = 0 if on_host else takes
+            self.say(to_agent.Slept(KEEPS, takes, 0, 0.1))
+        else:
+            self.host_bytes = 0
+            self.say(to_agent.Woke(0.1))
 
     def end_one(self) -> None:
         if self.calls and not self.exits:
@@ -121,44 +164,46 @@ class Process(ModelProcess):
                 self.die(signal=0)
 
     def die(self, signal: int = 9) -> None:
-        """It has begun to end."""
         self.exits, self._signal = True, signal
 
     def settle(self) -> None:
-        """It carries out its orders."""
         for size in self._resizes:
             self.memory_bytes = size
             self.say(to_agent.Resized(size))
         self._resizes.clear()
+        moves, self._moves = self._moves, []
+        for order in moves:
+            self._move(order)
         if self.exits:
             del self._pilot.processes[self.number]
             super().die(self._signal)
 
 
 class Wired:
-    """A pilot's core, its processes, and the connection that it has."""
+    """A pilot's core, its processes, and its connection."""
 
     def __init__(self, name: str, cluster: Together) -> None:
         self.name = PilotId(name)
         self.cluster = cluster
         facts = PilotFacts(
-            pilot=name, session=SESSION, host=name, pid=1, peer=f"{name}:1", devices=devices(DEVICES),
-            cache_bound_bytes=1 << 60,
+            pilot=name, session=SESSION, host=name, pid=1, peer=f"{name}:1",
+            devices=devices_of(name), cache_bound_bytes=1 << 60,
+            sleeper_bytes=SLEEPER_BYTES,
         )  # fmt: skip
         self.core = PilotCore(facts)
         self.queue = EventQueue(self.core, self._carry_out, clock=lambda: cluster.now)
         self.timers = Timers()
         self.outbox = Outbox()
         self.batch: list[say.FromPilot] = []
-        self.up: deque[bytes] = deque()  # Frames on their way to the manager
-        self.down: deque[to_pilot.ToPilot] = deque()  # Orders on their way to the pilot
-        self.last = b""  # The frame that was delivered last
+        self.up: deque[bytes] = deque()  # Frames in transit to the manager
+        self.down: deque[to_pilot.ToPilot] = deque()  # Orders in transit to the pilot
+        self.last = b""  # The last delivered frame
         self.processes: dict[LibraryId, Process] = {}
         self.cache: dict[str, int] = {}  # Sizes of the cached objects
         self.fetching: dict[str, to_pilot.FetchObject] = {}
         self.told_gone: set[LibraryId] = set()
-        self.disowned: set[tuple[LibraryId, CallId]] = set()
-        """Calls that its libraries held when the manager gave it up: they may run elsewhere since."""
+        self.calls_of_given_up_pilot: set[tuple[LibraryId, CallId]] = set()
+        """Calls in its libraries when the manager gave it up; they may run elsewhere now."""
         self.is_connected = self.is_over = False
         self.connect()
 
@@ -169,13 +214,13 @@ class Wired:
         self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)))
 
     def cut(self) -> None:
-        """The connection breaks: messages in transit are lost."""
+        """Break the connection and lose the messages in transit."""
         self.is_connected = False
         self.up.clear()
         self.down.clear()
 
     def hear(self, *, lists_cache: bool = False) -> bool:
-        """The next order arrives. False: none is left. `lists_cache`: a start of a reader finds the cache listed."""
+        """Deliver the next order; False if none is left. `lists_cache`: list the cache at a start with objects."""
         if not self.down:
             return False
         order = self.down.popleft()
@@ -188,7 +233,7 @@ class Wired:
         return True
 
     def _note_crossing(self, order: to_pilot.ToPilot) -> None:
-        """An order may come when what it speaks of is over. The pilot answers, and the manager has no use for that."""
+        """Count orders about ended libraries or calls: the manager refuses the pilot's answer."""
         libraries, crossed = self.core.state.libraries, self.cluster.crossed
         match order:
             case to_pilot.StopLibrary(library=number) if number not in libraries:
@@ -197,7 +242,7 @@ class Wired:
             case to_pilot.RunCalls(library=number) if number not in libraries:
                 crossed[OF_NONE] += 1
             case to_pilot.StartLibrary() if self.core.state.leaving:
-                crossed[OF_NONE] += 1  # its refusal may come behind a hello without that library
+                crossed[OF_NONE] += 1  # the pilot's refusal may arrive after a hello that lacks this library
             case to_pilot.CancelCalls(library=number, calls=calls) if number in libraries:
                 crossed[NOT_HELD] += sum(call not in libraries[number].held for call in calls)
             case _:
@@ -208,7 +253,7 @@ class Wired:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the pilot has to say, in one frame."""
+        """Send the pilot's messages in one frame."""
         self._flush()
         if self.is_connected and self.core.state.hello_is_due:
             self.connect()
@@ -222,7 +267,7 @@ class Wired:
             if self.is_connected:
                 self.up.append(frame)
 
-    # ---- the shell
+    # ---- commands
     def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Tell(message=message):
@@ -267,9 +312,9 @@ class Wired:
             case _:
                 pass
 
-    # ---- the world
+    # ---- processes and files
     def settle(self) -> None:
-        """Its processes have done what they were told to do."""
+        """Let the processes carry out their orders."""
         for process in list(self.processes.values()):
             process.settle()
         for order in list(self.fetching.values()):
@@ -277,7 +322,7 @@ class Wired:
         self._flush()
 
     def _fetch(self, order: to_pilot.FetchObject) -> None:
-        """Read an object from its origin, or from the first peer that has it."""
+        """Read an object from the first peer that has it, or from its origin."""
         name, size = order.object.name, order.object.size_bytes
         lacking = []
         for peer in order.peers:
@@ -295,7 +340,7 @@ class Wired:
         self.queue.handle(ObjectArrived(name, size))
 
     def works(self, *, ends: int = 1) -> None:
-        """Its processes load, run this number of calls each, and carry out their orders."""
+        """Let the processes load, run `ends` calls each, and carry out their orders."""
         for process in list(self.processes.values()):
             process.load()
             for _ in range(ends):
@@ -303,7 +348,6 @@ class Wired:
         self.settle()
 
     def signal(self) -> None:
-        """The batch system wants it to go."""
         self.tell(Signalled("it got SIGTERM"))
 
     def time_passes(self) -> None:
@@ -314,26 +358,29 @@ class Wired:
             self.tell(Tick())
 
     def validate(self) -> None:
-        """Nothing of its devices is promised or used twice."""
+        """Check that the memory of its devices is not promised or used twice."""
         self.core.state.ledger.validate()
         used: Counter[str] = Counter()
         for process in self.processes.values():
             used.update(dict.fromkeys(process.devices, process.memory_bytes))
         for device, facts in self.core.state.devices.items():
             assert used[device] <= facts.memory_bytes, f"{used[device]} bytes of {device} of {self.name} are used"
+        self.core.state.host.validate()
+        on_host = sum(process.host_bytes for process in self.processes.values())
+        assert on_host <= SLEEPER_BYTES, f"{on_host} bytes of host memory of {self.name} are used"
 
 
 class Together(Cluster):
-    """The manager, the client, and the pilots. Messages between them are in transit until a test lets them arrive."""
+    """The manager, the client, and the pilots. Messages stay in transit until a test delivers them."""
 
     def __init__(self) -> None:
         self.wired: dict[str, Wired] = {}
         self.crossed: Counter[str] = Counter()
-        """How many answers of pilots the manager may refuse for each reason, because its order came too late."""
+        """Answers that the manager may refuse because its order came too late, counted by reason."""
         super().__init__(policies=policies)
 
     def give(self, event: ManagerEvent) -> list[Command]:
-        """As a `Desk` does, without checking the state after each event: the machine checks it after each rule."""
+        """Handle an event without `Desk`'s check of the state; the machine checks it after each rule."""
         commands = self.core.handle(event, self.now)
         self.past.append((self.now, event))
         self.did.append(commands)
@@ -354,7 +401,7 @@ class Together(Cluster):
                 pilot.down.append(message)
         super()._post(rest)
 
-    # ---- what arrives
+    # ---- deliveries
     def hear_next(self, pilot: Wired) -> bool:
         if not pilot.up:
             return False
@@ -363,7 +410,6 @@ class Together(Cluster):
         return True
 
     def hear_again(self, pilot: Wired) -> None:
-        """The frame that arrived last comes once more."""
         if pilot.last and _decode(pilot.last).sequence:
             self._hear(pilot, pilot.last)
 
@@ -373,32 +419,35 @@ class Together(Cluster):
         known = self.core.state.pilots.get(pilot.name)
         if known is not None:
             for library in known.libraries.values():
-                pilot.disowned.difference_update((library.id, call) for call in library.held)  # the manager's again
+                pilot.calls_of_given_up_pilot.difference_update(
+                    (library.id, call) for call in library.held
+                )  # the manager knows again that this pilot holds these calls
 
     def pilot_cut(self, pilot: Wired) -> None:
         pilot.cut()
         self.event(PilotCut(pilot.name))
 
     def give_up(self, pilot: Wired) -> None:
-        """The manager takes a pilot for lost that may live."""
         pilot.cut()
         for library in pilot.core.state.libraries.values():
-            pilot.disowned.update((library.number, call) for call in library.held)
+            pilot.calls_of_given_up_pilot.update((library.number, call) for call in library.held)
         self.event(PilotLost(pilot.name, "silent for 15 s"))
 
-    # ---- the truth
+    # ---- the true state
     def begins(self, pilot: Wired, number: LibraryId, call: CallId) -> None:
-        """A process gets a call. It may be in another one only if its pilot was given up."""
+        """Check that a call which begins in a process runs in no other process, except on a pilot that was given up."""
         for other in self.wired.values():
             for process in other.processes.values():
                 is_elsewhere = process.number != number or other is not pilot
-                assert call not in process.calls or (is_elsewhere and (process.number, call) in other.disowned), (
+                assert call not in process.calls or (
+                    is_elsewhere and (process.number, call) in other.calls_of_given_up_pilot
+                ), (
                     f"{self.names[call]} runs in lib-{process.number} of {other.name}, and begins in lib-{number} of"
                     f" {pilot.name}"
                 )
 
     def all_arrives(self) -> None:
-        """Messages in transit arrive, and the messages that follow, until none is left."""
+        """Deliver the messages in transit and their answers until none is left."""
         for _ in range(300):
             moved = False
             for pilot in list(self.wired.values()):

@@ -1,4 +1,4 @@
-"""A private world for each test; remains of a session fail it."""
+"""A private world for each test; leftovers of a session fail the test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The advisor of a real session: it answers, is killed, and nothing waits for it."""
-
 from __future__ import annotations
 
 import json

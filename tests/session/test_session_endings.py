@@ -1,4 +1,4 @@
-"""Commands that a signal ends at any moment: their work is undone, or found by name."""
+"""Commands that a signal ends at any moment leave no work, or work that can be found by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from stoker.protocol.session import SessionFolder, holds_session
 
 
 def sessions(world: World) -> list[Path]:
-    """Return the session folders in the state folder."""
     return sorted(Path(world.environ["STOKER_HOME"]).glob("sessions.d/*"))
 
 
@@ -33,7 +32,7 @@ def kill(process: subprocess.Popen[str], number: int) -> int:
 
 @pytest.fixture
 def manager(world: World) -> Held:
-    """A held manager, which does not listen yet."""
+    """A held manager that does not listen yet."""
     return Held(world, MANAGER)
 
 
@@ -44,7 +43,7 @@ def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> No
     manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr
-    said = stoker(world, "down")  # it is also the one that is meant where none is named
+    said = stoker(world, "down")  # without a name: commands select it by default
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 
@@ -84,7 +83,7 @@ def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
     began = time.monotonic()
     said = stoker(world, "status", folder.name)
     assert f"no session '{folder.name}'" in said.stderr
-    assert time.monotonic() - began < 40, "a manager that comes up has a minute"
+    assert time.monotonic() - began < 40, "a starting manager has a minute"
 
 
 def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
@@ -95,7 +94,7 @@ def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
 def test_a_signal_ends_a_probe_with_its_session(world: World) -> None:
     process, folder = probe(world)
     os.kill(process.pid, signal.SIGHUP)
-    os.kill(process.pid, signal.SIGHUP)  # as a terminal that closes may do
+    os.kill(process.pid, signal.SIGHUP)  # a closing terminal may send the signal twice
     process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGHUP
     assert not folder.path.exists() or folder.over()

@@ -1,4 +1,4 @@
-"""A family under `arlo` with real processes: each call runs in a runtime for its length."""
+"""A family under `arlo` with real processes: a call's length selects its runtime."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
 def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "family.py").write_text(PROGRAM)
-    # A plan is made again five seconds after the first, and carried out in steps of one.
+    # The plan is renewed five seconds after the first, and carried out in single steps.
     process = world.spawn([sys.executable, "family.py"], folder=world.path, PAUSE_S="8")
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
@@ -90,5 +90,5 @@ def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
     assert set(said["all"]) <= {10, 20, 40}
     assert said["too long"] == [[41, 40], [41, 40]]
     assert said["after a kill"] in (10, 20, 40)
-    assert "how long its input is" in said["nothing counts"]
+    assert "needs the length of its input" in said["nothing counts"]
     assert said["later"] == [10, 20, 40]

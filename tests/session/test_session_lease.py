@@ -1,5 +1,3 @@
-"""Leases: one manager per session, on one machine and on several."""
-
 from __future__ import annotations
 
 import errno
@@ -45,7 +43,7 @@ def write(path: Path, holder: LeaseHolder) -> None:
 
 
 def insist(path: Path, holder: LeaseHolder) -> None:
-    """Write a lease, again if a renewal has overwritten it."""
+    """Write another holder into the lease, again if a renewal has overwritten it."""
     if lease.read(path) != holder:
         write(path, holder)
 
@@ -58,12 +56,12 @@ def test_lease_is_followed_when_its_holder_is_killed(path: Path) -> None:
     with hold_lease(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
             lease.take(path, **QUICK)
-        other.send_signal(signal.SIGSTOP)  # it is alive, however silent
+        other.send_signal(signal.SIGSTOP)  # the holder is alive, although it stops renewing
         time.sleep(0.5)
         with pytest.raises(SessionError, match="already has a manager"):
             lease.take(path, **QUICK)
         other.kill()
-        until(lambda: lease.is_alive(lease.read(path)) is False)  # a zombie is dead, too
+        until(lambda: lease.is_alive(lease.read(path)) is False)  # a zombie counts as dead
         mine = lease.take(path, patience_s=600)
     assert not mine.from_elsewhere
     assert mine.follows is not None
@@ -113,7 +111,7 @@ def test_of_two_followers_the_one_in_the_file_has_the_lease(path: Path, monkeypa
     settle_s = 7.0
 
     class Time:
-        """While the one settles, the other writes its name."""
+        """The module `time`: while the first manager sleeps, the second writes its name."""
 
         monotonic = staticmethod(time.monotonic)
         clock_gettime, CLOCK_BOOTTIME = staticmethod(time.clock_gettime), time.CLOCK_BOOTTIME
@@ -255,7 +253,7 @@ def test_what_an_old_holder_still_writes_is_not_in_the_copy(tmp_path: Path) -> N
     lease.copy_journal(tmp_path / "journal")
     os.write(old._fd, b"late")
     assert (tmp_path / "journal").read_bytes() == before
-    new = Journal(tmp_path / "journal")  # the lock on the old one does not hold this one up
+    new = Journal(tmp_path / "journal")  # the old journal's lock does not block this journal
     new.close()
     old.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
@@ -265,8 +263,8 @@ def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytes
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
-    held.wait_until_sure()  # returns at once
-    now[0] += lease.SURE_S + 1  # the machine was suspended
+    held.wait_until_sure()  # a fresh lease: the wait returns at once
+    now[0] += lease.SURE_S + 1  # time passes without renewals: the machine was suspended
     waits = threading.Thread(target=held.wait_until_sure, daemon=True)
     waits.start()
     waits.join(0.2)

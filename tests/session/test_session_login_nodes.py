@@ -1,5 +1,5 @@
-"""Two login nodes that share only the session folder: real managers in namespaces with different host names, process
-ids, clocks and locks.
+"""Two login nodes that share only the session folder: managers in namespaces with their own host names, process ids,
+clocks and locks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ pytestmark = pytest.mark.skipif(not allowed(), reason="login nodes of their own 
 
 
 class LoginNodes:
-    """Hosts that share a session's folder."""
-
     def __init__(self, folder: SessionFolder, place: Path) -> None:
         self.folder = folder
         self.lease = folder.lease
@@ -54,8 +52,7 @@ class LoginNodes:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, host: str, *namespaces: str, patience_s: float = PATIENCE_S) -> subprocess.Popen[str]:
-        """Start a manager on a host, with a lock file of its own. `patience_s`: seconds that it waits for a sign of its
-        predecessor."""
+        """Start a manager on a host with its own lock file. `patience_s`: seconds that it waits for its predecessor."""
         mine = self._place / f"lock-{host}"
         mine.touch()
         settle = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -117,7 +114,7 @@ def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
     second = nodes.start("login2", patience_s=3.0)
     until(lambda: nodes.folder.file.stat().st_mtime_ns != before, limit_s=60, why="the second listens")
     assert nodes.holder() == "login2"
-    assert nodes.folder.journal.stat().st_ino != journal, "what the first may still write is in another file"
+    assert nodes.folder.journal.stat().st_ino != journal, "late writes of the first manager go to another file"
     refused(nodes.start("login3"), by="login2")
     assert second.poll() is None
 
@@ -126,7 +123,9 @@ def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
 def test_without_locks_one_of_two_followers_has_the_session(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
-    loser = until(lambda: next((h for h in both if both[h].poll() is not None), ""), limit_s=60, why="one gives up")
+    loser = until(
+        lambda: next((h for h in both if both[h].poll() is not None), ""), limit_s=60, why="one manager gives up"
+    )
     [winner] = both.keys() - {loser}
     refused(both[loser], by=winner)
     assert nodes.holder() == winner
@@ -140,7 +139,7 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
     [manager] = psutil.Process(first.pid).children()
     manager.send_signal(signal.SIGSTOP)
     second = nodes.start("login2", patience_s=3.0)
-    until(lambda: nodes.holder() == "login2", limit_s=60, why="the second follows")
+    until(lambda: nodes.holder() == "login2", limit_s=60, why="the second manager takes over")
     manager.send_signal(signal.SIGCONT)
     assert first.wait(60) == TAKEN_OVER
     assert nodes.holder() == "login2"
@@ -149,14 +148,14 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a clock of its own needs unshare --time")
+@pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a separate clock needs unshare --time")
 def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     second = nodes.start("login2", *A_DAY_APART)
     jumps = iter([0, 4_000_000_000, 86_400] * 1000)
 
     def tried() -> bool:
-        os.utime(nodes.lease, (at := next(jumps), at))  # as a host writes it whose clock has jumped
+        os.utime(nodes.lease, (at := next(jumps), at))  # set the lease's time as a host with a changed clock would
         return second.poll() is not None
 
     until(tried, limit_s=60, why="the second gives up")
@@ -164,4 +163,4 @@ def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) ->
     assert first.poll() is None
     nodes.crash(first)
     nodes.start("login3", *A_DAY_APART, patience_s=3.0)
-    until(lambda: nodes.holder() == "login3", limit_s=60, why="one with another clock follows")
+    until(lambda: nodes.holder() == "login3", limit_s=60, why="a manager with another clock takes over")

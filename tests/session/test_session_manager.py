@@ -1,5 +1,3 @@
-"""Managers that restart elsewhere, are replaced, outlive clients, or idle."""
-
 from __future__ import annotations
 
 import re
@@ -194,7 +192,7 @@ def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Ma
     cancelled = pilot.hear(to_pilot.CancelCalls, seconds=20)
     assert cancelled.calls == (number << 40 | 1,)
     assert process.poll() is None
-    kill([process.pid])  # and that it is kept is in the journal
+    kill([process.pid])  # the journal also records that it is kept
     process.wait(PATIENCE_S)
     status = status_of_ended_session(managers.folder)
     assert (status.cancelled, len(status.pilots)) == (1, 1)
@@ -249,14 +247,14 @@ def test_which_address_auto_means() -> None:
 def test_a_network_that_is_not_here_names_those_that_are() -> None:
     assert interfaces.resolve("lo") == "127.0.0.1"
     assert interfaces.resolve("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"'l0' is no network of this host \(.*lo 127\.0\.0\.1.*did you mean lo\?"):
+    with pytest.raises(ConfigError, match=r"'l0' is not a network of this host \(.*lo 127\.0\.0\.1.*did you mean lo\?"):
         interfaces.resolve("l0")
     for address in ("::1", "fe80::1%eth0", "2001:db8::7"):
         with pytest.raises(
             ConfigError, match=r"is an IPv6 address, and a manager listens on IPv4: name one of .*lo 127"
         ):
             interfaces.resolve(address)
-    with pytest.raises(ConfigError, match="'eth0:7' is no network of this host"):
+    with pytest.raises(ConfigError, match="'eth0:7' is not a network of this host"):
         interfaces.resolve("eth0:7")
 
 

@@ -1,4 +1,4 @@
-"""Two sessions of one user on one host share only the pilots' disk; the end of one does not affect the other."""
+"""Two sessions of one user on one host share only the pilots' disk; neither's end affects the other."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_sessions_of_one_host_share_fetched_files(world: World, both: tuple[Neig
     program = second.start(wait_s=6.0)
     until(lambda: second.lines("called") == 2, limit_s=60, why="the second's long call")
 
-    kill([first.pilot()])  # its manager has another one, which sweeps what the dead one left, and nothing else
+    kill([first.pilot()])  # the first session's next pilot removes only the dead pilot's files
     until(lambda: first.status().lost_pilots == 1 and first.status().pilots, limit_s=60, why="another pilot")
     assert first.run() == SIZE
     ended = stoker(world, "down", first.name)
@@ -124,8 +124,8 @@ def test_killed_session_leaves_its_neighbour_alone(world: World, both: tuple[Nei
     until(lambda: not first.processes())
     assert second.run() == SIZE
     assert second.lines("loaded") == 1
-    kill([second.pilot()])  # the next one finds two dead pilots' folders
+    kill([second.pilot()])  # the next pilot finds two dead pilots' folders
     assert second.run() == SIZE
-    until(lambda: len(world.pilot_folders()) == 1, why="what dead pilots of both sessions left is swept")
+    until(lambda: len(world.pilot_folders()) == 1, why="leftovers of both sessions' dead pilots are removed")
     assert stoker(world, "down", second.name).returncode == 0
     assert stoker(world, "down", first.name).returncode == 0

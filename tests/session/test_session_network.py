@@ -1,4 +1,4 @@
-"""A machine with a network fault: unreachable managers are reported within seconds, with advice."""
+"""Unreachable managers are reported within seconds, with advice."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_a_program_that_is_not_answered_says_where_to_look(
         folder.write(SessionFile("test", wire.VERSION, address, key_pair().public))
         link = Link(folder)
         try:
-            with pytest.raises(SessionError, match="accepts connections and does not answer; its log may say why"):
+            with pytest.raises(SessionError, match="accepts connections but does not answer; its log may say why"):
                 link.wait_joined(0.3)
         finally:
             link.close()
     [said] = [record.getMessage() for record in caplog.records if "this program waits" in record.getMessage()]
-    assert said.startswith(f"session test: its manager at {address} accepts connections and does not answer")
+    assert said.startswith(f"session test: its manager at {address} accepts connections but does not answer")
     assert str(folder.manager_log) in said
 
 

@@ -1,4 +1,4 @@
-"""A manager is up only if it is the session's: another program may use its port."""
+"""A manager is up only if it belongs to the session: another program may use its port."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_lost_session_comes_back_on_another_port(world: World) -> None:
     assert port_of(other) == port
     assert states(world) == {name: "lost", other.read().session: "up"}
     shown = stoker(world, "status", name)
-    assert f"the manager of session {name} is gone; `stoker attach {name}` brings it back" in shown.stdout
+    assert f"the manager of session {name} is gone; `stoker attach {name}` starts it again" in shown.stdout
 
     code, out, err = run(world, name)
     assert (code, out) == (0, "2\n"), err
@@ -122,14 +122,14 @@ def test_session_whose_only_port_is_taken_names_the_other(world: World) -> None:
     assert code == 1
     assert (
         f"ports {port}-{port} are all taken (by session {other}); session {name} keeps the ports of its site file: free"
-        f" one (`stoker down {other}`, or end another program that listens there), then `stoker attach {name}`"
+        f" one of them (`stoker down {other}`, or end another program that listens there), then `stoker attach {name}`"
     ) in err
     assert err.count("are all taken") == 1
-    assert time.monotonic() - began < 60, "it is told, and not tried for as long as a manager may take to start"
+    assert time.monotonic() - began < 60, "the error comes before a manager's start limit"
 
     said = stoker(world, "down", name)
     assert said.returncode == 0, said.stderr
-    assert f"session {name} has ended: 0 calls done, 1 pilot let go, 1 job ended" in said.stdout
+    assert f"session {name} has ended: 0 calls done, 1 pilot released, 1 job ended" in said.stdout
     assert states(world) == {name: "over", other: "up"}
     said = stoker(world, "down", other)
     assert said.returncode == 0, said.stderr
@@ -195,7 +195,8 @@ def test_ended_session_is_not_up_whatever_has_its_port(manager: Manager) -> None
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\0" * 40)], ids=["none", "damaged"])
 def test_without_a_lease_its_manager_is_told_by_its_handshake(manager: Manager, damage) -> None:
     assert manager.process is not None
-    manager.process.send_signal(signal.SIGSTOP)  # so that it does not write its lease again
+    # pause the manager, which must not write its lease again before it is damaged
+    manager.process.send_signal(signal.SIGSTOP)
     damage(manager.folder.lease)
     manager.process.send_signal(signal.SIGCONT)
     assert presence.is_up(manager.folder)
@@ -210,7 +211,7 @@ def test_handshake_tells_another_sessions_manager_without_lease(
     other.write(SessionFile("other", wire.VERSION, file.address, other.read_key("server").public))
     began = time.monotonic()
     assert not presence.is_up(other)
-    assert time.monotonic() - began < 50, "no lease is waited for"
+    assert time.monotonic() - began < 50, "the command does not wait for a lease"
 
 
 def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
@@ -225,8 +226,9 @@ def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
 
 @pytest.fixture
 def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
-    """A process in a namespace of its own that renews the session's lease, as a manager on another machine does. A
-    silent listener has its port."""
+    """A process in its own namespace that renews the session's lease, like a manager on another machine. A listener
+    that never answers has the manager's port.
+    """
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
     with (
@@ -246,7 +248,7 @@ def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psut
         Observer(folder, timeout_s=0.2).__enter__()
     link = Link(folder)
     try:
-        with pytest.raises(SessionError, match=r"its manager \(pid 1 on .*\) at tcp:.* and does not answer"):
+        with pytest.raises(SessionError, match=r"its manager \(pid 1 on .*\) at tcp:.* but does not answer"):
             link.wait_joined(0.2)
     finally:
         link.close()

@@ -1,4 +1,4 @@
-"""A session has one Python version, because bytecode of another crashes or computes wrongly."""
+"""A session has one Python version: another version's bytecode crashes or computes wrongly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_program_of_another_python_is_refused_with_both_versions(folder: Sessi
     written(folder, "3.0")
     with pytest.raises(SessionError) as refused:
         Link(folder)
-    assert "session k3v9 is one of Python 3.0" in str(refused.value)
+    assert "session k3v9 uses Python 3.0" in str(refused.value)
     assert f"under Python {PYTHON}" in str(refused.value)
     assert "stoker up" in str(refused.value)
 

@@ -1,5 +1,3 @@
-"""Sessions are known by id: ended ones while they are few, running ones always."""
-
 from __future__ import annotations
 
 import os
@@ -29,7 +27,7 @@ from stoker.protocol.session import SessionFile, SessionFolder, find_session, ho
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)  # sessions of programs lie in the folder where they were started
+    monkeypatch.chdir(tmp_path)  # programs look for sessions in the folder where they start
 
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
@@ -96,7 +94,7 @@ def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
 
 
 def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
-    """Register a session whose manager has not listened."""
+    """Register a session whose manager never listened."""
     folder = SessionFolder(path)
     folder.make()
     folder.launch.write_bytes(msgspec.json.encode(detached.Launch(path.name, ())))
@@ -108,7 +106,7 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
 
 def test_starting_session_is_waited_for_and_found_by_name(tmp_path: Path) -> None:
     folder = begun(tmp_path / "soon")
-    session(tmp_path, "other", over="done")  # another command keeps the links in order
+    session(tmp_path, "other", over="done")  # another command orders the links
     assert "soon" in known()
 
     def listen() -> None:
@@ -123,7 +121,8 @@ def test_starting_session_is_waited_for_and_found_by_name(tmp_path: Path) -> Non
 def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Path) -> None:
     home = state_folder()
     begun(home / "sessions.d" / "dead", ago_s=3600)
-    SessionFolder(home / "sessions.d" / "half").make()  # killed before it was registered
+    # the session's command was killed before it registered the session
+    SessionFolder(home / "sessions.d" / "half").make()
     for place in ((half := home / "sessions.d" / "half"), *half.iterdir()):
         os.utime(place, (time.time() - 3600,) * 2)
     assert not any(is_coming_up(home / "sessions.d" / name) for name in ("dead", "half"))

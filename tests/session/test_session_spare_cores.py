@@ -1,5 +1,3 @@
-"""A session whose pilot has a GPU (of a stand-in driver) and spare cores."""
-
 from __future__ import annotations
 
 import json
@@ -46,7 +44,9 @@ with stoker.load("site.toml") as session:
     print(json.dumps([*seen, shown]))
 """
 
-pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none beside a GPU")
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="one core leaves no spare core for a GPU pilot"
+)
 
 
 def run(folder: Path, *command: str) -> str:

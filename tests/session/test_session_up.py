@@ -1,4 +1,4 @@
-"""A session that outlives programs, from `stoker up` to `stoker down`, with real processes of every kind."""
+"""A session that outlives programs, from `stoker up` to `stoker down`, with real processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ devices = "cpu:1"
 [session]
 heartbeat = "20 s"
 """
-"""A pilot is away when it is silent for three heartbeats: with one of a second, a busy machine reran calls."""
+"""A pilot is lost after three silent heartbeats. With heartbeats of a second, a busy machine reran calls."""
 PROGRAM = """
 import sys, time
 import stoker
@@ -97,13 +97,12 @@ class Up:
         return out
 
     def kill_managers(self) -> None:
-        while managers := self.world.of(MANAGER):  # a keeper may just have started another one
+        while managers := self.world.of(MANAGER):  # a keeper may just have started another manager
             kill(managers)
         until(lambda: not detached.is_up(self.folder))
 
 
 def stoker(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this process, in the world's folder."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(world.path), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
@@ -123,7 +122,7 @@ def start(world: World) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
-    """A session for tests of this file that leave it running."""
+    """A session for tests that leave it running."""
     with World(tmp_path_factory.mktemp("session") / "world").entered() as world:
         name = start(world)
         yield world, name
@@ -285,7 +284,7 @@ def test_killed_program_costs_only_its_own_calls(up: Up) -> None:
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
     kill([victim.pid])
     victim.communicate()
-    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # after the unused one
+    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # after the unused context
     after = until(lambda: (now := up.status()).cancelled > before.cancelled and now)
     assert (after.cancelled - before.cancelled, after.running) == (1, 0)
     assert [pilot.pilot for pilot in after.pilots] == [pilot.pilot for pilot in before.pilots] or not before.pilots
@@ -329,7 +328,7 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
     up.kill_managers()
     gone = stoker(up.world, "status", up.name)
-    assert f"is gone; `stoker attach {up.name}` brings it back" in gone.stdout
+    assert f"is gone; `stoker attach {up.name}` starts it again" in gone.stdout
     attached = up.world.spawn(
         [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
     )
@@ -340,7 +339,7 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     out, err = attached.communicate(timeout=60)
     assert attached.returncode == 0, err
     assert out.splitlines()[-1] == f"session {up.name} stays up; `stoker down {up.name}` ends it"
-    assert "its manager was gone: it is started again here" in err
+    assert "its manager was gone; it is started again here" in err
     assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"
     assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
 
@@ -391,7 +390,7 @@ def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path
     said = stoker(world, "down")
     assert said.returncode == 0, said.stderr
     assert said.stdout == (
-        f"session {up.name} has ended: 0 calls done, 1 cancelled, 1 pilot let go, 1 job ended; "
+        f"session {up.name} has ended: 0 calls done, 1 cancelled, 1 pilot released, 1 job ended; "
         "nothing of it is left running\n"
     )
     assert "stay on their nodes" in said.stderr
@@ -436,7 +435,7 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
     up.kill_managers()
     said = stoker(world, "down", up.name)
     assert said.returncode == 0, said.stderr
-    assert "its manager is gone; it is started again, to end what it knows of" in said.stderr
+    assert "its manager is gone; it is started again to end its pilots and jobs" in said.stderr
     assert "nothing of it is left running" in said.stdout
     assert world.left() == []
 
@@ -458,7 +457,7 @@ def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path
 
 
 def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
-    """Run a command, as a process, up to the process that is held."""
+    """Run a command as a process until the held process pauses."""
     (world.path / "one.toml").write_text(SITE)
     command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
     begun = world.spawn(command, folder=world.path, **held.environ)
@@ -484,7 +483,10 @@ def test_ctrl_c_after_up_says_that_the_session_is_up(world: World) -> None:
     coming = begin(world, factory := Held(world, "stoker.manager.factory.main"), "up", "one.toml")
     [link] = until(lambda: list(world.home.glob("sessions/*")), limit_s=60)
     up = psutil.Process(coming.pid)
-    until(lambda: any(one.status == psutil.CONN_ESTABLISHED for one in up.net_connections()), why="it asks the manager")
+    until(
+        lambda: any(one.status == psutil.CONN_ESTABLISHED for one in up.net_connections()),
+        why="the command queries the manager",
+    )
     coming.send_signal(signal.SIGINT)
     _, err = coming.communicate(timeout=60)
     assert coming.returncode == 130, err

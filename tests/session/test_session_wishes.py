@@ -1,5 +1,3 @@
-"""Options that the session's policies do not honour are refused where they are given."""
-
 from __future__ import annotations
 
 import json
@@ -35,7 +33,7 @@ def refused(wish, ask):
     try:
         ask()
     except ConfigError as error:
-        assert "does not honour" in str(error) and f"leave {wish} away" in str(error), error
+        assert "does not honour" in str(error) and f"leave out {wish}" in str(error), error
         print(wish)
 
 

@@ -14,13 +14,13 @@ from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
 LOADED_S = 10.0
-"""When the context of the first call is loaded."""
+"""Seconds until the context of the first call is loaded."""
 SLINFER = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
-"""min(max(0.5, length / 512), 8) seconds to the first token, a quarter of a second for each further one (§IV-A)."""
+"""min(max(0.5, length / 512), 8) s to the first token, 0.25 s for each further token (§IV-A)."""
 
 
 def step_times() -> StepTimes:
-    """A token that is read takes 1 ms; a step that writes takes 10 ms, 1 ms a request, and 1 us a token of each."""
+    """Reading a token takes 1 ms; a step that writes takes 10 ms, 1 ms per request, and 1 us per token of each."""
     prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     decode = [
         StepSample(False, rows, length, 0.01 + 0.001 * rows + 1e-6 * length * rows)
@@ -35,7 +35,7 @@ def engine(**more: Any) -> EngineModel:
 
 
 def served(model: EngineModel | None = None, *, memory_gb: int = 8, **more: Any) -> ContextModel:
-    """A context that loads in ten seconds, and serves as many calls as its engine takes."""
+    """Return a context that loads in 10 s, with slots by its engine."""
     size = Size(memory_gb * 1_000_000_000)
     return ContextModel(
         device_memory_bytes=size, load_s={"": Duration(LOADED_S)}, engine={"": model or engine()},

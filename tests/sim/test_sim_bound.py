@@ -1,4 +1,4 @@
-"""The clairvoyant lower bound: worlds with a known optimum, and no policy beats it."""
+"""The clairvoyant lower bound: worlds with a known optimum, which no policy beats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def several(
     return World(devices=kinds, sources=sources, contexts=contexts, links=links or Links(), delays=NOW)
 
 
-# ---- worlds whose optimum is known, and reached
+# ---- worlds whose known optimum is reached
 
 
 REACHED = {
@@ -117,7 +117,8 @@ def test_devices_that_come_back_must_load_again() -> None:
 def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     bound = lower_bound(world(pool, model()), calls(150)).ends_at
-    assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)  # 90 of every 100 seconds; the true optimum is 170
+    # the bound assumes calls in 90 of every 100 s; the true optimum is 170 s
+    assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)
     assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
 
 
@@ -186,7 +187,7 @@ def test_it_says_what_holds_a_run_up() -> None:
     assert lower_bound(world(source(4), model()), [*calls(9), Arrival(99.0, "llm")]).limit is Limit.CALL
 
 
-# ---- nothing that ships beats it, nor what crowds devices
+# ---- no shipped or crowding policy beats the bound
 
 
 def rates(*, finite: float) -> st.SearchStrategy[Rate]:
@@ -256,7 +257,7 @@ arrivals_of = st.lists(
 
 
 class Crowd(LoadWhereWanted):
-    """As many libraries of a context on each device as it holds, and up to three where it takes nothing."""
+    """Load as many libraries of a context as a device holds, up to three if they need no memory."""
 
     def wanted(self, view: View, context: Context) -> list[Action]:
         plan = list(super().wanted(view, context))

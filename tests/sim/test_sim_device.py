@@ -31,7 +31,7 @@ GB = 1_000_000_000
 
 
 class Clock:
-    """A device, and when what ran on it had ended."""
+    """A device, and the end times of its work."""
 
     def __init__(self) -> None:
         self.agenda = Agenda()
@@ -128,7 +128,7 @@ def test_a_device_is_never_overused_and_no_call_is_quicker_than_alone(some: list
 
 
 class Twice(LoadWhereWanted):
-    """Two libraries of a context on a device, with this promise each."""
+    """Load two libraries of a context on a device; each is promised `promise` bytes."""
 
     def __init__(self, *, promise: int, provisioning: KeepBlocks) -> None:
         super().__init__(provisioning=provisioning)
@@ -174,7 +174,7 @@ def together(*streams: list[Arrival]) -> list[Arrival]:
 
 
 def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
-    """The tokens of requests to engines that share a device from the start, each step decided separately."""
+    """Return the token times of engines that share a device, computed step by step."""
     model = engine()
     engines = [VirtualEngine(StepSeconds(step_times()), model.limits(0)) for _ in range(contexts)]
     times = [
@@ -205,7 +205,7 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
         [place] = next_turns(asked, ())
         engines[place].begin(now)
         now = engines[place].ends_at
-        come(now)  # they join behind the step that is computed
+        come(now)  # requests that arrived during this step join after it
         engines[place].end(now)
         since[place] = now
     return times
@@ -235,7 +235,8 @@ def test_a_device_computes_for_one_engine_at_a_time() -> None:
     alone = requests(20, from_s=40.0, every_s=0.5)
     both = together(alone, requests(20, seed=2, from_s=40.0, every_s=0.5, context="other"))
     busy = [simulate(shared(2), arrivals)[1].busy_s for arrivals in (alone, both)]
-    assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]  # smaller batches, but no two steps at once
+    # two engines have smaller batches, but never compute two steps at once
+    assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]
 
 
 def test_who_is_waited_for_comes_first() -> None:

@@ -24,7 +24,7 @@ from stoker.protocol.calls import Features
 from stoker.site import Duration, Size
 
 CUT_S = 36.0
-"""When one of two blocks is taken away."""
+"""Time at which one of two blocks is lost."""
 
 
 def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
@@ -57,7 +57,7 @@ def test_a_library_serves_its_calls_as_its_engine_would(limits: dict[str, int], 
     ended = {call: at_s for at_s, call, _ in rows(run.log, Happened.CALL_ENDED)}
     first = values(run.log, Happened.TOKEN_FIRST)
     expected = batch_run(model.times, model.limits(0), in_batch(arrivals))
-    calls = sorted(ended)  # in the order in which they came
+    calls = sorted(ended)  # in order of arrival
     assert [ended[call] for call in calls] == pytest.approx([end.ended_at for end in expected], abs=2e-6)
     firsts = [at.at_s + first[call] for at, call in zip(arrivals, calls, strict=True)]
     assert firsts == pytest.approx([end.first_at for end in expected], abs=2e-6)
@@ -90,7 +90,7 @@ def test_a_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
     began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
     assert {call for call, times in began.items() if times == 2} == left
-    # The program has all pieces from before the library ended; the next token came after the second prefill.
+    # The program has all pieces that the ended library sent; its next token follows the second prefill.
     gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
@@ -104,7 +104,7 @@ def test_the_same_run_twice_is_the_same() -> None:
 
 
 class SeesFeatures(HottestFirst):
-    """Notes what it may know of calls as they are placed."""
+    """Dispatch that records each placed call's features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_no_policy_knows_how_many_tokens_a_call_writes() -> None:
     arrivals = [Arrival(30.0 * number, "llm", input_length=9, output=10 + number) for number in range(5)]
     Simulation(one_world(served()), arrivals, policies).run()
     told = {each.expected_output for each in dispatch.seen}
-    means = {0, 10, round(10.5), 11, round(11.5)}  # of the ones that have ended before it
+    means = {0, 10, round(10.5), 11, round(11.5)}  # mean outputs of the calls that had ended before
     assert told == means
     assert {each.input_length for each in dispatch.seen} == {9}
 
@@ -176,13 +176,14 @@ def test_calls_of_other_contexts_beside_it_slow_its_steps_down() -> None:
     alone_s = 0.016 + sum(0.011 + 1e-6 * length for length in range(17, 417))
     ended = [at_s for at_s, _, _ in rows(run.log, Happened.CALL_ENDED)]
     left_s = 20.0 + alone_s - 22.0
-    assert ended[1] == pytest.approx(22.0 + 2 * left_s, abs=0.05)  # half of the device, from when the other began
+    # the first call has half of the device from the second call's start on
+    assert ended[1] == pytest.approx(22.0 + 2 * left_s, abs=0.05)
     assert ended[2] == pytest.approx(22.0 + 5.0 + left_s, abs=0.05)
 
 
 def test_slots_of_none_are_as_many_as_the_library_says() -> None:
     _, outcome = simulate(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm") for _ in range(5)])
-    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # no engine: one at a time
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # without an engine a library runs one call at a time
     assert lower_bound(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm")] * 5).ends_at == pytest.approx(
         15.0, abs=1e-3
     )
@@ -214,18 +215,18 @@ def test_a_saturated_device_comes_near_the_bound() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     wrong = replace(one_world(served()), contexts={"llm": served().__class__(engine={"tpu": engine()})})
-    with pytest.raises(ConfigError, match="'tpu', which is no device"):
+    with pytest.raises(ConfigError, match="'tpu', which is not a device"):
         refuse_impossible(wrong, wanted=["llm"])
     cpu = replace(wrong.sources[0], name="nodes", kind="cpu")
     some = replace(
         wrong, devices={**wrong.devices, "cpu": DeviceKind(Size(24_000_000_000))}, sources=(*wrong.sources, cpu),
         contexts={"llm": served().__class__(engine={"gpu": engine()})},
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="may be on 'cpu', of which no steps are known"):
+    with pytest.raises(ConfigError, match="may be on 'cpu', whose step times are not known"):
         refuse_impossible(some, wanted=["llm"])
     with pytest.raises(ConfigError, match="such a call is one request"):
         list(in_order(one_world(served()), [Arrival(0.0, "llm", items=2)]))
-    with pytest.raises(ValueError, match="item: the steps of its engine say"):
+    with pytest.raises(ValueError, match="item: the step times of its engine set"):
         ContextModel(engine={"": engine()}, item_s={"": Duration(1.0)})
     with pytest.raises(ValueError, match="an engine needs prefill and decode"):
         engine().__class__(replace(step_times(), decode=()))

@@ -26,7 +26,7 @@ from stoker.protocol.ids import LibraryId, make_call_id
 from stoker.site import Duration, Size
 
 TALKS = replace(NOW, progress_s=Duration(1.0))
-"""Running calls say every second how far they are."""
+"""Running calls report their progress every second."""
 
 
 def cluster(pilots: object, context: ContextModel, *, delays: Delays = NOW, **more: object) -> World:
@@ -39,20 +39,20 @@ def gang(size: int, *, most: int = 0, at_s: float = 0.0, **more: object) -> Arri
 
 
 class Everywhere(LoadWhereWanted):
-    """Loads the context on four devices."""
+    """Load the context on four devices."""
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
         return max(0, 4 - len(alive))
 
 
 def hot(small: World, call: Arrival) -> Simulation:
-    """A run with four libraries that are hot when the call comes, at 12 s."""
+    """Return a run with four libraries that are hot at 12 s, when the call arrives."""
     policies = Policies(HottestFirst(), Everywhere(), KeepBlocks())
     return Simulation(small, [*calls(1), replace(call, at_s=12.0)], policies)
 
 
 def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
-    """When each part of a call began and stopped, however it did, and its rank: in order of their beginning."""
+    """Return start, stop and rank of each part of a call, in order of their starts."""
     begins, stops = (Happened.CALL_BEGAN, Happened.PART_BEGAN), (
         Happened.CALL_ENDED, Happened.PART_ENDED, Happened.CALL_LEFT, Happened.PART_LEFT
     )  # fmt: skip
@@ -68,7 +68,7 @@ def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
     return sorted(found)
 
 
-# ---- how long they take
+# ---- durations
 
 
 @pytest.mark.parametrize(("size", "efficiency", "took_s"), [
@@ -119,7 +119,7 @@ def test_all_go_at_the_speed_of_the_slowest() -> None:
 
 def test_the_one_that_is_ready_waits_for_the_other() -> None:
     class Early(HottestFirst):
-        """Sends a gang to a library that still runs something."""
+        """Send a gang to a library that still runs a call."""
 
         def window(self, view: View, library: object) -> int:
             return 2
@@ -141,7 +141,8 @@ def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
     one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(cluster(2, one), contexts={"llm": one, "other": other})
     _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
-    assert outcome.ended_at == pytest.approx(1.0 + 60.0 + 20.0)  # for 40 s it goes at half its speed
+    # while the other call runs, for 40 s, the gang has half speed
+    assert outcome.ended_at == pytest.approx(1.0 + 60.0 + 20.0)
 
 
 # ---- libraries of several devices
@@ -150,7 +151,7 @@ def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
 def test_a_library_of_several_devices_takes_them_all() -> None:
     small = world(source(1, devices=8), model(devices=4, memory_gb=20))
     run, outcome = simulate(small, calls(10))
-    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two of them
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries
     assert (outcome.busy_s, outcome.warm_s) == (pytest.approx(8 * 5.0), pytest.approx(8 * 15.0))
     assert {library.needs.devices for library in (c.recipe for c in run.core.state.contexts.values())} == {4}
     measured = measure(run.log)
@@ -172,12 +173,12 @@ def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
     assert measure(run.log).useful_s == pytest.approx(8 * 60.0)
 
 
-# ---- losses, checkpoints, and what stays
+# ---- losses and checkpoints
 
 
 @pytest.mark.parametrize(("delays", "ended_at"), [
-    (NOW, 30.5 + 120.0 / 3),  # from the beginning
-    (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # the last report is of 30 s
+    (NOW, 30.5 + 120.0 / 3),  # the gang starts again from the beginning
+    (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # it resumes from its last report, at 30 s
 ])  # fmt: skip
 def test_a_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, ended_at: float) -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=delays), gang(3, most=4))
@@ -187,7 +188,7 @@ def test_a_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, 
     assert {(began_at, rank) for began_at, _, rank in second} == {(30.5, rank) for rank in range(3)}
     assert outcome.ended_at == pytest.approx(ended_at, abs=1e-5)
     assert (outcome.failed, outcome.lost_pilots) == ({}, 1)
-    # The others were asked to stop and kept their contexts.
+    # The other members stopped and kept their contexts.
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
 
 
@@ -202,14 +203,15 @@ def test_measures_know_what_was_kept_and_what_was_lost() -> None:
     run.run()
     measured = measure(run.log)
     assert (measured.calls, measured.items, len(measured.turnarounds_s)) == (2, 121.0, 2)
-    # A call of a second, four until 30 s, three for the 48 items that were left; half a second of four was lost.
+    # One call took 1 s. The gang ran on four libraries until 30 s, then on three for the other 48 items. Half a second
+    # of four libraries was lost.
     assert measured.useful_s == pytest.approx(1.0 + 4 * 18.0 + 48.0)
     assert measured.lost_s == pytest.approx(4 * 0.5)
     assert (measured.queue.value(20.0), measured.queue.values[-1]) == (0.0, 0.0)
 
 
 class Halves(HottestFirst):
-    """Takes a gang of four apart at 20 s, and then gives it two libraries."""
+    """Evict a gang of four at 20 s, then give it two libraries."""
 
     period_s = 1.0
 
@@ -244,7 +246,7 @@ def test_an_evicted_gang_keeps_its_progress_and_libraries() -> None:
 def test_a_single_call_goes_on_from_its_last_report_too() -> None:
     small = cluster([(0.0, 2), (30.5, 1)], model(), delays=TALKS)
     _, outcome = simulate(small, [gang(1), gang(1)])
-    # The one that is lost has twenty of its items, and waits for the other.
+    # The call on the lost pilot had done twenty items; it resumes when the other call ends.
     assert outcome.ended_at == pytest.approx(130.0 + 100.0, abs=1e-5)
 
 
@@ -267,16 +269,16 @@ def test_two_gangs_that_need_the_same_devices_run_one_after_the_other() -> None:
     small = replace(cluster(3, first), contexts={"llm": first, "other": second})
     run, outcome = simulate(small, [gang(3), replace(gang(3, at_s=1.0), context="other")], until_s=400.0)
     assert outcome.complete
-    # Ready devices are not taken from the first while others of it still load.
+    # The first gang keeps its ready devices while its other devices still load.
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 6
 
 
-# ---- worlds at random
+# ---- random worlds
 
 
 @st.composite
 def unsteady(draw: st.DrawFn) -> tuple[World, list[Arrival]]:
-    """Pilots come and go while gangs of two contexts want them; in the end there are enough."""
+    """Pilots join and leave while gangs of two contexts want them; enough pilots remain."""
     changes = draw(st.lists(st.tuples(st.integers(5, 90), st.integers(0, 5)), max_size=6, unique_by=lambda c: c[0]))
     steps = [(0.0, draw(st.integers(1, 5))), *((float(at), count) for at, count in sorted(changes)), (91.0, 4)]
     pool = source(
@@ -324,7 +326,7 @@ def test_every_call_ends_once_and_its_members_always_run_together(made: tuple[Wo
 
 
 def _check_runs(log: EventLog, call: int, bounds: tuple[int, int]) -> None:
-    """All parts of a run begin at one moment, ranks from 0 on; if it ends, all of them end at one moment."""
+    """Check that all parts of a run begin together, with ranks from 0, and end together."""
     by_start: dict[float, list[tuple[float, int]]] = {}
     for began_at, stopped_at, rank in runs(log, call):
         by_start.setdefault(began_at, []).append((stopped_at, rank))

@@ -1,4 +1,4 @@
-"""A simulated pilot without a manager: the events of its shell."""
+"""A simulated pilot without a manager."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIBRARY = LibraryId(1)
 @pytest.fixture
 def pilot(monkeypatch: pytest.MonkeyPatch) -> SimPilot:
     sim = Simulation(world(source(1), model()), [], default_policies())
-    monkeypatch.setattr(sim, "handle", lambda _event: None)  # no manager
+    monkeypatch.setattr(sim, "handle", lambda _event: None)  # the manager handles no event
     made = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[made.id] = made
     made.join()

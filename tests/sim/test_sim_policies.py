@@ -51,7 +51,7 @@ def test_a_call_to_a_family_wants_the_runtimes_that_are_long_enough() -> None:
     short, long = of_lengths(world, [Arrival(0.0, "bert", input_length=64), Arrival(0.0, "bert", input_length=65)])
     assert (short.context, short.variants) == ("r64", ("r256",))
     assert (long.context, long.variants) == ("r256", ())
-    with pytest.raises(ConfigError, match="call 0 is 257 tokens long, and bert takes 256"):
+    with pytest.raises(ConfigError, match="call 0 is 257 tokens long, but bert takes at most 256"):
         list(of_lengths(world, [Arrival(0.0, "bert", input_length=257)]))
 
 
@@ -98,7 +98,7 @@ def models(count: int, *, devices: int = 1, memory_gb: int = 20, resize_s: float
 
 
 def traffic(models: int, *, seconds: float, every_s: float, prompt: int = 100, output: int = 40) -> list[Arrival]:
-    """A request to each model in turn, at even times, the last of a burst of two."""
+    """Return requests every `every_s` to each model in turn; every second request comes twice."""
     found = []
     for number in range(int(seconds / every_s)):
         context = f"model-{number % models}"
@@ -142,6 +142,15 @@ def test_calls_that_a_pilot_has_taken_are_in_time_however_many_come() -> None:
     by_default = Simulation(models(4, resize_s=0.0, memory_gb=200), arrivals, default_policies(), seed=0)
     assert by_default.run().complete
     assert sum(value <= 0 for value in late(by_default)) < 0.97 * len(arrivals)
+
+
+def test_requests_that_outgrow_their_estimates_get_a_larger_cache() -> None:
+    short = [Arrival(30.0 + 0.3 * n, "model-0", input_length=100, output=10, objective=SLINFER) for n in range(20)]
+    long = [Arrival(36.0 + 0.02 * n, "model-0", input_length=30, output=500, objective=SLINFER) for n in range(20)]
+    simulation = run(models(1), short + long)
+    ended = simulation.engine_steps.evictions
+    evictions = ended + sum(counts.evictions for pilot in simulation.pilots.values() for counts in pilot.steps())
+    assert evictions <= 10  # without growth, 90 times a request loses its cache
 
 
 def test_a_run_is_the_same_again() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sim.worlds import NOW, calls, model, simulate, source, world
+from sim.worlds import GPU, NOW, calls, model, simulate, source, world
 
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
@@ -60,13 +60,26 @@ def test_a_device_that_is_twice_as_fast_takes_half_the_time() -> None:
     assert outcome.ended_at == pytest.approx(10.0 + 50.0)
 
 
+def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
+    """A call takes 1 s or 10 s, so two devices end 1.1 calls a second, and the CPU's last call may begin at 140 s."""
+    base = world(source(1), model())
+    slow = replace(base.sources[0], name="old", kind="cpu")
+    both = replace(base, sources=(*base.sources, slow), devices={"gpu": GPU, "cpu": replace(GPU, speed=0.1)})
+    run, outcome = simulate(both, calls(157))
+    assert run.core.state.contexts["llm"].speeds.of == {"gpu": 1.0, "cpu": pytest.approx(0.1)}
+    began = [pilot for pilot, what in zip(run.log.pilot, run.log.what, strict=True) if what == Happened.CALL_BEGAN]
+    assert sorted(Counter(began).values()) == [14, 143], "with equal speeds the CPU begins its 15th call at 150 s"
+    assert outcome.ended_at == pytest.approx(10.0 + 143.0)
+
+
 def test_a_preempted_block_costs_what_it_ran_and_every_call_ends_once() -> None:
     pool = source([(0.0, 2), (30.5, 1)])
     run, outcome = simulate(world(pool, model()), calls(100))
     assert (outcome.calls, outcome.failed, outcome.rerun_calls, outcome.lost_pilots) == (100, {}, 1, 1)
     ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
     assert set(ended.values()) == {1}
-    # Two work from 10 s to 30.5 s, 20 calls each and half a call that is lost; one continues with the other sixty.
+    # Two libraries run from 10 s to 30.5 s: 20 calls each, and half a call that is lost. One library runs the other 60
+    # calls.
     assert outcome.ended_at == pytest.approx(90.0, abs=0.6)
 
 
@@ -75,7 +88,7 @@ def test_a_walltime_ends_a_block_and_the_next_one_goes_on() -> None:
     run, outcome = simulate(world(pool, model()), calls(150))
     counted = Counter(run.log.what)
     assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
-    assert counted[Happened.PILOT_CAME] == 3  # each has 100 s, of which 10 s go into the load and 20 s are kept back
+    assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s load the context, and 20 s are a reserve
     assert counted[Happened.CALL_BEGAN] == 150
 
 
@@ -93,7 +106,7 @@ def test_calls_that_come_one_after_the_other_bring_more_blocks_too() -> None:
     run, _ = simulate(world(source(3), model()), calls(100, every_s=0.1))
     came = [at for at, what in zip(run.log.at_s, run.log.what, strict=True) if what == Happened.PILOT_CAME]
     assert len(came) == 3
-    assert came[-1] <= 1.0  # before the first library is loaded
+    assert came[-1] <= 1.0  # all pilots join before the first library is loaded
 
 
 def test_files_are_read_once_and_handed_on() -> None:
@@ -106,7 +119,8 @@ def test_files_are_read_once_and_handed_on() -> None:
             moved[Happened(what)] += value
     assert moved[Happened.BYTES_SHARED] == pytest.approx(10 * GB)
     assert moved[Happened.BYTES_PEER] == pytest.approx(15 * 10 * GB)
-    assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0  # never faster than one copy; at most twice as long
+    # the transfers take at least the time of one copy, and at most twice as long
+    assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0
 
 
 def test_without_awareness_everybody_reads_the_shared_files_at_once() -> None:
@@ -114,7 +128,8 @@ def test_without_awareness_everybody_reads_the_shared_files_at_once() -> None:
     links = Links(shared=Rate(1.0 * GB), shared_operations=10.0)
     context = model(load_s=0.0, files=files, awareness=Awareness.NONE)
     _, outcome = simulate(world(source(2), context, links=links), calls(2))
-    assert outcome.ended_at == pytest.approx(200.0 + 1.0)  # the operations of both take longer than their bytes
+    # the file operations of both pilots take longer than their bytes
+    assert outcome.ended_at == pytest.approx(200.0 + 1.0)
     _, outcome = simulate(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert outcome.ended_at == pytest.approx(40.0 + 1.0)
 
@@ -145,7 +160,7 @@ def test_the_log_does_not_depend_on_the_process() -> None:
 
 
 def test_a_timer_never_comes_a_part_of_a_microsecond_early() -> None:
-    # Calls that never fit the walltime, so that pilots are drained again and again, at times that are not round.
+    # Calls that never fit the walltime: pilots are drained again and again, at times that are not round.
     pool = source(1, walltime_s=Duration(7000.0), keep_pending=1, boot_s=Duration(1.0), boot_cv=0.5)
     steps = 0
 
@@ -159,8 +174,6 @@ def test_a_timer_never_comes_a_part_of_a_microsecond_early() -> None:
 
 
 class _Twice(LoadWhereWanted):
-    """A policy that promises the same memory twice."""
-
     def wanted(self, view, context):  # type: ignore[no-untyped-def]
         device = next(iter(view.devices()), None)
         if device is None:
@@ -174,13 +187,13 @@ def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
     policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
     run = Simulation(world(source(1), model()), calls(1), policies)
     with pytest.raises(
-        SimulationError, match=r"a policy asked for something impossible[^\n]*\n.*1 pilots.*\n.*pool-0 gpu:0"
+        SimulationError, match=r"a policy requested an impossible action[^\n]*\n.*1 pilots.*\n.*pool-0 gpu:0"
     ):
         run.run()
 
 
 class _Odd(HottestFirst):
-    """A policy that returns an object that is not an action, or names an unknown pilot."""
+    """Return an invalid action."""
 
     def __init__(self, answer: object) -> None:
         super().__init__()
@@ -193,8 +206,8 @@ class _Odd(HottestFirst):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "None is no plan: that is a sequence of actions"),
-        (("load it",), "'load it' is no action"),
+        (None, "None is not a plan; return a sequence of actions"),
+        (("load it",), "'load it' is not an action"),
         ((Unload(LibraryId(99), "unknown"),), r"there is no library 99; dispatch wanted Unload\(library=99"),
     ],
 )
@@ -212,7 +225,7 @@ def test_calls_that_nothing_can_serve_any_more_say_what_they_wait_for() -> None:
 
 
 def _without_timers() -> Policies:
-    """The default ones, but that they never look again: so that nothing is left that could happen."""
+    """Return the default policies without timers, so no event is left."""
 
     class Once(LoadWhereWanted):
         def wanted(self, view, context):  # type: ignore[no-untyped-def]
@@ -247,12 +260,12 @@ def test_a_policy_that_does_not_honour_limits_has_the_calls_refused() -> None:
     run = Simulation(world(source(1), model(max_libraries=1)), calls(3), prompt_tuner())
     run.run()
     [(why, count)] = run.client.failed.items()
-    assert "leave max_libraries away" in why
+    assert "leave out max_libraries" in why
     assert count == 3
 
 
 class Recorded(Simulation):
-    """A simulation that keeps its events as a journal does."""
+    """A simulation that records its events as a journal does."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         self.records: list[bytes] = []
@@ -280,7 +293,7 @@ def test_every_event_can_be_written_and_read_again() -> None:
 
 
 def test_numbers_are_a_function_of_seed_purpose_and_number_alone() -> None:
-    # Written down once: another machine, Python or process must come to the same.
+    # This number was recorded once: every machine, Python version and process must give the same.
     assert Stream(1, "calls").uniform(0) == 0.5600279589820432
     assert [Stream(seed, purpose).uniform(3) for seed, purpose in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))][:2]
     assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4

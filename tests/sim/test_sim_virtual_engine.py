@@ -35,7 +35,7 @@ LIMITS = st.builds(
 
 
 class Served:
-    """One engine that serves requests alone, until all have ended."""
+    """One engine that serves these requests alone."""
 
     def __init__(self, limits: BatchLimits, requests: Sequence[TimedRequest], *, leap: bool) -> None:
         self.engine = VirtualEngine(StepSeconds(TIMES), limits)
@@ -71,7 +71,8 @@ def test_a_burst_is_the_steps_that_would_have_been(
 def test_steps_alike_are_one_piece_of_work() -> None:
     served = Served(BatchLimits(), [TimedRequest(0.0, 10, 1000)], leap=True)
     assert served.engine.counts.steps == 1000
-    assert served.begins < 20  # the prompt, and a burst whenever the reservation has grown
+    # one begin for the prompt, and one for each burst: a burst ends when the memory reservation must grow
+    assert served.begins < 20
 
 
 def test_an_interrupted_burst_goes_on_where_it_was() -> None:
@@ -86,7 +87,7 @@ def test_an_interrupted_burst_goes_on_where_it_was() -> None:
             engine.begin(now, leap=True)
             assert engine.interrupt(cut)
             now = engine.ends_at
-            assert cut <= now < cut + 0.0111  # the step that is computed then
+            assert cut <= now < cut + 0.0111  # the burst ends with the step that was being computed
             assert engine.end(now) == []
         engine.begin(now, leap=True)
         ends.append(engine.ends_at)
@@ -119,9 +120,10 @@ def test_a_request_that_leaves_meanwhile_writes_no_token() -> None:
     engine.begin(1.0, leap=True)
     engine.remove(0, now=1.02)
     ends_at = engine.ends_at
-    assert ends_at < 1.05  # the step that is under way
+    assert ends_at < 1.05  # the burst ends with the current step
     engine.end(ends_at)
-    assert [one.seen for one in times] == [2, 3]  # the first step of the burst was theirs, the second his alone
+    # both requests got a token of the burst's first step, the second request also of the next step
+    assert [one.seen for one in times] == [2, 3]
     engine.remove(1, now=ends_at)
     assert len(engine) == 0
     assert not engine.begin(ends_at)
@@ -138,7 +140,7 @@ def test_only_the_first_token_is_due_without_a_time_per_token() -> None:
 def test_tokens_that_a_program_has_are_not_counted_again() -> None:
     times = TokenTimes(0.0, 10, 5, due_at=1.0, tpot_s=0.25)
     times.add([0.5, 0.75], made=0)
-    times.add([8.0, 8.25], made=0)  # it runs again, and writes what its program has
+    times.add([8.0, 8.25], made=0)  # the call runs again, and repeats tokens that its program has
     assert (times.seen, times.last_at, times.late_s) == (2, 0.75, -0.5)
     times.add([8.5], made=2)
     assert (times.seen, times.worst_gap_s, times.late_s) == (3, 7.75, 7.0)
@@ -152,7 +154,7 @@ SMALL_LIMITS = BatchLimits(rows=4, prefill_tokens=64)
 
 
 def linear() -> StepTimes:
-    """A token that is read takes 1 ms; a step that writes takes 10 ms and 1 ms a request."""
+    """Reading a token takes 1 ms; a step that writes takes 10 ms plus 1 ms per request."""
     prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(8)]
     decode = [StepSample(False, rows, length, 0.01 + 0.001 * rows) for rows in (1, 2, 4, 8) for length in (8, 512)]
     return times_of([*prefill, *decode])
@@ -207,7 +209,7 @@ def test_every_request_ends_after_it_came_and_each_token_is_read_once(
     for request, end in zip(requests, ends, strict=True):
         assert request.at < end.first_at <= end.ended_at
     decoded = sum(len(step.requests) for step in steps if not step.prefill)
-    assert decoded <= sum(request.tokens for request in requests)  # the last token of a prompt may be read in one
-    if not cache_tokens:  # none is read twice
+    assert decoded <= sum(request.tokens for request in requests)  # one step may read a prompt's last token
+    if not cache_tokens:  # no token is read twice
         read = sum(sum(step.tokens) for step in steps)
         assert read == sum(request.prompt + request.tokens - 1 for request in requests)

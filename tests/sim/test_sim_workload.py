@@ -97,7 +97,8 @@ def test_poisson_gaps_are_exponential() -> None:
     calls = arrivals(Poisson(context="llm", rate_per_s=50.0, count=40_000), seed=2)
     gaps = [after.at_s - before.at_s for before, after in pairwise(calls)]
     assert fmean(gaps) == pytest.approx(1 / 50, rel=0.02)
-    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)  # 1/e of them, at any rate
+    # in a Poisson process 1/e of the gaps exceed the mean
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)
 
 
 def test_a_time_ends_a_workload_and_a_number_ends_it_sooner() -> None:
@@ -126,9 +127,11 @@ def test_bursts_begin_in_either_state_as_often_as_they_are_in_it() -> None:
 def test_a_day_peaks_when_it_was_told_to() -> None:
     calls = list(arrivals(DAY, seed=4))
     assert len(calls) == pytest.approx(60_000, rel=0.02)
-    by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)  # the peak stands between the first two
+    # the peak is between the first two quarters
+    by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)
     assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
-    # A quarter around the peak has 1 + swing * 2/pi of the mean, one around the trough 1 - swing * 2/pi.
+    # A quarter next to the peak has 1 + swing * 2/pi of the mean arrivals, a quarter next to the trough 1 - swing *
+    # 2/pi.
     assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
 
 
@@ -151,7 +154,8 @@ def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
     outputs = [call.output for call in calls]
     assert min(outputs) == 1  # a declared size is never zero
     assert fmean(outputs) == pytest.approx(3, rel=0.1)
-    assert {call.expected_output for call in calls} == {3}  # no policy is told what this call will write
+    # policies know the mean length of outputs, not that of the call
+    assert {call.expected_output for call in calls} == {3}
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
 
@@ -180,14 +184,17 @@ def test_settings_are_read_by_their_kind() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"kind": "poisson", "context": "a", "rate": 5.0}, "^count: say how many calls come"),
+        ({"kind": "poisson", "context": "a", "rate": 5.0}, "^count: set the number of calls"),
         ({"kind": "poisson", "context": "", "rate": 5.0, "count": 1}, "^context: name the context"),
         ({"kind": "poisson", "context": {"a": 0.0}, "rate": 5.0, "count": 1}, "> 0.0"),
         ({"kind": "poisson", "context": "a", "rate": 0.0, "count": 1}, "> 0.0"),
         ({"kind": "poisson", "context": "a", "rate": 5.0, "count": 1, "burst": 3}, "unknown field `burst`"),
         ({"kind": "sweep", "context": "a"}, "missing required field `inputs`"),
         ({"kind": "diurnal", "context": "a", "rate": 5.0, "count": 1, "swing": 1.5}, "<= 1.0"),
-        ({"kind": "diurnal", "context": "a", "rate": 5.0, "count": 1, "period": 0}, "^period: a day of no length"),
+        (
+            {"kind": "diurnal", "context": "a", "rate": 5.0, "count": 1, "period": 0},
+            "^period: it must be longer than 0 s",
+        ),
         (
             {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5.0, "calm": 0, "burst": 9, "count": 1},
             "^calm: a mean time of at least 1 ms",
@@ -198,18 +205,21 @@ def test_settings_are_read_by_their_kind() -> None:
         ({"kind": "trace", "format": "csv", "file": "f", "gang": [2, 1]}, "^gang: at least 2 libraries and at most 1"),
         (
             {"kind": "trace", "format": "philly", "file": "f", "context": "a", "item": 1, "gang": [2, 2]},
-            "^gang: .*'philly' has jobs, of which each GPU",
+            "^gang: .*'philly' has jobs, and each GPU",
         ),
         ({"kind": "trace", "format": "azure_llm", "context": "a"}, "missing required field `file`"),
-        ({"kind": "trace", "format": "azure_llm", "file": "f"}, "^context: .*'azure_llm' does not say which context"),
+        ({"kind": "trace", "format": "azure_llm", "file": "f"}, "^context: .*'azure_llm' does not name the context"),
         ({"kind": "trace", "format": "azure_llm", "file": "f", "context": ["a", "b"]}, "^context: .*name one context"),
         ({"kind": "trace", "format": "csv", "file": "f", "contexts": {"a": "b"}}, "^contexts: .*no names"),
         ({"kind": "trace", "format": "csv", "file": "f", "cluster": "a"}, "^cluster: .*no clusters"),
         ({"kind": "trace", "format": "csv", "file": "f", "item": 2}, "^item: .*no durations"),
-        ({"kind": "trace", "format": "philly", "file": "f", "context": "a"}, "^item: .*how much of one is an item"),
+        (
+            {"kind": "trace", "format": "philly", "file": "f", "context": "a"},
+            "^item: .*set the part of a job that is one item",
+        ),
         (
             {"kind": "trace", "format": "elasticflow", "file": "f", "context": "a", "item": 1, "deadline": 5},
-            "^deadline: .*has the deadline of each job",
+            "^deadline: .*already has a deadline for each job",
         ),
         (
             {"kind": "trace", "format": "philly", "file": "f", "context": "a", "item": 1, "items": 5},

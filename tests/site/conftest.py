@@ -8,6 +8,5 @@ _PLUGIN = "stoker.site_tests.plugin"
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Load the plugin of the suite, which has the options."""
     if not pluginmanager.has_plugin(_PLUGIN):
         pluginmanager.import_plugin(_PLUGIN)

@@ -9,6 +9,6 @@ from faults.world import World
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A corner of the machine for one run of the suite; nothing of it may be left."""
+    """A place for one run of the suite, which may leave nothing in it."""
     with World(tmp_path / "world").entered(limit_s=20) as world:
         yield world

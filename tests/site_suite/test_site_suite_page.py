@@ -1,5 +1,3 @@
-"""The page of the site suite. Pure."""
-
 from __future__ import annotations
 
 from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, render

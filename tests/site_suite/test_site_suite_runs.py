@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests` on incomplete sites: each test says what is missing, and the others run."""
+"""`stoker doctor SITE --tests` on incomplete sites: tests report missing parts, and the other tests run."""
 
 from __future__ import annotations
 

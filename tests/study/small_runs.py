@@ -1,5 +1,3 @@
-"""Small runs."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -10,5 +8,7 @@ from stoker.manager.sim.log import EventLog
 
 
 def small_run(*, seed: int = 0, **more: Any) -> EventLog:
-    """Two devices, of which one is preempted at 30.5 s; a hundred calls of a second, after a load of ten."""
+    """Return the log of a hundred calls of a second on two devices. Loading takes ten seconds; one device is preempted
+    at 30.5 s.
+    """
     return simulate(world(source([(0.0, 2), (30.5, 1)]), model(**more)), calls(100), seed=seed)[0].log

@@ -1,4 +1,4 @@
-"""A world measured from a session's journal: a simulated one with a known world, and live ones."""
+"""A world measured from a session's journal: from a simulation of a known world, and from live sessions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from stoker.protocol.blocks import Rule
 from stoker.site import Duration
 
 LONGEST_S = 0.4
-"""A call of the live session takes no longer where nothing holds it up."""
+"""Longest seconds of an undisturbed call in the live session."""
 SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
 
 
 class Watched(Simulation):
-    """A simulation of which as much is noted as a journal would tell."""
+    """A simulation that records the content of a journal."""
 
     recorded: RecordedSession
 
@@ -96,7 +96,7 @@ def test_pilots_come_and_go_as_they_did() -> None:
 def test_a_session_without_calls_tells_nothing(tmp_path: Path) -> None:
     book = journal.Journal(tmp_path / "journal")
     book.close()
-    with pytest.raises(SessionError, match="no call of session test ran"):
+    with pytest.raises(SessionError, match="no call of session test ended"):
         read_session(tmp_path / "journal", session="test", policies=default_policies())
 
 
@@ -117,7 +117,7 @@ def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypa
     @stoker.app(context=slow(2.0))
     def work(_: float, number: int) -> int:
         began = time.thread_time()
-        while time.thread_time() - began < 0.02:  # computes a little, waits for the rest
+        while time.thread_time() - began < 0.02:  # the call computes for 0.02 s, then sleeps
             pass
         time.sleep(LONGEST_S - 0.05 - 0.05 * (number % 3))
         return number
@@ -128,7 +128,7 @@ def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypa
     recorded = read_session(folder / "journal", session=session.id, policies=default_policies())
     found = compare(calibrate(recorded), policies=default_policies, seeds=range(5))
     assert len(recorded.calls) == 60
-    # A busy machine holds up single calls, and it matters when: the last one has the session last longer.
+    # A busy machine delays single calls. If it delays the last call, the session is longer than forecast.
     held_up_s = max(run.run_s for run in recorded.runs) - LONGEST_S
     assert abs(found.error) < 0.10 + max(0.0, held_up_s) / found.live_s, found
     lived = verify(folder / "journal", session=session.id, policies=default_policies())

@@ -1,5 +1,3 @@
-"""Comparison of policies: known numbers give known means, intervals and sentences."""
-
 from __future__ import annotations
 
 import math
@@ -57,7 +55,7 @@ def test_the_bound_of_a_seed_is_everybodys() -> None:
     runs = [run("a", 0, ended_at=100.0, bound_s=50.0), run("b", 0, ended_at=150.0), run("b", 1, ended_at=150.0)]
     a, b = compared(runs)
     assert a.estimates["of_bound"] == estimate([2.0])
-    assert b.estimates["of_bound"] == estimate([3.0])  # of the one seed whose bound is known
+    assert b.estimates["of_bound"] == estimate([3.0])  # the mean of the one seed whose bound is known
 
 
 def test_runs_that_were_cut_off_have_no_end() -> None:
@@ -70,7 +68,7 @@ def test_runs_that_were_cut_off_have_no_end() -> None:
     said = notes_on(runs, [row], cut)
     assert said == [
         "a: 1 of 2 runs were cut off after 1 min 40 s (until)",
-        "a: 3 calls failed, most of them for this reason: walltime",
+        "a: 3 calls failed, most of them because: walltime",
     ]
 
 
@@ -90,7 +88,7 @@ def test_a_lead_that_may_be_chance_is_called_so() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 130.0))]
     runs += [run("b", seed, ended_at=at) for seed, at in enumerate((120.0, 115.0))]
     assert "which may be chance over 2 seeds" in verdicts(runs, compared(runs), scenario=scenario())[0]
-    assert "one seed says little" in verdicts(runs[::2], compared(runs[::2]), scenario=scenario())[0]
+    assert "one seed proves little" in verdicts(runs[::2], compared(runs[::2]), scenario=scenario())[0]
     assert verdicts(runs[:2], compared(runs[:2]), scenario=scenario()) == []
 
 
@@ -170,7 +168,7 @@ def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
     late = [Arrival(0.0, "llm", items=10, deadline_s=deadline_s) for deadline_s in (10.0, 15.0, 30.0, 0.0, 100.0)]
     simulation, outcome = simulate(small, late, until_s=45.0)
     measured = measure(simulation.log, until_s=outcome.ended_at)
-    assert (measured.deadlines, measured.missed, measured.late) == (4, 1, (1,))  # calls without a deadline run last
+    assert (measured.deadlines, measured.missed, measured.late) == (4, 1, (1,))  # the call without a deadline runs last
     figures = figures_of(simulation.log, outcome, measured)
     assert (figures.in_time, figures.violations) == (pytest.approx(3 / 4), pytest.approx(1 / 4))
     none_known = [replace(call, deadline_s=100.0 if call.deadline_s == 100.0 else 0.0, items=100) for call in late]

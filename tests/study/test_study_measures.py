@@ -1,5 +1,3 @@
-"""Measures, token figures and counted calls of a run's log."""
-
 from __future__ import annotations
 
 import math
@@ -40,7 +38,7 @@ def test_a_mean_has_the_interval_of_its_runs() -> None:
     one = estimate([3.0])
     assert (one.mean, one.half_width, one.low, one.high) == (3.0, None, 3.0, 3.0)
     for none in ([], [1.0, math.nan], [math.inf]):
-        with pytest.raises(ValueError, match="a mean of"):
+        with pytest.raises(ValueError, match="mean of"):
             estimate(none)
 
 
@@ -58,7 +56,7 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     paired = difference([value + 5.0 + 0.1 * value / 3000 for value in seeds], seeds)
     assert paired.mean == pytest.approx(5.04, abs=0.01)
     assert paired.half_width is not None
-    assert paired.half_width < 0.2  # the runs themselves differ by thousands
+    assert paired.half_width < 0.2  # although the runs of different seeds differ by thousands
     with pytest.raises(ValueError, match="seed by seed"):
         difference([1.0, 2.0], [1.0])
 
@@ -90,7 +88,7 @@ def test_a_run_whose_numbers_are_known_by_hand() -> None:
 def test_what_a_preempted_pilot_ran_is_lost_and_waits_again() -> None:
     measured = measure(small_run())
     assert (measured.items, measured.unfinished, measured.queue.values[-1]) == (100.0, 0, 0.0)
-    assert measured.lost_s == pytest.approx(0.5)  # the call that began at 30 s
+    assert measured.lost_s == pytest.approx(0.5)  # the call that began at 30 s lost its device at 30.5 s
     assert measured.useful_s == pytest.approx(100.0)
     assert (measured.devices.value(20.0), measured.devices.value(40.0)) == (2.0, 1.0)
     assert (measured.capacity.value(20.0), measured.capacity.value(40.0)) == (2.0, 1.0)
@@ -104,7 +102,7 @@ def test_a_run_that_is_cut_off_leaves_calls() -> None:
     measured = measure(run.log, until_s=50.5)
     assert (measured.items, measured.unfinished, measured.ended_at) == (40.0, 60, 50.5)
     assert measured.held_s == pytest.approx(50.5)
-    assert len(measured.waits_s) == 100  # one runs; the 59 that never began have waited since the start
+    assert len(measured.waits_s) == 100  # 59 of the 60 unfinished calls have waited since the start; one runs
     assert measured.waits_s[-59:].tolist() == [50.5] * 59
 
 
@@ -113,9 +111,9 @@ def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(0.0, Happened.CALL_CAME, call=1, value=5.0)
     log.note(1.0, Happened.PILOT_CAME, pilot=0, value=2.0)
-    log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # its job ended before it had connected
+    log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # its job ended before the pilot had connected
     log.note(2.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
-    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # the manager never hears of it
+    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # the manager never receives this end
     log.note(3.0, Happened.LIBRARY_ENDED, library=1, pilot=0)
     log.note(3.0, Happened.PILOT_WENT, pilot=0, value=2.0)
     log.note(5.0, Happened.CALL_BEGAN, call=0, library=2, pilot=2, value=5.0)
@@ -159,7 +157,7 @@ def test_the_members_of_a_gang_are_one_call_and_use_all_their_devices() -> None:
         if ends:
             log.note(27.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=40.0)
             log.note(27.0, Happened.PART_ENDED, call=0, library=2, pilot=0, value=1.0)
-        else:  # the checkpoint is of 8 s
+        else:  # the checkpoint was taken at 8 s
             log.note(10.0, Happened.CALL_LEFT, call=0, library=1, pilot=0, value=6.0)
             log.note(11.0, Happened.PART_LEFT, call=0, library=2, pilot=0, value=6.0)
     measured = measure(log)
@@ -205,7 +203,7 @@ def test_the_figures_are_those_of_the_rows() -> None:
     for call, (first, late) in enumerate([(0.1, -0.4), (0.2, 0.0), (0.9, 0.4)]):
         log.note(1.0, Happened.TOKEN_FIRST, call=call, value=first)
         log.note(1.0, Happened.TOKEN_LATE, call=call, value=late)
-    log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # it has failed
+    log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # infinity: the call failed
     found = token_figures(log)
     assert (found.objectives, found.met, found.met_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
 
@@ -244,7 +242,7 @@ def test_counts_say_what_the_rows_say() -> None:
     arrivals = calls(300, every_s=0.1)
     rows, outcome, each = run(losing, arrivals, counted=False)
     sums, same_outcome, counted = run(losing, arrivals, counted=True)
-    assert outcome.rerun_calls, "nothing was lost, so that half of this test says nothing"
+    assert outcome.rerun_calls, "no loss occurred, so half of this test checks nothing"
     assert (outcome.ended_at, outcome.calls, outcome.items) == (
         same_outcome.ended_at, same_outcome.calls, same_outcome.items,
     )  # fmt: skip
@@ -253,7 +251,7 @@ def test_counts_say_what_the_rows_say() -> None:
     for name in ("waits_s", "turnarounds_s"):
         mine, exact = getattr(counted, name), getattr(each, name)
         assert list(mine) == pytest.approx(list(exact), rel=0.006, abs=1e-6), name
-    for at_s in (30.0, 60.0, 110.0):  # counts are a second old at most, and a second brings few
+    for at_s in (30.0, 60.0, 110.0):  # counts are at most a second old, and few calls come in a second
         assert counted.queue.value(at_s) == pytest.approx(each.queue.value(at_s), abs=6)
         assert counted.completed.value(at_s) == pytest.approx(each.completed.value(at_s), abs=6)
     assert len(sums.log) < len(rows.log)
@@ -287,7 +285,7 @@ def test_frames_save_the_manager_events_and_change_nothing_else() -> None:
     _, together, measured = run(world(source(4), quick, delays=FRAMES), arrivals, counted=True)
     assert together.calls == alone.calls == 4000
     assert together.core_events < alone.core_events / 3
-    assert measured.turnarounds_s[0] >= 0.004 + 0.01  # gathered calls have waited for it
+    assert measured.turnarounds_s[0] >= 0.004 + 0.01  # a result waits for others that share its frame
 
 
 def test_a_counted_log_is_written_and_read(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Event logs, plots and timelines."""
-
 from __future__ import annotations
 
 import gzip
@@ -40,7 +38,7 @@ def digest_of_file(folder: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# ---- the log as a file
+# ---- log files
 
 
 def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -112,7 +110,8 @@ def test_curves_are_thinned_to_what_a_picture_shows() -> None:
 
 
 def test_curves_keep_the_quantiles_of_times() -> None:
-    curves: Curves = pickle.loads(pickle.dumps(curves_of(measure(small_run()))))  # they come from other processes
+    # worker processes send curves as pickles
+    curves: Curves = pickle.loads(pickle.dumps(curves_of(measure(small_run()))))
     assert curves.completed.values[-1] == 100.0
     assert len(curves.waits_s) == len(SHARES)
     assert all(before <= after for before, after in pairwise(curves.turnarounds_s))
@@ -249,7 +248,7 @@ def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
     drawn = sorted((began, ended, name) for slices in rows.values() for began, ended, name in slices if "call" in name)
     first = [name for began, _, name in drawn if began == 10_000_000]
     assert first == ["call 0", "call 0, rank 1", "call 0, rank 2", "call 0, rank 3"]
-    # Fifteen seconds for the first. The second lost a member at 30 s, and went on from a checkpoint of 27.5 s.
+    # The first gang runs fifteen seconds. The second lost a member at 30 s and continued from its checkpoint of 27.5 s.
     second = [(began / 1e6, ended / 1e6, name) for began, ended, name in drawn if began > 10_000_000]
     assert second[:2] == [(25.0, 30.0, "call 1, checkpointed"), (25.0, 30.0, "call 1, rank 1, checkpointed")]
     assert second[2:] == [(30.0, 67.5, "call 1"), (30.0, 67.5, "call 1, rank 1")]

@@ -1,5 +1,3 @@
-"""Forecasts with known answers, and their certainty."""
-
 from __future__ import annotations
 
 import math
@@ -76,8 +74,8 @@ def test_calls_of_another_size_cost_as_much_an_input(store: PerformanceStore) ->
     found = make_plan(local(), work, evidence)
     assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 50 * 20.0, rel=0.03)
     assert found.sureness is Sureness.FAIR
-    [said] = [reason.text for reason in evidence.reasons if "are taken to have had" in reason.text]
-    assert said.startswith("the calls that were measured are taken to have had 1 input each")
+    [said] = [reason.text for reason in evidence.reasons if "are assumed to have had" in reason.text]
+    assert said.startswith("the measured calls are assumed to have had 1 input each")
     assert said.endswith("a call of 10 inputs runs 20 s")
     assert any("a call of verify ran 2.0 s on cpu" in reason.text for reason in evidence.reasons)
 
@@ -130,7 +128,7 @@ def test_equal_blocks_and_walltimes_have_one_forecast(store: PerformanceStore) -
     measure(store)
     site, work = batch('walltime = "4 h"'), Work("verify", "verify", 400)
     found = make_plan(site, work, known(site, store, work=work))
-    assert found.by_blocks[-1] == found.as_written, "one is no other simulation than the other"
+    assert found.by_blocks[-1] == found.as_written, "both plans use the same simulation"
     of_4_h = [each for each in found.by_walltime if each.walltime_s == 4 * 3600.0]
     assert of_4_h == [each for each in found.by_blocks if each.blocks == found.best_blocks]
 
@@ -203,7 +201,19 @@ def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore
     assert evidence.kind == "NVIDIA TITAN X"
     assert evidence.devices == 2
     assert evidence.sureness is Sureness.POOR
-    assert any("h100, of which nothing was measured" in reason.text for reason in evidence.reasons)
+    assert any("h100, for which no call was measured" in reason.text for reason in evidence.reasons)
+
+
+def test_speeds_by_other_calls_scale_the_measured_time(store: PerformanceStore) -> None:
+    measure(store, kind="cpu", run_s=6.0)
+    work = Work("verify", "verify", 100)
+    assert known(batch(), store, work=work).sureness is Sureness.POOR
+    store.record_speed("r", kind="cpu", other="NVIDIA A10", ratio=3.0)
+    evidence = known(batch(), store, work=work)
+    assert (evidence.kind, evidence.run.mean_s) == ("NVIDIA A10", pytest.approx(2.0))
+    texts = {reason.text: reason.sureness for reason in evidence.reasons}
+    assert texts["by other calls of its context, NVIDIA A10 takes 0.33 times as long"] is Sureness.FAIR
+    assert known(local(), store, work=work).run.mean_s == 6.0
 
 
 def test_joined_calls_fit_into_a_walltime_many_times() -> None:
@@ -242,5 +252,5 @@ def test_nothing_measured_is_said_with_what_to_do(store: PerformanceStore) -> No
 
 def test_the_error_of_a_mean_shrinks_with_its_measurements() -> None:
     assert MeasuredTime(1.0, 0.5, 100).error == pytest.approx(0.05, rel=0.03)
-    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement has no spread: another day has
+    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement shows no spread, but days differ
     assert math.isclose(MeasuredTime().error, 0.0)

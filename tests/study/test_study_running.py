@@ -1,4 +1,4 @@
-"""Runs over processes do not depend on their number; worker processes report deaths and leave nothing."""
+"""The number of processes does not change runs; workers report deaths and leave nothing."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -
 def test_a_run_in_which_nothing_ends_any_more_is_stopped() -> None:
     told: list[tuple[float, int]] = []
     watch = StallWatch(lambda now_s, ended: told.append((now_s, ended)))
-    for hour in range(10_000):  # more than a year, in which now and then a call ends
+    for hour in range(10_000):  # more than a year, in which a call ends every hour
         watch(3600.0 * hour, hour // 200)
     with pytest.raises(SimulationError, match=r"^no call has ended since .* until = "):
         watch(3600.0 * 9_999 + STUCK_S, 49)
@@ -252,7 +252,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     pids: set[int] = set()
     while len(pids) < 2:
         line = parent.stdout.readline()
-        assert line, "it ended before both were at work"
+        assert line, "the run ended before both workers had work"
         pids |= {int(word) for word in line.split() if word != "13" and word.isdigit()}
     processes = [psutil.Process(pid) for pid in pids]
     parent.kill()

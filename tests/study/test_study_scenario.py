@@ -1,4 +1,4 @@
-"""Scenario files: shipped ones are read, each fault is one line; docs/workloads.md shows what is read."""
+"""Shipped scenario files are read, each fault is one line, and docs/workloads.md shows valid files."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_gangs_are_read_and_wrong_ones_refused_with_their_line() -> None:
     assert changed.world.delays.progress_s == 5.0
     with pytest.raises(ConfigError, match=r"s\.toml: line \d+: .*gang: at least 4 libraries and at most 2"):
         parse(TEXT.replace("inputs = 100", "inputs = 100\ngang = [4, 2]"))
-    with pytest.raises(ConfigError, match="of the nodes that suit none has over 1"):
+    with pytest.raises(ConfigError, match="no suitable node has more than 1"):
         parse(TEXT, "contexts.llm.devices=2")
 
 
@@ -142,9 +142,9 @@ def test_an_engine_has_its_step_times_in_the_scenario_or_in_a_profile(tmp_path: 
     ("text", "said"),
     [
         (None, "cannot be read"),
-        ("[1", "is no profile"),
-        ("{}", "no sound step times"),
-        ('{"times": 3}', "is no profile"),
+        ("[1", "is not a profile"),
+        ("{}", "no valid step times"),
+        ('{"times": 3}', "is not a profile"),
     ],
 )
 def test_a_profile_that_is_none_is_refused_by_its_name(text: str | None, said: str, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_profile_that_is_none_is_refused_by_its_name(text: str | None, said: s
 def test_an_engine_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="an engine needs prefill and decode"):
         parse((TEXT + WITH_ENGINE).replace(WITH_ENGINE.splitlines()[2], "times = { }"))
-    with pytest.raises(ConfigError, match="of which no steps are known"):
+    with pytest.raises(ConfigError, match="whose step times are not known"):
         parse((TEXT + WITH_ENGINE).replace('engine.""', "engine.a10"))
     with pytest.raises(ConfigError, match="tpot: a time per token counts from the first token"):
         parse(TEXT, "workload.tokens.tpot=250ms")
@@ -187,7 +187,7 @@ FAULTS = {
     ("shared =", "shred ="): "line 34: [world.links] shred is not a setting; did you mean shared?",
     ('"1.2 GB/s"', '"1.2 Gb/s"'): "line 34: [world.links] shared: '1.2 Gb/s' is not a rate; write a number and a unit,"
     " as in 1.2 GB/s or 10 Gbit/s",
-    ('"1.2 GB/s"', '"0 GB/s"'): "line 34: [world.links] shared: a link of no bandwidth moves nothing",
+    ('"1.2 GB/s"', '"0 GB/s"'): "line 34: [world.links] shared: the bandwidth must be more than 0",
     ('memory = "12 GB"', 'memory = "12 GX"'): "line 12: [world.devices.NVIDIA TITAN X] memory: '12 GX' is not a size;"
     " write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     ('memory = "12 GB"', "memory = 12"): "line 12: [world.devices.NVIDIA TITAN X] memory: 12 is not a size: the unit of"
@@ -197,8 +197,8 @@ FAULTS = {
     ('memory = "12 GB"', ""): "line 11: [world.devices.NVIDIA TITAN X] memory is missing",
     ('memory = "12 GB"', 'capacity = "12 GB"'): "line 12: [world.devices.NVIDIA TITAN X] capacity is not a setting;"
     " did you mean capacity in [world.sources]?",
-    ("[world.devices.a10]\n", "[world.devices.a10]\nspeed = 0.0\n"): "line 9: [world.devices.a10] speed = 0.0: a device"
-    " that never ends a call",
+    ("[world.devices.a10]\n", "[world.devices.a10]\nspeed = 0.0\n"): "line 9: [world.devices.a10] speed = 0.0: it must"
+    " be more than 0",
     ("[900.5, 1]", "[0, 1]"): "line 23: [world.sources.old] capacity: 0 s does not come after 0 s",
     ("[900.5, 1]", "[900.5, -1]"): "line 23: [world.sources.old] capacity[1][1] must be a whole number of at least 0",
     ('"oldest"', '"oldes"'): "line 24: [world.sources.old] preempt = 'oldes' is not available; did you mean 'oldest'?",
@@ -214,28 +214,28 @@ FAULTS = {
     ("[workload]", "[work_load]"): "line 3: work_load is not a setting; did you mean workload?",
     ('name = "small"\n', 'name = "small"\nseeds = 0\n'): "line 2: seeds must be a whole number of at least 1",
     ('name = "small"\n', 'name = "small"\npolicies = []\n'): "line 2: policies: name at least one",
-    ('name = "small"\n', 'name = "small"\npolicies = ["defalt"]\n'): "line 2: policies = 'defalt' is no policy; did you"
-    " mean 'default'? (one of your own: \"module:Class\" or \"path.py:Class\")",
-    ('name = "small"\n', 'name = "small"\npolicies = ["a.py:B", "b/a.py:B"]\n'): "line 2: policies: a.py:B stands there"
+    ('name = "small"\n', 'name = "small"\npolicies = ["defalt"]\n'): "line 2: policies = 'defalt' is not a policy; did"
+    " you mean 'default'? (a policy of your own: \"module:Class\" or \"path.py:Class\")",
+    ('name = "small"\n', 'name = "small"\npolicies = ["a.py:B", "b/a.py:B"]\n'): "line 2: policies: a.py:B is listed"
     " twice",
     ('name = "small"\n', 'name = "small\n'): "line 1: not TOML: a closing quote is missing",
-    ('kind = "a10"', 'kind = "a100"'): "line 16: [world.sources.new] kind = 'a100' is no device of this world; did you"
-    " mean a10?",
-    ('"new"', '"old"'): "line 21: [world.sources.old] name = 'old': another source is called so too",
+    ('kind = "a10"', 'kind = "a100"'): "line 16: [world.sources.new] kind = 'a100' is not a device of this world; did"
+    " you mean a10?",
+    ('"new"', '"old"'): "line 21: [world.sources.old] name = 'old': another source has the same name",
     ("max_blocks = 4", "max_blocks = 4\ninit_blocks = 5"): "line 19: [world.sources.new] init_blocks = 5 is more than"
     " max_blocks = 4",
-    ('context = "llm"', 'context = "lm"'): "line 5: [workload] context: lm is no context of this world; did you mean"
-    " llm?",
-    ("a10 =", "a11 ="): "line 28: [world.contexts.llm] load has a time for 'a11', which is no device; did you"
+    ('context = "llm"', 'context = "lm"'): "line 5: [workload] context: lm is not a context of this world; did you"
+    " mean llm?",
+    ("a10 =", "a11 ="): "line 28: [world.contexts.llm] load has a time for 'a11', which is not a device; did you"
     " mean a10?",
     ('device_memory = "7 GB"', 'device_memory = "70 GB"'): "line 27: [world.contexts.llm] device_memory: no device can"
     " hold llm: it needs 70.0 GB; devices: a10 24.0 GB, NVIDIA TITAN X 12.0 GB",
     ('device_memory = "7 GB"', 'device_memory = "14 GB"\nkinds = ["NVIDIA"]'): "line 27: [world.contexts.llm]"
     " device_memory: no device can hold llm: it needs 14.0 GB on NVIDIA; devices: a10 24.0 GB, NVIDIA TITAN X 12.0 GB",
-    ('device_memory = "7 GB"', 'kinds = ["h100"]'): "line 27: [world.contexts.llm] kinds has 'h100', which is no device"
-    " of this world; there are a10, NVIDIA TITAN X",
+    ('device_memory = "7 GB"', 'kinds = ["h100"]'): "line 27: [world.contexts.llm] kinds has 'h100', which is not a"
+    " device of this world; there are a10, NVIDIA TITAN X",
     ("[world.links]", "[world.links]\nshared_operations = -1"): "line 34: [world.links] shared_operations = -1 a second"
-    " cannot be; 0 means that there is no limit",
+    ": it must be 0 or more; 0 means no limit",
 }  # fmt: skip
 
 
@@ -263,13 +263,14 @@ def test_sources_that_run_dry_need_an_end() -> None:
 def test_a_walltime_that_no_load_fits_in_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"walltime: a block lasts 10 s, and llm takes 13 s until it is loaded"):
         parse(TEXT, "sources.new.walltime=10 s", "sources.old.walltime=10 s")
-    assert parse(TEXT, "sources.new.walltime=10 s").world.sources[0].walltime_s == 10  # the other source has none
+    # the other source has no walltime, so calls can run there
+    assert parse(TEXT, "sources.new.walltime=10 s").world.sources[0].walltime_s == 10
 
 
 DOUBTS = {
     ("sources.old.capacity=0",): "source old never serves a call: its capacity is 0 all the time",
-    ("sources.new.capacity=40",): "source new: there is capacity for 40 blocks, but max_blocks = 4: no more are"
-    " submitted",
+    ("sources.new.capacity=40",): "source new: its capacity is 40 blocks, but max_blocks = 4 limits the"
+    " submitted blocks",
     ("sources.new.walltime=10 s",): "source new never serves a call: a block lasts 10 s, and llm takes 13 s until it is"
     " loaded there",
     ('contexts.llm.kinds=["a10"]', "sources.old.max_blocks=2"): "source old never serves a call: its devices (NVIDIA"
@@ -298,7 +299,7 @@ def test_files_of_one_name_are_the_same_files() -> None:
         parse(TEXT.replace("[world.contexts.other]", '[world.contexts.other]\nfiles = [{name="weights", size="1 GB"}]'))
 
 
-# ---- settings that are changed
+# ---- changed settings
 
 
 def test_settings_are_changed_by_path() -> None:
@@ -328,11 +329,11 @@ CHANGES = {
     ' not a size: the unit of 7.5 is missing; write "7.5 GB" or "7.5 MB"',
     "sources.nw.nodes=1": "--set sources.nw.nodes=1: there is no nw; did you mean new?",
     "sources.7.nodes=1": "--set sources.7.nodes=1: there is no 7; there are new, old",
-    "sources.new.kind=b": "--set sources.new.kind=b: [world.sources.new] kind = 'b' is no device of this world; there"
-    " are a10, NVIDIA TITAN X",
-    "workload.context=lm": "--set workload.context=lm: [workload] context: lm is no context of this world; did you mean"
-    " llm?",
-    "name.x=1": "--set name.x=1: name is no table",
+    "sources.new.kind=b": "--set sources.new.kind=b: [world.sources.new] kind = 'b' is not a device of this world;"
+    " there are a10, NVIDIA TITAN X",
+    "workload.context=lm": "--set workload.context=lm: [workload] context: lm is not a context of this world; did you"
+    " mean llm?",
+    "name.x=1": "--set name.x=1: name is not a table",
     "name.x.y=1": "--set name.x.y=1: there is no table above x",
     "seeds": "--set seeds: write key=value, as in --set world.links.shared='2 GB/s'",
     "seeds=many": "--set seeds=many: seeds must be a whole number, not text in quotes",

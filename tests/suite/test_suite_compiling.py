@@ -1,5 +1,3 @@
-"""The suite itself: workers share the work of compiling the tests."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -39,4 +37,4 @@ def test_pytest_takes_what_a_worker_has_compiled(files, pytestconfig, monkeypatc
     [written] = file.parent.rglob(f"*{rewrite.PYC_TAIL}")
     assert rewrite._read_pyc(file, written) is not None
     file.write_text("def test_it():\n    assert 1 == 1\n")
-    assert rewrite._read_pyc(file, written) is None, "it is out of date"
+    assert rewrite._read_pyc(file, written) is None, "the compiled file is out of date"

@@ -1,5 +1,3 @@
-"""The import contracts cover every module."""
-
 from __future__ import annotations
 
 import pkgutil

@@ -1,4 +1,4 @@
-"""`make check` finds import cycles, and imports inside functions."""
+"""`make check` finds import cycles and imports inside functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SLOW = {"torch", "transformers", "peft"}
 
 
 def slow_imports(source: str) -> list[int]:
-    """Lines at a file's top level that import what takes seconds, by themselves or through `importorskip`."""
+    """Return the lines of slow top-level imports, also through `importorskip`."""
     found = []
     for statement in ast.parse(source).body:
         names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
@@ -68,7 +68,7 @@ def slow_imports(source: str) -> list[int]:
 
 
 def test_no_file_of_tests_imports_pytorch_before_a_test_runs() -> None:
-    """Each worker reads all files of tests: `lazily` imports it where it is used."""
+    """Each worker reads all test files: `lazily` imports PyTorch where it is used."""
     lines = slow_imports('import torch\nx = pytest.importorskip("peft", reason="")\nfrom transformers import A')
     assert lines == [1, 2, 3]
     assert slow_imports('torch = lazily("torch")\ndef f():\n    import torch') == []

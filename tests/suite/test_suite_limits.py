@@ -1,5 +1,3 @@
-"""A hung test is ended and reported, also under xdist, and the run continues."""
-
 from __future__ import annotations
 
 import os
@@ -16,7 +14,7 @@ from faults.world import is_alive, until
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT = "--timeout=3"
-"""A test that does nothing ends within this time, also on a busy machine."""
+"""Seconds within which an empty test ends, also on a busy machine."""
 
 HANGS = """
 import os, signal, subprocess, threading, time

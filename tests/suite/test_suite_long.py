@@ -1,4 +1,4 @@
-"""Long tests run with --long, all with --all; properties try few examples in a short run."""
+"""`--long` runs long tests, `--all` runs all; properties try few examples in a short run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run(suite: Path, *options: str) -> dict[str, int]:
-    """How often each test ran."""
+    """Return how often each test ran."""
     (suite / "ran").unlink(missing_ok=True)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["STOKER_SNAPSHOTS"] = str(suite)

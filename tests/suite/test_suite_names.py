@@ -1,4 +1,4 @@
-"""A class name is defined once in the product, function names are meaningful, and test names are short."""
+"""The product defines each class name once, function names are meaningful, and test names are short."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ ALLOWED = {
     "ReleaseBlock": ({"manager/core/seams.py", "src/stoker/protocol/to_manager.py"}, _ACTION),
     "Resize": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Session": ({"manager/executor/session.py", "src/stoker/site.py"}, "public: a session, and its [session] table"),
+    "Sleep": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "SetTimer": ({"manager/core/events.py", "pilot/core/commands.py"}, _BOTH_CORES),
+    "Wake": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "TakeBack": ({"manager/core/seams.py", "src/stoker/protocol/to_pilot.py"}, _ACTION),
     "TimerFired": ({"manager/core/events.py", "pilot/core/events.py"}, _BOTH_CORES),
     "_Event": ({"manager/core/events.py", "pilot/core/events.py"}, _OWN_BASE),
@@ -38,10 +40,10 @@ ALLOWED = {
         _OWN_BASE,
     ),
 }
-"""Class names that two files define on purpose: the files, and why."""
+"""Class names that two files define on purpose: the files and the reason."""
 
 VAGUE = {"look", "_look", "news", "ours", "shelf"}
-"""Names of functions that say neither an effect nor an answer."""
+"""Function names without a clear effect or result."""
 
 LONGEST = 60
 """Most characters of a test's name after `test_`."""
@@ -50,13 +52,13 @@ _DEFINITION = re.compile(r"^ *(?:async )?(class|def) (\w+)", re.MULTILINE)
 
 
 def definitions(text: str) -> Iterator[tuple[str, str, int]]:
-    """`class` or `def`, the name and the line of each class and function."""
+    """Yield kind (`class` or `def`), name and line of each class and function."""
     for found in _DEFINITION.finditer(text):
         yield found[1], found[2], text.count("\n", 0, found.end()) + 1
 
 
 def product(root: Path) -> Iterator[tuple[str, str, str, int]]:
-    """Each class and function of the product, with its file."""
+    """Yield each class and function of the product with its file."""
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             for definition in definitions(path.read_text()):
@@ -64,7 +66,7 @@ def product(root: Path) -> Iterator[tuple[str, str, str, int]]:
 
 
 def homonyms(root: Path) -> dict[str, set[str]]:
-    """The class names that more than one file defines, or one file twice; without the pairs that are allowed."""
+    """Return class names that are defined more than once, without allowed pairs."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, kind, name, _ in product(root):
         if kind == "class":
@@ -78,7 +80,6 @@ def homonyms(root: Path) -> dict[str, set[str]]:
 
 
 def vague(root: Path) -> list[str]:
-    """Where a function has a name that says nothing."""
     return [f"{path}:{line} {name}" for path, kind, name, line in product(root) if kind == "def" and name in VAGUE]
 
 
@@ -87,7 +88,7 @@ def test_a_class_name_means_one_thing():
 
 
 def long_test_names(root: Path) -> list[str]:
-    """`FILE:LINE NAME` of each test whose name is too long."""
+    """Return `FILE:LINE NAME` of each test whose name is too long."""
     return [
         f"{path.relative_to(root)}:{line} {name}"
         for path in sorted((root / "tests").rglob("test_*.py"))

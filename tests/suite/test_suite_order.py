@@ -1,5 +1,3 @@
-"""The longest files start first, by their last times here."""
-
 from __future__ import annotations
 
 import json

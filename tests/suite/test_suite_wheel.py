@@ -1,5 +1,3 @@
-"""A wheel contains the product without evaluations and baselines."""
-
 from __future__ import annotations
 
 import shutil

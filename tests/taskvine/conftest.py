@@ -1,4 +1,4 @@
-"""Sessions whose calls TaskVine carries; skipped with a reason without TaskVine."""
+"""Sessions whose calls run over TaskVine; skipped with a reason without TaskVine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import ConfigError
 from stoker.pilot.taskvine import factory
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # the manager's stand-in is importable
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # make the manager's stand-in importable
 
 SITE = """
 name = "pool"
@@ -32,7 +32,7 @@ class Pool:
         self.session = session
 
     def workers(self) -> list[int]:
-        """Return the workers' process ids (each has a child of the same name, which serves its files)."""
+        """Return the workers' process ids. (A worker's child with the same name serves its files.)"""
         return [pid for pid in self.world.processes() if command_of(pid)[:1] == ["vine_worker"]]
 
     def log(self) -> str:
@@ -49,7 +49,6 @@ def _load(folder: Path, *, first: int, most: int) -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def taskvine() -> None:
-    """Skips where TaskVine is not installed."""
     try:
         factory.find_programs()
         factory.taskvine()

@@ -1,7 +1,6 @@
-"""What TaskVine's own program for libraries does with ours, in a process of its own: `load` once, then `serve`.
+"""Runs our library in its own process as TaskVine's library program does: `load` once, then `serve`.
 
-Reads pickled orders from standard input and writes what became of them; every order has a folder of its own, with the
-function in it.
+Reads pickled orders from standard input and writes their results. Every order has its own folder with the function.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from stoker.pilot.taskvine import library, messages
 
 def main() -> None:
     setup, here = pickle.load(sys.stdin.buffer)
-    out = os.fdopen(os.dup(1), "wb")  # the library takes 1 and 2 while it works
+    out = os.fdopen(os.dup(1), "wb")  # a copy of descriptor 1: the library redirects 1 and 2 while it works
     os.chdir(here)
     library.load(setup)
     while True:

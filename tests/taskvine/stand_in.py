@@ -18,7 +18,7 @@ GB = 10**9
 
 
 class Vine:
-    """TaskVine for a pool: keeps orders, and ends none of them."""
+    """A TaskVine that keeps orders and finishes none."""
 
     def __init__(self) -> None:
         self.orders: list[messages.PoolOrder] = []

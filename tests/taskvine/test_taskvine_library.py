@@ -1,4 +1,4 @@
-"""A library of TaskVine as a process, without TaskVine: contexts, calls, their ends."""
+"""A library process for TaskVine, without TaskVine: contexts, calls, their ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Process:
         return ticket
 
     def take(self, *, stays: bool = True) -> messages.PoolAnswer:
-        """Return the next answer. `stays`: the process is in the order's folder."""
+        """Return the next answer. `stays`: check that the process is in the order's folder; else that it is not."""
         answer, is_there = pickle.load(self._process.stdout)
         assert is_there is stays
         return messages.decode_answer(answer)
@@ -144,7 +144,7 @@ def test_nothing_that_a_call_raises_ends_the_library(library):
     def leave(_words, what):
         raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}[what]
 
-    held = library.ask(None)  # an order without calls says what the library holds
+    held = library.ask(None)  # an order without calls reports the library's content
     assert (held.ends, held.held.failure, held.held.orders) == ([], None, 0)
     *ends, unknown = library.ask(leave, "exit", "interrupt", "nothing").ends
     assert [type(payloads.load_exception(end.payload)) for end in ends] == [SystemExit, KeyboardInterrupt]
@@ -180,7 +180,7 @@ def test_cancelled_call_is_stopped_and_runs_in_a_later_order(library):
     stopped, good = library.take().ends
     assert stopped.failure.kind is FailureKind.CANCELLED
     assert value(good) == "awake"
-    [end] = library.ask(doze, 1.2, call=100).ends  # longer than two looks for the file
+    [end] = library.ask(doze, 1.2, call=100).ends  # this call is longer than two checks for a stop file
     assert value(end) == "awake"
 
 

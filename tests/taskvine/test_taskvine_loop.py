@@ -1,4 +1,4 @@
-"""The loop of a pool over a real connection to a manager and a stand-in for TaskVine."""
+"""A pool's loop with a real connection to a manager and a stand-in for TaskVine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class WorkingVine(Vine):
-    """Finishes all its orders with the next turn."""
+    """A TaskVine that finishes all orders in the next iteration of the pool's loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class WorkingVine(Vine):
 
 
 class NoFactory:
-    """A factory whose workers join by themselves."""
+    """A stand-in for TaskVine's factory; workers join without it."""
 
     def __init__(self) -> None:
         self.why_ended = ""
@@ -73,7 +73,7 @@ class NoFactory:
 
 
 class Played:
-    """A pool in this thread, and its manager in another."""
+    """A pool in this thread, and its manager in another thread."""
 
     def __init__(self, folder: Path) -> None:
         self.manager = FakeManager(folder)
@@ -141,7 +141,7 @@ def test_slots_without_a_worker_are_told_until_it_comes(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         manager.hello()
         fault = manager.wait_for(DeviceFault, device="cpu:3")
-        assert "1 of 2 are here" in fault.reason
+        assert "1 of 2 are connected" in fault.reason
         played.vine.here.append(VineWorker("other", cores=2, gpus=0, memory_bytes=2 * 10**9))
         manager.wait_for(DeviceFault, device="cpu:3", reason="")
         manager.send(Exit("enough"))

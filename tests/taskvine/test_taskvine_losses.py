@@ -1,5 +1,3 @@
-"""Workers and the pool are killed while calls run: every call has its result."""
-
 from __future__ import annotations
 
 import os
@@ -28,7 +26,7 @@ def work(_context, number, began):
 
 
 def run_while(began: Path, breaks) -> None:
-    """Run calls, and break something after six of them have begun."""
+    """Run calls, and run `breaks` after six have begun."""
     began.mkdir()
 
     def wait_and_break():
@@ -45,7 +43,7 @@ def run_while(began: Path, breaks) -> None:
 def test_a_worker_that_is_killed_costs_no_result(two_workers, tmp_path):
     until(lambda: len(two_workers.workers()) == 2, limit_s=60, why="both workers are here")
     run_while(tmp_path / "began", lambda: os.kill(two_workers.workers()[0], signal.SIGKILL))
-    until(lambda: "is gone" in two_workers.log(), why="the pilot has noticed")
+    until(lambda: "disconnected" in two_workers.log(), why="the pilot has noticed")
     until(lambda: len(two_workers.workers()) == 2, limit_s=60, why="the factory starts another")
 
 

@@ -1,4 +1,4 @@
-"""From a site file to TaskVine's settings. No TaskVine is needed."""
+"""From a site file to TaskVine's settings. Needs no TaskVine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""A pool's reaction to the manager's orders, over a stand-in for TaskVine."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +19,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class World(PoolOfSlots):
-    """A pool with two libraries, each on its own slot, and its messages to the manager."""
+    """A pool with two libraries on their own slots, and its messages to the manager."""
 
     def __init__(self, folder: Path) -> None:
         running = folder / "running"
@@ -70,7 +68,7 @@ def test_call_of_a_lost_worker_runs_again_after_a_stop(world: World) -> None:
     assert not world.stops(second, 7)
 
     world.finish(first, result="forsaken")
-    assert not list(world.running.iterdir()), "a stop file goes with its order"
+    assert not list(world.running.iterdir()), "a stop file is removed with its order"
     assert world.said[-2:] == [CallsReturned(world.lost, (CallId(7),)), LibraryGone(world.lost)]
 
 
@@ -173,7 +171,7 @@ def test_a_busy_library_has_its_turn_first(world: World, monkeypatch: pytest.Mon
     order = world.run(world.lost, 7, 8)
     orders = len(world.vine.orders)
     library = world.start(3, device=1)
-    assert len(world.vine.orders) == orders, "it waits for the slot"
+    assert len(world.vine.orders) == orders, "the library waits for the slot"
     monkeypatch.setattr(pool, "TURN_S", -1.0)
     world.pool.share_slots()
     assert world.said[-1] == CallsReturned(world.lost, (CallId(8),))
@@ -191,7 +189,7 @@ def test_a_library_that_waits_for_its_slot_can_be_told_to_end(world: World) -> N
     assert world.said[-1] == LibraryGone(library, loading=True)
     world.end(world.vine.orders[-1])
     world.pool.share_slots()
-    assert len(world.vine.orders) == orders, "its context is not loaded any more"
+    assert len(world.vine.orders) == orders, "the context is no longer loaded"
 
 
 # ---- the pilot

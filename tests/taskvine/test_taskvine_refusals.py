@@ -1,4 +1,4 @@
-"""Features that TaskVine lacks are refused by setting. No TaskVine is needed."""
+"""Settings for features that TaskVine lacks are refused. Needs no TaskVine."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_an_option_of_a_context_is_refused(options, said):
 @pytest.mark.parametrize(
     ("specification", "said"),
     [
-        ({"deadline_s": "1 h"}, "deadline: it runs calls in the order in which they came"),
+        ({"deadline_s": "1 h"}, "deadline: it runs calls in the order of their submission"),
         ({"latency_s": 2}, "latency: "),
         ({"ttft_s": 2}, "ttft: "),
         ({"ttft_per_token_s": 0.01}, "ttft_per_token: "),
-        ({"gang": 2}, "gang = (2, 2): it starts one library a call"),
+        ({"gang": 2}, "gang = (2, 2): it starts one library per call"),
         ({"stream": True}, "stream: a call that runs in a library sends nothing before its end"),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_a_call_wants_is_refused(specification, said):
         engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
     assert said in str(caught.value)
     assert caught.value.key == said.partition(":")[0]
-    engines.check_wants(Site(), wants, honours=None)  # our own engine can
+    engines.check_wants(Site(), wants, honours=None)  # Stoker's own engine supports these features
 
 
 def test_several_refusals_name_every_setting():
@@ -100,7 +100,7 @@ def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_
         engines.check([Site(engine=Engine.TASKVINE)], provider=None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "pool.toml").write_text('engine = "taskvine"')
-    sites = new_sessions.collect([tmp_path / "pool.toml"])  # a dry run has no need of it
+    sites = new_sessions.collect([tmp_path / "pool.toml"])  # a dry run does not need TaskVine
     with pytest.raises(ConfigError, match="conda install -c conda-forge ndcctools"):
         new_sessions.make(sites)
     assert not (tmp_path / "home").exists()
@@ -108,7 +108,7 @@ def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch, tmp_
 
 def test_a_session_with_taskvine_has_one_site_and_no_provider():
     vine = Site(name="pool", engine=Engine.TASKVINE)
-    with pytest.raises(ConfigError, match="has one site; take local out of sites"):
+    with pytest.raises(ConfigError, match="has one site; remove local from sites"):
         engines.check([Site(), vine], provider=None)
     with pytest.raises(ConfigError, match="leave provider= out"):
         engines.check([vine], provider=engines.local_provider(Site()))

@@ -1,5 +1,3 @@
-"""A program over TaskVine gives the same answers. Everything is real."""
-
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""TaskVine's factory on a real Slurm: workers are jobs, and none is left."""
+"""TaskVine's factory on a real Slurm: workers are jobs, and no job is left."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def slurm(taskvine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    # With each worker TaskVine's job has a `sleep 30`, which may end on its own.
+    # 60 s: TaskVine's job runs a `sleep 30` next to each worker, which may outlive the worker.
     with World(tmp_path / "world").entered(limit_s=60) as world:
         yield world
 
@@ -105,7 +105,7 @@ def test_jobs_of_a_session_that_stays_are_known_and_go_with_it(slurm, world):
     )
     down.end(folder)
     until(lambda: not world.of("stoker.manager.main") and not world.of("stoker.pilot.taskvine.main"), limit_s=60)
-    [still] = session_remains.jobs(folder, None)  # a factory that was killed has removed nothing
+    [still] = session_remains.jobs(folder, None)  # the killed factory has removed no job
     subprocess.run(still.remove.split(), check=True, timeout=30)
     until(lambda: not jobs(), limit_s=60, why="no job is left")
     assert down.wait_until_gone(folder, None, wait_s=60, waiting=print) == []

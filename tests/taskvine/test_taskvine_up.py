@@ -1,5 +1,3 @@
-"""A long-lived session with a TaskVine pool, from `stoker up` to `stoker down`."""
-
 from __future__ import annotations
 
 import json
@@ -63,7 +61,7 @@ def note(path, line):
     os.write(descriptor, f"{line}\\n".encode())
     os.close(descriptor)
 """
-SAID = 'engine = "taskvine" cannot honour deadline: it runs calls in the order in which they came\n14\n'
+SAID = 'engine = "taskvine" cannot honour deadline: it runs calls in the order of their submission\n14\n'
 
 
 class Up:
@@ -113,7 +111,7 @@ def up(taskvine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_programs_find_hot_contexts_of_others(up: Up) -> None:
     assert up.run() == SAID
     assert up.run() == SAID
-    assert count_lines(up.log)["loaded"] <= 2  # a slot each, whatever the number of programs
+    assert count_lines(up.log)["loaded"] <= 2  # one load per slot, whatever the number of programs
     assert count_lines(up.log)["pilot"] == 4
     status = stoker(up.world, "status", up.name).stdout
     assert "6 calls done" in status
@@ -121,7 +119,7 @@ def test_programs_find_hot_contexts_of_others(up: Up) -> None:
     said = stoker(up.world, "down", up.name)
     assert said.returncode == 0, said.stderr
     assert said.stdout == (
-        f"session {up.name} has ended: 6 calls done, 1 pilot let go, 1 job ended; nothing of it is left running\n"
+        f"session {up.name} has ended: 6 calls done, 1 pilot released, 1 job ended; nothing of it is left running\n"
     )
     assert up.world.left() == []
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `benchmarks` stands there: it makes hosts in namespaces
+# make `benchmarks` importable, which makes hosts in namespaces
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from transfer.hosts import KEY, Host, Original
 
@@ -21,7 +22,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
-    """Makes hosts: a place on disk and a server, each."""
+    """A function that makes hosts: a disk and a server each."""
     made: list[Host] = []
 
     def make(**more: object) -> Host:

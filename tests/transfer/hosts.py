@@ -1,4 +1,4 @@
-"""Hosts for tests: a pilot's transfer part alone. Real sockets, real disks."""
+"""Hosts that are only a pilot's transfer part, with real sockets and disks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
+from stoker.pilot.transfer.fetch import FetchSettings, ObjectFetch
 from stoker.pilot.transfer.server import ObjectServer
 
 KEY = bytes(range(32))
@@ -42,12 +42,12 @@ class Original:
 
 
 class Host:
-    """A disk, a server on it, and fetches to it."""
+    """A disk with a server, and fetches to it."""
 
     def __init__(self, folder: Path, *, key: bytes, limits: wire.WireLimits = wire.LIMITS, most: int = 4) -> None:
         folder.mkdir()
         self.folder = folder
-        self.means = SourceAccess(key=key, limits=limits)
+        self.means = FetchSettings(key=key, limits=limits)
         self.copies: dict[str, ObjectCopy] = {}
         self.expected: set[str] = set()
         self.lost: list[tuple[ObjectSource, str]] = []
@@ -112,11 +112,11 @@ class Running:
         return self.outcome
 
 
-class Between:
-    """A relay before a server, that does what a bad network or a bad peer does.
+class FaultyRelay:
+    """A relay before a server that acts like a bad network or peer.
 
-    `spoil` gets each chunk that the server sends and the bytes that it has sent before; what it returns goes on. None
-    cuts the connection; a relay that is `frozen` passes nothing.
+    `spoil` gets each chunk from the server and the number of bytes sent before. It returns the bytes to send, or None
+    to cut the connection. A `frozen` relay sends nothing.
     """
 
     def __init__(self, address: str, *, spoil: Callable[[bytes, int], bytes | None] | None = None) -> None:
@@ -131,7 +131,6 @@ class Between:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Break every connection that there is."""
         for one in self._open:
             _shut(one)
 
@@ -171,7 +170,7 @@ class Between:
 
 
 class Link:
-    """A link of a given speed that all connections share: `carry` relays each chunk (see `Between`)."""
+    """A link of a given speed that all connections share: `carry` relays each chunk (see `FaultyRelay`)."""
 
     def __init__(self, *, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -179,7 +178,7 @@ class Link:
         self._free_at = 0.0
 
     def carry(self, chunk: bytes, _before: int) -> bytes:
-        """Let a chunk through when the link has carried it."""
+        """Delay a chunk by the link's speed."""
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic()) + len(chunk) / self._bytes_per_s
             free_at = self._free_at

@@ -24,7 +24,7 @@ def test_an_object_leaves_its_host_once() -> None:
     )
     assert SIZE <= found["origin_bytes"] <= 1.1 * SIZE
     assert found["origin_bytes"] + found["peer_bytes"] >= 3 * SIZE
-    assert found["link_bytes"] <= 1.25 * SIZE  # with all that manager and pilots say to each other
+    assert found["link_bytes"] <= 1.25 * SIZE  # includes all messages between manager and pilots
 
 
 def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
@@ -44,4 +44,4 @@ def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
     said = " ".join(found["status"].split())
     assert "Pilots cannot reach each other" in said
     assert "cannot be reached" in said
-    assert "[session] interface" in said  # what to do
+    assert "[session] interface" in said  # the remedy

@@ -1,5 +1,3 @@
-"""The choice of pieces and sources, without sockets, disks or clocks."""
-
 from __future__ import annotations
 
 import random
@@ -56,9 +54,10 @@ def test_what_hangs_is_asked_for_elsewhere_when_nothing_else_is_left() -> None:
     one.has("quick", [0, 1])
     other = one.take("quick", 10.0)
     assert other is not None
-    assert one.take("quick", 10.0 + AGAIN_S / 2) == 1 - other  # it was asked for ten seconds ago
+    # the other source was asked for this piece ten seconds ago
+    assert one.take("quick", 10.0 + AGAIN_S / 2) == 1 - other
     one.arrived(1 - other, 11.0)
-    assert one.take("slow", 11.0) is None  # not this one: "quick" was asked just now
+    assert one.take("slow", 11.0) is None  # None: the only missing piece was just requested from "quick"
     assert not one.arrived(1 - other, 12.0)
     assert one.missing == 1
 
@@ -70,7 +69,7 @@ def test_while_there_is_other_work_nothing_is_asked_for_twice() -> None:
     one.has("a", [0])
     one.has("b", [0])
     assert one.take("a", 0.0) == 0
-    assert one.take("b", 1000.0) is None  # pieces 1 and 2 may come any moment
+    assert one.take("b", 1000.0) is None  # pieces 1 and 2 may arrive at any moment
 
 
 def test_a_source_that_goes_leaves_its_work_to_others() -> None:
@@ -109,7 +108,7 @@ def test_the_origin_is_spared_what_others_have() -> None:
     assert one.take("peer", 2.0) == 0
     one.has_not("peer", 0)
     one.has("peer", [0])
-    assert one.take("origin", 1.0 + SPARED_S) == 0  # but the peer does not give it
+    assert one.take("origin", 1.0 + SPARED_S) == 0  # the peer has piece 0 but does not send it, so the origin is asked
 
 
 @given(count=st.integers(1, 200), seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=1, max_size=4))

@@ -1,4 +1,4 @@
-"""A session's seed: the files that it serves and stores, its lifetime, and clients with only Python."""
+"""A session's seed: served and stored files, its lifetime, and clients with only Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def session(tmp_path: Path) -> SessionFolder:
 
 @pytest.fixture
 def start(session: SessionFolder) -> Iterator[Start]:
-    """Starts seeds, each a process, and waits until it says where it listens."""
+    """Start seed processes, and wait until each has written its address."""
     made: list[subprocess.Popen[bytes]] = []
 
     def run() -> subprocess.Popen[bytes]:
@@ -83,7 +83,8 @@ def test_arguments_are_handed_out_and_results_taken_in(
     start: Start, session: SessionFolder, big: Original, tmp_path: Path
 ) -> None:
     start()
-    shutil.copy(big.path, session.objects / f"{big.name}~0123abcd")  # as a client calls its arguments
+    # the form of name that a client gives to a file of arguments
+    shutil.copy(big.path, session.objects / f"{big.name}~0123abcd")
     get(big.name, tmp_path / "arguments", addresses=[address(session)], key=KEY)
     assert matches(tmp_path / "arguments", big.ref)
     data = os.urandom(3_000_000)
@@ -92,7 +93,7 @@ def test_arguments_are_handed_out_and_results_taken_in(
     assert Path(where) == session.objects / name
     assert Path(where).read_bytes() == data
     for odd in ("../evil", "result-1f-0123456789ab/..", "file-" + "0" * 64, ""):
-        with pytest.raises(wire.PeerError, match="no result"):
+        with pytest.raises(wire.PeerError, match="not a result"):
             put(odd, [b"x"], address=address(session), key=KEY)
     assert sorted(path.name for path in session.objects.iterdir()) == sorted([f"{big.name}~0123abcd", name])
 
@@ -109,7 +110,7 @@ def test_half_a_result_leaves_nothing(start: Start, session: SessionFolder) -> N
     channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 4, "sha256": "0" * 64})
     assert channel.receive()["go"]
     channel.send_body(b"half")
-    assert "changed on its way" in channel.receive()["text"]
+    assert "changed in transit" in channel.receive()["text"]
     channel.close()
     until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
 
@@ -151,7 +152,9 @@ def test_one_that_cannot_write_its_address_serves_and_writes_it_later(session: S
     seed = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)])
     try:
         log = session.path / "seed.log"
-        until(lambda: log.exists() and "address cannot be written" in log.read_text(), what="its word")
+        until(
+            lambda: log.exists() and "address cannot be written" in log.read_text(), what="the seed's error in its log"
+        )
         in_its_way.rmdir()
         until(lambda: (session.path / SEED_FILE).is_file(), what="its address")
         wire.connect(address(session), key=KEY).close()
@@ -183,7 +186,7 @@ def test_it_ends_with_its_session(start: Start, session: SessionFolder, how: str
 def test_a_node_with_nothing_but_python_can_fetch(
     start: Start, session: SessionFolder, big: Original, tmp_path: Path
 ) -> None:
-    """The modules that the starter carries, in an interpreter without any package."""
+    """Use the starter's modules in an interpreter without packages."""
     start()
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent

@@ -1,4 +1,4 @@
-"""Ranks as real processes, forked from a server with their imports done."""
+"""Ranks as processes, forked from a server that has done their imports."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ LIMIT_S = 60.0
 
 
 class Ranks:
-    """A gang under way: a process and a pipe a rank."""
+    """A running gang: one process and pipe per rank."""
 
     def __init__(self, processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
         self.processes = processes
         self._pipes = pipes
 
     def answers(self) -> list[Any]:
-        """Each rank's result or exception; None for a killed one."""
+        """Return each rank's result or exception; None for a killed rank."""
         return [_answer(pipe) for pipe in self._pipes]
 
     def first(self, ranks: Sequence[int]) -> Any:
-        """The result or exception of the first process to end."""
+        """Return the result or exception of the first process to end."""
         ended = wait([self._pipes[rank] for rank in ranks], LIMIT_S)
         return _answer(ended[0]) if ended else None
 
 
 @contextmanager
 def gang(function: str, specs: Sequence[dict[str, Any]]) -> Iterator[Ranks]:
-    """A process for each spec, which runs that function of this module with it. All are over after the block."""
+    """Run that function of this module in a process per spec. All processes end with the block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # of the server, which is started by the first gang
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # for the server, which the first gang starts
         start = multiprocessing.get_context("forkserver")
         start.set_forkserver_preload(["tuning.preload"])
         pairs = [start.Pipe(duplex=False) for _ in specs]
@@ -66,7 +66,7 @@ def gang(function: str, specs: Sequence[dict[str, Any]]) -> Iterator[Ranks]:
 
 
 def rendezvous() -> str:
-    """An address that is free for rank 0, which comes to it seconds later."""
+    """Return a free address for rank 0, which uses it seconds later."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -76,12 +76,13 @@ def wait_until_served(where: str) -> None:
         with closing(socket.socket()) as asking:
             if not asking.connect_ex((host, int(port))):
                 return
-        assert more, f"nobody listens at {where}"
+        assert more, f"no process listens at {where}"
 
 
 def tune(spec: dict[str, Any]) -> Any:
-    """`tuning.tune` of the tiny model with the spec's options. `die_at`: the forward pass in which the process is
-    killed; `leave_at`: the iteration at whose report it is asked to make room."""
+    """Run `tuning.tune` of the tiny model with the spec's options. `die_at`: the forward pass in which the process is
+    killed. `leave_at`: the iteration at whose report it must leave.
+    """
     from tuning import tiny
 
     from stoker.tuning.tune import TuningProgress
@@ -100,7 +101,7 @@ def tune(spec: dict[str, Any]) -> Any:
 
 
 def gradient(spec: dict[str, Any]) -> Any:
-    """The summed gradient, loss and token count of a batch, added over the ranks."""
+    """Return a batch's gradient, loss and token count, summed over the ranks."""
     import torch
     from tuning import tiny
 
@@ -132,13 +133,13 @@ def meet(spec: dict[str, Any]) -> Any:
 
 
 def meet_twice(spec: dict[str, Any]) -> Any:
-    """Meets two gangs, one after the other."""
     return [meet(spec["first"]), meet(spec["second"])]
 
 
 def choose(spec: dict[str, Any]) -> Any:
-    """The initial prompt that this rank gets, for the tiny job without one, from the bank in the spec's folder; how
-    many prompts this rank has scored; and what the bank says of the lookup."""
+    """Return this rank's initial prompt from the bank in the spec's folder, the number of prompts it scored, and the
+    bank's description of the lookup.
+    """
     from tuning import tiny
 
     from stoker.tuning import call, exchange

@@ -1,4 +1,4 @@
-"""A causal LM of two layers and 32 dimensions with a byte tokenizer, and jobs of a second."""
+"""A causal LM of two layers and 32 dimensions with a byte tokenizer, and tuning jobs that take a second."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def tokenizer() -> Any:
 
 
 def context(*, kind: str = "llama") -> CausalLM:
-    """The same weights every time; the global random numbers stay as they were. `gpt2` counts positions otherwise, and
-    has dropout."""
+    """Return a model with the same weights every time; keep the global random state. `gpt2` counts positions
+    differently and has dropout.
+    """
     llama = LlamaConfig(
         vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.3,
@@ -40,7 +41,7 @@ def context(*, kind: str = "llama") -> CausalLM:
 
 
 def samples(count: int = 40) -> tuple[Sample, ...]:
-    """Inputs of different length; the target is told by the first letter."""
+    """Return inputs of different lengths; the first letter determines the target."""
     return tuple(
         Sample("ab"[number % 2] * (1 + number % 7) + f" {number}", "yes" if number % 2 else "no", f"line {number + 1}")
         for number in range(count)

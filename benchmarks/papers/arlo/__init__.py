@@ -1,1 +1,1 @@
-"""Arlo's evaluation (ICPP '24, §5). `settings.py` was fixed before any result was seen; `report.py` writes the page."""
+"""Arlo's evaluation (ICPP '24, §5). `settings.py` was fixed before the first result."""

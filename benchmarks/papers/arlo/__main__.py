@@ -1,7 +1,4 @@
-"""`python -m benchmarks.papers.arlo --table 6a`: run Arlo's evaluation table by table, and write the page.
-
-`--table 6a` runs what a figure needs and writes the page; `--table all` runs everything.
-"""
+"""`python -m benchmarks.papers.arlo --table 6a`: run the cases of a table or figure, and write the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of the evaluation: a system, its devices, its workload, and its results."""
+"""One run of the evaluation: system, devices, workload and results."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
 class System(msgspec.Struct, frozen=True):
-    """`dynamic`: shape of the inflation of dynamic runtimes; `within_capacity`: the longest runtime, too, gets no more
-    than its instances can answer."""
+    """`dynamic`: inflation of dynamic runtimes. `within_capacity`: limit the longest runtime to its capacity, too."""
 
     dispatch: str
     allocation: str = EVEN
@@ -72,7 +71,7 @@ SYSTEMS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`least`: devices that scaling keeps, 0 without scaling; `occupies`: a request's overhead keeps a device busy."""
+    """`least`: fewest devices under scaling; 0 = no scaling. `occupies`: overhead keeps a device busy."""
 
     system: str
     profile: LatencyProfile
@@ -91,8 +90,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """`late`: share above the objective; `devices`: mean over time; `most_out`: instances replaced at once, of
-    `at_once` allowed."""
+    """`late`: share above the objective. `devices`: mean over time. `most_out`: most concurrent replacements."""
 
     requests: int
     lost: int
@@ -144,7 +142,7 @@ def _dispatcher(system: System, runtimes: Sequence[int], profile: LatencyProfile
     levels = [(length, profile.capacity(length)) for length in runtimes]
     if system.dispatch == RS:
         return RuntimeQueues[int](levels)
-    if system.dispatch == ILB:  # with one level to look at, Algorithm 1 balances the load within the shortest runtime
+    if system.dispatch == ILB:  # With one level, Algorithm 1 balances the load within the shortest runtime.
         return RuntimeQueues[int](levels, peeked=1)
     strategies = {IG: inter_groups_greedy, PACK_ANY: pack_any_runtime, PACK_SHORTEST: pack_shortest_runtime}
     return BucketDispatcher(levels, strategies[system.dispatch])

@@ -1,8 +1,8 @@
-"""Which instance takes a request, for systems other than Arlo (`RuntimeQueues`); Figure 4's example.
+"""The choice of an instance for systems other than Arlo (`RuntimeQueues`); Figure 4's example.
 
-INFaaS packs: it takes the busiest instance that is long enough and has room (§5). First reading: room while it can
-answer in time, and the busiest of all runtimes. Second reading: the shortest runtime with an instance where at most one
-request waits. Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests of all that are long enough.
+INFaaS takes the busiest instance that is long enough and has free capacity (§5). First reading: the instance can answer
+in time; all runtimes count. Second reading: the shortest runtime with an instance where at most one request waits.
+Inter-groups Greedy (§5.2.3) takes the least loaded instance that is long enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.manager.policies.arlo.dispatch import THRESHOLD
 
 
 class LoadBuckets:
-    """The instances of one runtime by load. A bit of `mask` says that instances have this load."""
+    """The instances of one runtime by load. Each bit of `mask` is set if instances have its load."""
 
     def __init__(self) -> None:
         self.mask = 0
@@ -44,11 +44,11 @@ class LoadBuckets:
 
 
 Choose = Callable[[Sequence[LoadBuckets], Sequence[int], int], tuple[int, int]]
-"""Choose a runtime, from a number on, and a load of one of its instances."""
+"""Choose a runtime from the given index on, and the load of one of its instances."""
 
 
 class BucketDispatcher:
-    """Keeps instances by load. `runtimes`: lengths, capacities."""
+    """Instances by load. `runtimes`: lengths and capacities."""
 
     def __init__(self, runtimes: Sequence[tuple[int, int]], choose: Choose) -> None:
         self._lengths = [length for length, _ in runtimes]
@@ -115,7 +115,7 @@ def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[in
 
 
 _ROOM = 2
-"""Requests at which an instance is full, in the second reading."""
+"""Second reading: an instance with this many requests is full."""
 
 
 def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
@@ -125,14 +125,14 @@ def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first:
 
 RUNTIMES = ((128, 80), (256, 40), (512, 20))
 GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
-"""GPU, runtime, requests. GPU1 comes first, so that the requests before the example fill GPU0 second."""
+"""Figure 4's GPUs: number, runtime, requests. GPU1 comes first, so the requests before the example fill GPU0 second."""
 FIRST, LATER = (100,) * 8, (400,) * 14
 PATIENT = 0.99
-"""A threshold at which Algorithm 1 demotes as in the paper."""
+"""A threshold at which Algorithm 1 demotes requests as in the paper."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How many of the first eight requests each GPU got, and how many of all are late."""
+    """How many of the first eight requests each GPU got, and how many requests were late."""
 
     first: tuple[int, int, int, int]
     late: int

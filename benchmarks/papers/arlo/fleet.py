@@ -1,9 +1,9 @@
-"""Devices of each runtime, instances and their replacement (§4), Arlo's reallocation (§3.3), and scaling.
+"""Devices per runtime, replacement of instances (§4), Arlo's reallocation (§3.3), and scaling.
 
-An instance answers its requests one by one. A replaced one answers what it has, and is out of service for a second
-more; so is an added device. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
-recent requests reaches 95 % of the objective, and releases the least busy one below 50 % over a minute. ST, DT and
-INFaaS add devices by INFaaS's headroom (§5).
+An instance answers its requests one by one. A replaced instance answers its requests, then is out of service for one
+second, as an added device is. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
+recent requests reaches 95 % of the objective. It releases the least busy device below 50 % over a minute. ST, DT and
+INFaaS use INFaaS's headroom (§5).
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Trace
 from stoker.manager.policies.arlo.allocation import LatencyTable, NotEnoughDevicesError, RuntimeDemand, allocate
 
 _LESS = 0.97
-"""Requests that fill more devices than there are, are taken times this until they do not."""
+"""Factor that reduces the requests until the devices suffice."""
 
 
 def demands(
     lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
 ) -> list[RuntimeDemand]:
-    """Return what requests of these lengths, at `rate` a second, ask of each runtime during one objective (§3.3).
+    """Return the demand on each runtime during one objective (§3.3), from request lengths and `rate` per second.
 
-    `overload_s`: the increase of an instance's mean latency by a request above its capacity, of the longest runtime
-    alone (eq. 5).
+    `overload_s`: the longest runtime's added mean latency per request above an instance's capacity (eq. 5).
     """
     counts = Counter(lengths)
     total = sum(counts.values())
@@ -90,11 +89,11 @@ class Fleet:
         self.free_at: list[float] = []
         self.serves: list[bool] = []
         self.counts = [0] * len(rows)
-        """Instances of each runtime, starting ones too."""
+        """Instances of each runtime, including starting ones."""
         self.work_s = 0.0
-        """Of all requests, without padding."""
+        """Seconds that all requests computed, without padding."""
         self.out, self.most_out, self.replaced = 0, 0, 0
-        """Instances out of service for a replacement, now and at most; all replacements."""
+        """Instances out of service for a replacement: now, and at most; the number of all replacements."""
         self._runtime_rows, self._runtime_of = rows, list[int]()
         self._agenda = agenda
         self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
@@ -158,7 +157,7 @@ class Fleet:
 
 
 class Replacements:
-    """Brings a fleet to the last decided counts with the fewest replacements, a few at a time."""
+    """Change a fleet to the newest counts by the fewest replacements, a few at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -193,11 +192,11 @@ _ENOUGH = 100
 
 
 Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
-"""Devices of each runtime, by how many there are, lengths of requests, and requests a second."""
+"""Return the devices of each runtime, from all devices, lengths of requests, and requests a second."""
 
 
 class Reallocation:
-    """Arlo's Runtime Scheduler. It starts in the middle of a run shorter than two periods."""
+    """Arlo's Runtime Scheduler. In a run shorter than two periods its first allocation is in the middle."""
 
     def __init__(
         self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float
@@ -250,7 +249,7 @@ class TargetTracking:
 
 
 class Headroom:
-    """INFaaS's scaling by the work of the last seconds."""
+    """INFaaS's scaling by the work of recent seconds."""
 
     def __init__(self, fleet: Fleet, agenda: Agenda, least: int) -> None:
         self._fleet, self._agenda, self._least = fleet, agenda, least
@@ -277,7 +276,7 @@ class Headroom:
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
-    """Release the least busy instance, but not the last of the longest runtime."""
+    """Release the least busy instance, but never the last one of the longest runtime."""
     if fleet.devices <= least:
         return
     longest = len(fleet.counts) - 1

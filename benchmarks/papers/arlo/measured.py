@@ -1,7 +1,7 @@
-"""Kept results: of cases, of Table 2 and Figure 9 as measured here, and of a session's policy.
+"""Stored results: of cases, of Table 2 and Figure 9 measured here, and of a session's policy.
 
-Table 2 solves problems of each size. Figure 9 gives a burst of two requests an instance to busy runtimes. Times are
-processor time. The policy `arlo` of a session answers Figure 6a's requests as well, without the first minute.
+Figure 9 sends busy runtimes two requests per instance at once. Times are processor time. The session policy `arlo` also
+answers Figure 6a's requests; its first minute does not count.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ INSTANCES = (200, 400, 600, 800, 1000, 1200)
 PEEKED = (1, 2, 4, 6, 8)
 LEVELS = 12
 LOADS = 0.5, 0.95
-"""Of the devices, in Table 2."""
+"""Shares of busy devices in Table 2."""
 LIGHT = 0.7
-"""The page splits the problems at this load."""
+"""The page separates problems below and above this load."""
 FULL = 0.4
-"""Share of the capacity taken before a burst of Figure 9."""
+"""Share of the capacity in use before Figure 9's burst."""
 BURSTS = 5
 _LENGTHS = 5_000
 
 
 class SolvingTime(msgspec.Struct, frozen=True):
-    """`loads`: the share of the devices that each run's requests keep busy."""
+    """`loads`: each run's share of busy devices."""
 
     devices: int
     runtimes: int
@@ -117,7 +117,7 @@ def _burst_ms(queues: RuntimeQueues[int], lengths: list[int]) -> float:
 
 DEVICES, BEGINS_S = 10, 60.0
 ENDS_S = {1_000.0: 150.0, 4_000.0: 90.0}
-"""Seconds of requests by rate. The first is Figure 6a's; the second keeps devices busy."""
+"""Seconds of requests by rate. Figure 6a has the first rate; the second keeps the devices busy."""
 _MESSAGE_S = settings.OVERHEAD_S / 2
 _GB = 1_000_000_000
 

@@ -1,4 +1,4 @@
-"""The event loop. An instance answers in order, so a request's end is known when it is given out; a heap holds ends."""
+"""The simulation's event loop. An instance answers in order, so a request's end is known at dispatch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.papers.arlo.workload import Trace
 
 
 class Served(msgspec.Struct):
-    """Latencies in the order of arrival. `lost`: requests without an instance, or outstanding at the end."""
+    """Latencies in order of arrival. `lost`: requests without an instance, or open at the end."""
 
     latencies: list[float] = []
     lost: int = 0
@@ -24,7 +24,7 @@ def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupie
     rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
     busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)
     latencies = served.latencies
-    ends: list[tuple[float, int]] = [(inf, -1)]  # never over, so that the heap is never empty
+    ends: list[tuple[float, int]] = [(inf, -1)]  # An end that never comes, so the heap is never empty.
     work_s, next_at = 0.0, agenda.next_at
 
     def end_until(now: float) -> None:

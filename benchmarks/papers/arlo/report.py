@@ -1,4 +1,4 @@
-"""`docs/reproduction/arlo.md` from the records; `page.template` has the words."""
+"""Write `docs/reproduction/arlo.md`."""
 
 from __future__ import annotations
 

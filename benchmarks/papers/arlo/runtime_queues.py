@@ -1,8 +1,9 @@
 """Arlo's multi-level queue and its Algorithm 1 (§3.4). Pure.
 
-A level is a runtime, by length. The first level that is long enough and whose least loaded instance is less congested
-than the threshold takes a request; congestion is outstanding requests over capacity. The threshold falls from level to
-level, so a request is demoted only to a clearly emptier runtime. If every level is congested, the shortest takes it.
+A level is a runtime, by length. Congestion is outstanding requests over capacity. A request goes to the first level
+that is long enough and whose least loaded instance is less congested than the threshold. The threshold falls from level
+to level, so a request is demoted only to a clearly less busy runtime. If every level is congested, the shortest one
+takes the request.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD
 Instance = TypeVar("Instance", bound=Hashable)
 
 _STALE = 4
-"""A level is tidied at this many heap entries for each instance."""
+"""Heap entries per instance at which a level is cleaned up."""
 
 
 class RuntimeTooShortError(ValueError):
@@ -29,7 +30,7 @@ class RuntimeTooShortError(ValueError):
 
 
 class _RuntimeLevel(Generic[Instance]):
-    """The instances of one runtime, the least loaded at the head of a heap; `head` skips outdated entries."""
+    """The instances of one runtime in a heap, least loaded first."""
 
     def __init__(self, length: int, capacity: int) -> None:
         self.length = length
@@ -49,7 +50,7 @@ class _RuntimeLevel(Generic[Instance]):
             heappush(self._heap, (load, self._pushed, instance))
 
     def head(self) -> tuple[int, Instance]:
-        """Return the least load and its instance. The level has one."""
+        """Return the least load and its instance."""
         heap, loads = self._heap, self.loads
         while True:
             load, _, instance = heap[0]
@@ -59,7 +60,7 @@ class _RuntimeLevel(Generic[Instance]):
 
 
 class RuntimeQueues(Generic[Instance]):
-    """The instances of every runtime by load. `runtimes`: rising lengths in tokens, each with its capacity."""
+    """The instances of every runtime by load. `runtimes`: rising lengths in tokens, with capacities."""
 
     def __init__(
         self, runtimes: Sequence[tuple[int, int]], *, threshold: float = THRESHOLD, decay: float = DECAY,
@@ -80,7 +81,6 @@ class RuntimeQueues(Generic[Instance]):
         del self._level_of.pop(instance).loads[instance]
 
     def take(self, tokens: int) -> Instance:
-        """Return the instance for a request of this length. Raises RuntimeTooShortError."""
         level, load, chosen = self._choose(tokens)
         level.set(chosen, load + 1)
         return chosen

@@ -1,57 +1,62 @@
-"""Settings of all runs, fixed on 2026-11-26 before any run whose seed the page shows."""
+"""Settings of all runs, fixed on 2026-11-26 before any run with the page's seeds."""
 
 from __future__ import annotations
 
 FIXED_ON = "2026-11-26"
 
 BASE_MS = 4.86
-"""Bert-Base at 512 tokens (§2.2)."""
+"""Latency of Bert-Base at 512 tokens (§2.2)."""
 LARGE_MS = (6.0, 8.0, 10.0, 12.0)
-"""Bert-Large at 512 tokens, at which the loads of the paper's figures can be served: 6 ms for ST in Figure 6b, 12 ms
-for Arlo in Table 4. The paper gives only the ratio (§2.1)."""
+"""Latencies of Bert-Large at 512 tokens at which the loads of the paper's figures can be served: 6 ms for ST in Figure
+6b, 12 ms for Arlo in Table 4. The paper gives only the ratio (§2.1).
+"""
 SLO_S = {"base": 0.150, "large": 0.450}
-"""§5, workloads."""
+"""Objectives (§5, workloads)."""
 
 SEEDS = (4, 5, 6)
 GRID_SEEDS = (4, 5)
-"""For runs at each latency of Bert-Large. Seeds 1 to 3 were used before the changes that the page names."""
+"""Seeds of runs at each latency of Bert-Large. Earlier versions, before the changes that the page lists, used seeds 1
+to 3.
+"""
 
 PERIOD_S = 120.0
-"""Of the Runtime Scheduler (§5)."""
+"""Period of the Runtime Scheduler (§5)."""
 OVERLOAD_S = PERIOD_S / 2
-"""Second reading of the allocation: §3.3 gives no instance more than its capacity, but eqs 3 and 5 let the longest
-runtime have more. A request above the capacity adds half the time until the next allocation."""
+"""Second reading of the allocation. §3.3 limits each instance to its capacity, but eqs 3 and 5 let the longest runtime
+exceed it. A request above the capacity adds half the time until the next allocation.
+"""
 OVERHEAD_S = 0.0008
-"""Of the latency of each request (§5.2.1); no device is busy for it."""
+"""Part of each request's latency (§5.2.1) in which no device is busy."""
 REPLACEMENT_S = 1.0
-"""Out of service after the last request (§4)."""
+"""Seconds that a replaced instance is out of service after its last request (§4)."""
 REPLACED_AT_ONCE = 0.05
-"""Share of all devices, at least one (§4: "small batches")."""
+"""Share of all devices that are replaced at once; at least one device (§4: "small batches")."""
 
 BURST_RATE, BURST_S, CALM_S = 2.0, 0.1, 0.3
-"""A burst has twice the mean rate and lasts 0.1 s in the mean; calm has two thirds and lasts 0.3 s (§5)."""
+"""A burst has twice the mean rate and lasts 0.1 s on average; calm has 2/3 of the mean rate and lasts 0.3 s (§5)."""
 
 SPAN = 512 / 125
-"""The longest text of the paper's trace, about 125 tokens, becomes 512 (§5)."""
+"""Scale of lengths: the longest text of the paper's trace, about 125 tokens, becomes 512 (§5)."""
 LONG_SHARE, LONG_SWING = 1 / 3, 1 / 6
-"""The share of requests of the file's long part, and its swing."""
+"""Share of requests from the file's long part, and the amplitude of this share's wave."""
 DRIFT_PERIOD_S = 480.0
-"""Figure 12 has waves of about ten minutes."""
+"""Period of this wave; Figure 12 shows about ten minutes."""
 SECOND_SWING = 0.5
-"""Within a second the share is multiplied by a random number at most this far from 1 (Figure 1b)."""
+"""In each second the share is multiplied by a random number at most this far from 1 (Figure 1b)."""
 
 UTILIZATIONS = (0.65, 0.75, 0.85)
-"""Table 3 and Figure 11 give no load. The ideal runtimes of all requests keep this share of devices busy. First fixed
-was 0.85 alone, with seeds 1 to 3; more requests were late than in the paper."""
+"""Busy share of the devices with ideal runtimes for all requests; Table 3 and Figure 11 give no load. The first setting
+was 0.85 alone with seeds 1 to 3, but more requests were late than in the paper.
+"""
 
 HEADROOM = 1.05
 """INFaaS adds devices for this multiple of the work of the last five seconds."""
 HEADROOM_OVER_S, HEADROOM_STAYS_S = 5.0, 30.0
 SCALE_UP_AT, SCALE_DOWN_AT = 0.95, 0.50
-"""The 98th percentile over the objective (§4)."""
+"""Ratios of the 98th percentile to the objective that add and release a device (§4)."""
 RECENT_S, SCALE_DOWN_EVERY_S = 10.0, 60.0
-"""Requests that ended in the last 10 s are recent; §4 names no number. At most one release a minute (§4)."""
+"""Requests that ended in the last 10 s are recent; §4 gives no number. At most one release a minute (§4)."""
 FIRST_DEVICES = 5
-"""Figure 8 (§5.1.3)."""
+"""Devices at the start of Figure 8 (§5.1.3)."""
 LOAD_SWING, LOAD_PERIOD_S = 0.6, 300.0
-"""Figure 8 gives no load. Here ST has, in the mean, the work of its first devices; the load swings around it."""
+"""Amplitude and period of the load. Figure 8 gives no load; here the mean load is the work of ST's first devices."""

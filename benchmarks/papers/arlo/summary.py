@@ -1,4 +1,4 @@
-"""The first table of `docs/reproduction/arlo.md` (bar, paper, ours, met), and numbers as intervals."""
+"""The first table of `docs/reproduction/arlo.md` (bar, paper, ours, met), and intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.papers.common import table
 Of = Callable[[Case], Result | None]
 MISSING = "–"
 NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
-"""The paper's name of a system other than Arlo."""
+"""The paper's names of the other systems, by ours."""
 PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
 
 
@@ -77,7 +77,7 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
 def less(
     of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
 ) -> Interval | None:
-    """Return by how many per cent one system's number is below the others', on the same requests."""
+    """Return the percent by which one system's number is below the others', on the same requests."""
     found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
@@ -129,7 +129,7 @@ COLUMNS = ("bar", "paper", "`arlo`", "met", "`arlo, within capacity`", "met")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`is_met`: None if it was not run; `why`: a remark."""
+    """`is_met`: None = not run. `why`: a remark."""
 
     here: str = MISSING
     is_met: bool | None = None
@@ -195,7 +195,7 @@ def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> It
 
 
 def rising(of: Of, cases: Sequence[Case], systems: Sequence[str], what: Callable[[Measures], float]) -> Iterator[bool]:
-    """Yield for each case of the first system whether these systems' numbers rise."""
+    """For each case of the first system, yield True if the systems' numbers rise."""
     for case in cases:
         if case.system == systems[0]:
             found = [of(with_system(case, system)) for system in systems]
@@ -217,7 +217,7 @@ def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 def _below(
     of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float], said: str
 ) -> Finding:  # fmt: skip
-    """Whether Arlo's number is below each other system's. `said`: of a system, and the runs in which it is not."""
+    """Check if Arlo's number is below each other system's. `said`: text for a system and its failed runs."""
     held = {
         system: [what(one) < what(other) for one, other in pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several

@@ -1,6 +1,6 @@
-"""The tables and figures of Arlo's evaluation as cases, by the names of `--table`, and the paper's numbers.
+"""Arlo's tables and figures as cases by `--table` name, and the paper's numbers.
 
-Traces are shorter than the paper's: everything takes 25 minutes of one core.
+Traces are shorter than the paper's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Workload, make_trace
 
 DT_, INFAAS_, ST_ = "DT", "INFaaS", "ST"
 READINGS: dict[str, tuple[str, ...]] = {ST_: (ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
-# By how many per cent Arlo's mean is lower, and its 98th percentile ("up to": the larger number of the two streams).
+# Percent by which Arlo's mean and 98th percentile are lower ("up to": the larger number of the two streams).
 MEAN_LESS: dict[str, dict[str, float]] = {
     "6a": {ST_: 70.3, DT_: 23.7, INFAAS_: 24.9},
     "6b": {ST_: 66.7, DT_: 29.2, INFAAS_: 39.3},
@@ -63,10 +63,10 @@ STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
-"""For Table 3 and Figure 11."""
+"""The model of Table 3 and Figure 11."""
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
-"""Figure 8 with and without the release of the first devices."""
+"""Fewest devices in Figure 8, with and without the release of the first devices."""
 ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, within_capacity(ARLO_GLOBAL), within_capacity(ARLO))
 _STRATEGIES_4 = (ARLO_ILB, ARLO_IG, ARLO)
 DISPATCHES_4 = (*_STRATEGIES_4, *map(within_capacity, _STRATEGIES_4))
@@ -77,7 +77,7 @@ TRACES_4 = {
     80: (20_000.0, 20.0, settings.GRID_SEEDS),
     1000: (250_000.0, 2.0, settings.GRID_SEEDS[:1]),
 }
-"""By devices: requests a second, seconds, seeds."""
+"""Table 4's traces: requests a second, seconds and seeds, by devices."""
 FASTER_6B_MS, LONGER_10B_S = (4.0, 5.0, 5.5), (20.0, 30.0)
 APART_4 = {
     "as above": ("bursty", 1.0), "no drift": ("bursty", 0.0), "no bursts": ("stable", 1.0), "neither": ("stable", 0.0)
@@ -155,7 +155,7 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
 
 
 def experiments() -> list[Case]:
-    """Causes of misses: no drift, an overhead that occupies, lower loads, no bursts, a faster model."""
+    """Return runs that isolate causes of misses."""
     still = [
         replace(case, workload=replace(case.workload, drift=0.0))
         for figure in FIXED.values()
@@ -175,4 +175,4 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)], "experiments": experiments,
     "measured": list, "deployed": list,
 }  # fmt: skip
-"""The runs of each table. `measured` and `deployed` have their own."""
+"""The runs of each table. `measured` and `deployed` run elsewhere."""

@@ -1,9 +1,9 @@
-"""Requests (when each arrives, how long it is), and the latency of a runtime by its length (§2).
+"""Requests (arrival times and lengths), and a runtime's latency by its length (§2).
 
-Latency rises in steps of 64 tokens (§3.3), on a line between the first and the last; within a step, by what lies
-between the 20 and the 64 tokens of §2. Lengths come from tweets in `../shared/data/lengths` (`missing`), times 512/125
-(§5), 512 at most. Within each part of the file lengths do not drift, so the share of its second part drifts: in a slow
-wave, and each second by chance. Arrivals are Poisson (`stable`) or Markov-modulated with two states (`bursty`).
+Latency rises in steps of 64 tokens (§3.3), linearly from the first to the last step. The slope within a step follows
+from the latencies at 20 and 64 tokens (§2). Lengths come from tweets in `../shared/data/lengths` (`missing`), times
+512/125 (§5), at most 512. Lengths do not drift within the file's two parts, so we vary the share of the second part: in
+a slow wave, and randomly each second. Arrivals are Poisson (`stable`) or Markov-modulated (`bursty`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from benchmarks.papers.arlo.settings import BASE_MS, SLO_S
 LONGEST = 512
 STEP = 64
 RATIO = {"base": 4.22, "large": 5.25}
-"""512 tokens over 64 (§2.1)."""
+"""Latency at 512 tokens over 64 (§2.1)."""
 RATIO_20 = 4.28
-"""512 tokens over 20, Bert-Base (§2.2)."""
+"""Latency at 512 tokens over 20, Bert-Base (§2.2)."""
 _WITHIN_STEP = (1 - RATIO["base"] / RATIO_20) * STEP / (STEP - 20)
 INFLATION = 1.22, 3.56
-"""Of dynamic compilation, least and most (§2.2)."""
+"""Least and most inflation by dynamic compilation (§2.2)."""
 
 
 def inflation(shape: str, tokens: int) -> float:
@@ -73,12 +73,13 @@ def lengths_of(runtimes: int) -> tuple[int, ...]:
 LENGTHS = ROOT.parent / "shared" / "data" / "lengths" / "tweet_token_lengths.csv.gz"
 LONG_ROWS_FROM = 100_000
 EARLIER = 20_000
-"""Lengths drawn for the first allocation."""
+"""Number of lengths drawn for the first allocation."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`rate`: mean requests a second. `pattern`: `stable` or `bursty`; `swings`: over minutes (Figure 8); `drift`: of
-    lengths, over the swing of `settings`."""
+    """`rate`: mean requests a second. `swings`: the rate varies over minutes (Figure 8). `drift`: drift of lengths
+    relative to `settings`.
+    """
 
     rate: float
     for_s: float

@@ -1,1 +1,1 @@
-"""The papers' evaluations in the simulator: parameters are fitted on some figures, the others are predicted."""
+"""The context paper's evaluations in the simulator."""

@@ -21,14 +21,14 @@ from benchmarks.papers.pervasive.predict import Found
 PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
 _STARTS_PER_FIT, _QUICK_STARTS = 5, 4
 _FEWEST = paper.RUNS[0].batch
-"""A quick run leaves out smaller calls: there are 150,000."""
+"""Inferences per call in a quick run; smaller calls would be 150,000 calls."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The file of parameters, the most central set first. `starts`: searches, on the day `searched`."""
+    """The parameter file, most central set first. `starts`: number of searches."""
 
     starts: int
     fits: tuple[Fit, ...]
@@ -40,24 +40,24 @@ def main(arguments: list[str] | None = None) -> int:
         "pervasive", __doc__,
         fits={"type": common.number(most=500), "default": 24, "help": "parameter sets to predict with [24]"},
         jobs=None, out=None,
-        keep_fits={"action": "store_true", "help": f"predict with the sets in {PARAMETERS}, do not search"},
+        keep_fits={"action": "store_true", "help": f"predict with the sets in {PARAMETERS}, and do not search"},
         page_only=None, quick=None,
     )  # fmt: skip
     asked = common.parsed(ask, arguments)
     if asked.quick and asked.keep_fits:
-        ask.error("--quick searches a set of its own; leave out one of --quick and --keep-fits")
+        ask.error("--quick and --keep-fits exclude each other; give one")
     asked.kept = _kept(ask, asked.out / PARAMETERS) if asked.keep_fits else None
-    again = f"; --keep-fits goes on with {asked.out / PARAMETERS}" if (asked.out / PARAMETERS).exists() else ""
-    return common.exit_status(lambda: _reproduce(asked), stopped=f"the page is as it was{again}")
+    again = f"; --keep-fits continues with {asked.out / PARAMETERS}" if (asked.out / PARAMETERS).exists() else ""
+    return common.exit_status(lambda: _reproduce(asked), stopped=f"the page is unchanged{again}")
 
 
 def _kept(ask: argparse.ArgumentParser, path: Path) -> Kept:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Kept)
     except OSError as error:
-        ask.error(f"--keep-fits: {path} cannot be read ({error.strerror}); leave it out, and sets are searched for")
+        ask.error(f"--keep-fits: {path} cannot be read ({error.strerror}); leave --keep-fits out to search for sets")
     except msgspec.DecodeError as error:
-        ask.error(f"--keep-fits: {path} holds no parameter sets: {error}")
+        ask.error(f"--keep-fits: {path} has no parameter sets: {error}")
 
 
 def _reproduce(asked: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
             common.say(f"none of {kept.starts} searches found a set with all errors under {fit.CLOSE:.0%}")
             return 1
         text = msgspec.json.format(msgspec.json.encode(kept), indent=1)
-        common.write_bytes(asked.out / PARAMETERS, text + b"\n")  # before anything is predicted
+        common.write_bytes(asked.out / PARAMETERS, text + b"\n")  # Write the parameters before the first prediction.
         keep(asked.out / RECORD, _predict(asked, kept, clock))
     common.write_page(asked.out / PAGE, report.write(read(asked.out / RECORD)))
     return 0

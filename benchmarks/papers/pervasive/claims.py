@@ -1,7 +1,7 @@
-"""The predicted numbers of the paper, and where they are against ours.
+"""The predicted numbers of the paper against ours.
 
-Figure 8's ratio of full to partial pairs runs with the same parameters, call size and first loss. Figure 9's section
-tells whether completed inferences follow the capacity.
+Figure 8's ratio divides full by partial runs of the same parameters, call size and first loss. Figure 9's section
+compares completed inferences with the capacity.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def called(awareness: Awareness) -> str:
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """An assumption about what the text leaves open, and the interval of all sets under it."""
+    """An assumption about an open detail, and the interval of all sets under it."""
 
     name: str
     low: float
@@ -78,7 +78,7 @@ def outside(said: float, values: Sequence[float]) -> float:
 
 
 def judged(said: float, values: Sequence[float]) -> str:
-    """Say where the number is. Sets are off by up to a tolerance already."""
+    """Return whether the number is inside the interval."""
     if off := outside(said, values):
         return f"**outside** by {off:.1%}"
     return "inside, at its end" if said in (min(values), max(values)) else "inside"
@@ -136,7 +136,7 @@ def gains_section(found: Found) -> str:
 
 
 BAR = 0.05
-"""Inferences count as proportional to capacity within this part of all. The bar is ours."""
+"""Our bar: inferences are proportional to capacity within this share of all inferences."""
 _FIGURES = ("9a", "9b")
 
 
@@ -173,7 +173,7 @@ def capacity_section(found: Found) -> str:
 
 
 _NAMED = 2
-"""`In short` names up to this many variants that hold a number."""
+"""Maximum of variants that the page's `In short` names for one number."""
 _PANELS = (
     "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
     " GPUs: calls of both sizes."
@@ -204,7 +204,7 @@ def _told(found: Found, claim: Claim, batch: int) -> str:
 
 
 def decided(claim: Claim, name: str) -> str:
-    """Whether a variant of Figure 9 was changed or kept after the answer was known."""
+    """Return words on whether a variant of Figure 9 was kept or written when the answer was known."""
     if not claim.figure.startswith("9"):
         return ""
     return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"

@@ -1,6 +1,7 @@
-"""The page's sections on Figure 8: workers that share a disk, and which kind of GPU does the work.
+"""The page's sections on Figure 8: workers that share a disk, and the share of each kind of GPU.
 
-Figure 6 gives the rate of all GPUs and the text says when each goes, so the result is linear in the TITANs' share.
+Figure 6 gives the rate of all GPUs and the text gives the time of each loss, so the result is linear in the TITANs'
+share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SAID = paper.FIGURE_8[Awareness.DISK]
 
 
 class Case(NamedTuple):
-    """A kind of node and how its GPUs go. `alone`: with one GPU a node."""
+    """A kind of node and the order of its losses. `alone`: the result with one GPU per node."""
 
     sharing: Sharing
     from_s: float
@@ -102,9 +103,9 @@ def of_titans(parameters: Parameters, awareness: Awareness) -> float:
 
 
 def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
-    """Return the TITANs' share with which `done` inferences are done at the end of Figure 8; above 1: impossible.
+    """Return the TITANs' share at which Figure 8 ends with `done` inferences; above 1 is impossible.
 
-    `begins_s`: when GPUs begin; `late_s`: how much after 900 s the first goes. Each GPU loses half a call.
+    `begins_s`: when GPUs begin; `late_s`: delay of the first loss. Each GPU loses half a call.
     """
     [static] = [run for run in paper.RUNS if run.awareness is awareness and run.batch == BATCH]
     rate = paper.INFERENCES / (static.seconds - begins_s)

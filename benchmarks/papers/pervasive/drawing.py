@@ -1,4 +1,4 @@
-"""The figures of the page: the paper's numbers and the simulated runs."""
+"""The page's figures: the paper's numbers and the simulated runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _over_time(
     every = [one.looks for each in runs for one in each]
     rows = range(max(map(len, every)))
     seconds = [row * LOOK_S for row in rows]
-    # Finished tasks stay finished when a run is over; the GPUs of a run that is over do not matter.
+    # Finished tasks count after the end of a run; GPUs do not.
     columns = [
         [looks[min(row, len(looks) - 1)][which] for looks in every if not which or row < len(looks)] for row in rows
     ]

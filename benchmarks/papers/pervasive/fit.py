@@ -1,16 +1,16 @@
-"""Parameter sets that explain Figures 6 and 7, and the static runs in closed form, quick enough to search with.
+"""Fit parameter sets to Figures 6 and 7, with a closed form of the static runs that is fast enough for a search.
 
-In closed form twenty workers pull tasks of constant time from one queue, so the last task begins at the first moment by
-which as many have begun as there are. The simulator checks the sets.
+In the closed form twenty workers pull tasks of constant time from one queue. The last task begins at the first moment
+by which all workers together can have begun all tasks. The simulator checks the sets.
 
-Seven numbers and ten unknowns have no best set. Many starts are drawn within the bounds and improved until no number is
-off by more than a limit, and no further: a longer search would gather in a corner. The sets that lie farthest apart are
-kept (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the rounding of the text
-(2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
+With seven numbers and ten unknowns no set is the best. We draw many starts within the bounds, and improve each only
+until no number is off by more than a limit; longer searches would end in one corner of the bounds. We keep the sets
+that are farthest apart (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the
+rounding of the text (2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
 
-Bounds are physical. *Loads*: 3.7 GB of weights and an environment of 10.5 GB with 10 GB of memory (§4.1), on a disk
-that workers share, so the newer GPU may load slower. *The older GPU*: 1 where the host limits, 1.25 by memory
-bandwidth, 2.8 by 32-bit arithmetic, 6 with tensor cores. *`warm_items`*: the first inferences of a process are slower.
+Bounds are physical. *Loads*: 3.7 GB of weights and an environment of 10.5 GB with 10 GB of memory (§4.1), from a disk
+that workers share. *The older GPU*: 1 if the host limits, 1.25 by memory bandwidth, 2.8 by 32-bit arithmetic, 6 with
+tensor cores. *`warm_items`*: a process's first inferences are slower.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BOUNDS = {
     "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
 }
 MOST_SLOWER = 6.0
-"""A TITAN X over an A10, at most; 1 at least."""
+"""Largest slowdown of a TITAN X against an A10; the smallest is 1."""
 
 
 def possible(parameters: Parameters) -> bool:
@@ -110,8 +110,9 @@ def errors(parameters: Parameters) -> dict[paper.Run, float]:
 CLOSE, FAIR = 0.02, 0.05
 SEED = 0
 FIRST_SEARCHED, FIRST_COMMIT, SEARCHED_AGAIN = "2026-11-21", "95c044e", "2026-11-27"
-"""When the sets of a file without a date were searched. This commit wrote the only one, with the first predictions; the
-same search gave its sets again."""
+"""Date of the sets in a file without a date. This commit wrote the only such file with the first predictions; the same
+search found the same sets again.
+"""
 _STEPS = 2500
 _DRAWS = 10_000
 _DIGITS = 4
@@ -120,7 +121,7 @@ _LEAST = 1e-3
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A set, and its largest relative error in closed form."""
+    """A parameter set, and its largest relative error in closed form."""
 
     worst: float
     parameters: Parameters
@@ -131,7 +132,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
-    """Return the first fair set of a start, and the first close one."""
+    """Return a start's first fair set and its first close set."""
     parameters, found = _draw(Stream(seed, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
         parameters = _improve(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
@@ -143,7 +144,7 @@ def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
 
 
 def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
-    """Return `count` sets: the most central close one, then close and fair ones by turns, the farthest first."""
+    """Return `count` sets: the most central close set, then close and fair sets in turn, the farthest first."""
     close = [each for each in found if each.close]
     if not close:
         return ()

@@ -1,4 +1,4 @@
-"""The page's sections on Figures 6 and 7, their ratios (§4), the parameters, and the speed of each kind of GPU."""
+"""The page's sections on Figures 6 and 7."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ratios(found: Found) -> str:
         words = f"RQ1: {NAMES[one.awareness]} takes less time than {NAMES[one.against]}, calls of {BATCH}, by"
         values = [_reduction(times, one) for times in every]
         lines.append(row(words, f"{one.part:.1%}", f"{_reduction(simulated, one):.1%}", between(values, ".1%")))
-    if len(runs) == len(paper.RUNS):  # a quick run leaves out the smallest calls
+    if len(runs) == len(paper.RUNS):  # A quick run omits the smallest calls.
         words = "RQ2: full takes longer with its worst size of calls than with its best, by"
         values = [_spread(times) for times in every]
         lines.append(row(words, f"{paper.SPREAD:.1%}", f"{_spread(simulated):.1%}", between(values, ".1%")))

@@ -1,4 +1,4 @@
-"""The numbers of the context paper's runs (Pervasive Context Management §4)."""
+"""Numbers of the context paper's runs (Pervasive Context Management §4)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EACH = 10
 MODEL_BYTES, ENVIRONMENT_BYTES, LOADED_BYTES = 3_700_000_000, 10_500_000_000, 7_400_000_000
 """The model on disk, its environment, and the loaded model (§4.1)."""
 SHARED_BYTES_PER_S = 84e9 / 8
-"""§4.1: 84 Gb/s."""
+"""Bandwidth of the shared file system: 84 Gb/s (§4.1)."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """`batch`: inferences a call. `most`: an upper limit in the text, else 0."""
+    """`batch`: inferences per call. `most`: an upper limit in the text, or 0."""
 
     figure: str
     awareness: Awareness
@@ -39,11 +39,11 @@ RUNS = (
     Run("7", Awareness.DISK, 1000, 3_200.0), Run("7", Awareness.FULL, 1, 3_300.0),
     Run("7", Awareness.FULL, 1000, 2_900.0, 3_300.0),
 )  # fmt: skip
-"""§4.2 and §4.3. Full awareness with calls of 1000 lies between the best and the worst."""
+"""Runs of §4.2 and §4.3. Full awareness with calls of 1000 is between the best and the worst."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """By which part of the time with `against` a run is shorter, in calls of 100."""
+    """The share by which a run is shorter than with `against`."""
 
     awareness: Awareness
     against: Awareness
@@ -55,22 +55,22 @@ REDUCTIONS = (
     Reduction(Awareness.DISK, Awareness.NONE, 0.491),
     Reduction(Awareness.FULL, Awareness.DISK, 0.453),
 )
-"""§4.2."""
+"""The reductions of run time that §4.2 states."""
 SPREAD = 0.136
-"""§4.3: full awareness's worst call size over its best, less 1."""
+"""Full awareness's worst call size over its best, minus 1 (§4.3)."""
 
 PREEMPTED_FROM_S, PREEMPTED_EVERY_S = 900.0, 60.0
-"""§4.4: one GPU a minute, A10s first."""
+"""One GPU is lost each minute, A10s first (§4.4)."""
 FIGURE_8 = {Awareness.DISK: 46_000.0, Awareness.FULL: 62_900.0}
 """Completed inferences; with full awareness three GPUs dropped out early."""
 LOST_EARLY = 3
 
 FIGURE_9A_S, FIGURE_9A_GPUS = 5_000.0, (4, 20)
 FIGURE_9A_TEXT = "gradually goes to 20 opportunistic GPUs"
-"""§4.5."""
+"""From §4.5."""
 FIGURE_9B_S, FIGURE_9B_GPUS = 783.0, 186
 FIGURE_9B_TEXT = "quickly grabs up to 186 transiently available GPUs"
-"""§4.5."""
+"""From §4.5."""
 
 TABLE_1: Mapping[str, float] = {
     "NVIDIA Quadro RTX 6000": 106, A10: 78, TITAN: 69, "NVIDIA GeForce GTX 1080 Ti": 63,
@@ -83,14 +83,14 @@ SINGLE: Mapping[str, float] = {
     "NVIDIA RTX 6000 Ada Generation": 91.1, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 37.4,
     "NVIDIA H100 80GB HBM3": 66.9,
 }  # fmt: skip
-"""Peak 32-bit rates by data sheets, in 10^12 operations/s. Not the paper's."""
+"""Peak 32-bit rates from data sheets, not from the paper, in 10^12 operations/s."""
 
 TENSOR: Mapping[str, float] = {
     "NVIDIA Quadro RTX 6000": 130.5, A10: 125.0, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,
     "NVIDIA RTX 6000 Ada Generation": 364.0, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 149.7,
     "NVIDIA H100 80GB HBM3": 989.0,
 }  # fmt: skip
-"""The same in 16 bits, on tensor cores if there are any."""
+"""Peak 16-bit rates, on tensor cores where a GPU has them."""
 
 OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})
-"""Kinds from before 2018."""
+"""GPUs from before 2018."""

@@ -1,23 +1,25 @@
-"""Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7, with nothing refitted.
+"""Predict Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7 only.
 
-Open details are varied; none is taken from when the paper's runs ended. A prediction is a range over sets and these:
+A prediction is a range over the parameter sets and over details that the text leaves open. No detail uses the end times
+of the paper's runs.
 
-- Figure 8: the first GPU goes at 900 s or a minute later; with full awareness three dropped out "early", of each kind.
+- Figure 8: the first GPU is lost at 900 s or a minute later. With full awareness three GPUs, all of one kind, dropped
+  out "early".
 
-- Figure 9a: from 4 to 20 GPUs by one every one, two or four minutes, evenly or slowly at first, half A10s and half
-TITANs or as mixed as the cluster.
+- Figure 9a: from 4 to 20 GPUs, one GPU every one, two or four minutes, evenly or slowly at first; half A10s and half
+  TITANs, or mixed as in the cluster.
 
 - Figure 9b: 186 GPUs after 100 to 600 s; the speeds of six kinds.
 
-- Inferences a call (100 in §4.2, 1,000 as well in §4.3).
+- Inferences per call (100 in §4.2, 100 and 1,000 in §4.3).
 
-Figure 8's partial run is simulated also with nodes whose workers share a disk, as the most that this can do: workers of
-a node load together, and a load with no neighbour takes `reads / gpus` of its reading.
+Figure 8's partial run is also simulated with nodes whose workers share a disk, as an upper limit of this effect.
+Workers of a node load together, and a load without neighbours reads for `reads / gpus` of the usual load time.
 
-Figure 9's *distance* is how far completed inferences are from proportional to capacity (GPUs, each by its inferences a
-second), as a part of all. *Connected*: capacity from a worker's connection to the end of the run. *Hot*: while the GPU
-holds the context, until the last call is handed out. *Evenly*: the same, and a call's inferences count evenly over its
-run. The line goes through zero and the last point.
+Figure 9's *distance* is the largest difference between completed inferences and a line proportional to capacity, as a
+share of all inferences. Capacity counts each GPU by its inferences a second. *Connected*: from a worker's connection to
+the end of the run. *Hot*: while the GPU holds the context, until the last dispatch. *Evenly*: as *hot*, and a call's
+inferences count evenly over its run.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Distance(msgspec.Struct, frozen=True):
 
 
 def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
-    """Return the distances of a run in which no pilot ends. `rates`: inferences a second by pilot number."""
+    """Return the distances of a run without lost pilots. `rates`: inferences a second by pilot number."""
     connected: list[tuple[float, float]] = []
     hot: list[tuple[float, float]] = []
     ends: list[tuple[float, float]] = []
@@ -108,7 +110,7 @@ def _farthest(
 
 
 EARLY_S = (60.0, 600.0)
-"""When the three GPUs of Figure 8 may have dropped out."""
+"""Seconds at which Figure 8's three GPUs may have dropped out."""
 HALVES: Mapping[str, float] = {paper.A10: 1.0, paper.TITAN: 1.0}
 NONE_LOST = "from 900 s, none lost early (for comparison, not counted)"
 RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
@@ -118,13 +120,14 @@ RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("slowly at first, 20 after 64 min, half and half", 3840.0, 2.0, HALVES),
     ("a GPU more every 2 min, as the cluster", 1920.0, 1.0, paper.TABLE_1),
 )
-"""Name, duration, curvature, kinds."""
+"""Figure 9a's ramps: name, seconds, curvature, kinds of GPU."""
 RAMPS_9B_S = (200.0, 100.0, 400.0, 600.0)
 RAMPS_WRITTEN = "2026-11-26"
-"""When the ramps of both were rewritten (commit 4995f9b). The first ones (95c044e) ended when the paper's runs do,
-among others, and their predictions were known by then."""
+"""Date on which both ramps were rewritten (commit 4995f9b), when the predictions of the first ones (95c044e) were
+known. Some of the first ramps ended with the paper's runs.
+"""
 _FIRST_RAMPS_9B = ((200.0, 0), (400.0, 0), (600.0, 0), (200.0, 1))
-"""The kept ramps of Figure 9b: seconds, and an index into `PEAKS`. None of 9a was kept."""
+"""The kept ramps of Figure 9b: seconds, and an index into `PEAKS`. No ramp of 9a was kept."""
 PEAKS = (("32-bit arithmetic", paper.SINGLE), ("tensor cores", paper.TENSOR))
 KEPT_VARIANTS = frozenset(
     f"evenly in {until_s:.0f} s, kinds by {PEAKS[which][0]}" for until_s, which in _FIRST_RAMPS_9B
@@ -134,12 +137,13 @@ BATCHES = (BATCH, 1000)
 LOOK_S = 10.0
 
 Look = tuple[float, float]
-"""Completed inferences, and GPUs."""
+"""Completed inferences, and GPUs, at one moment."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One simulated run. `value`: seconds (9a, 9b) or inferences (8). `variant`: the assumption. `looks`: every
-    `LOOK_S`. `off`: of Figure 9 only."""
+    """One simulated run. `value`: seconds (9a, 9b) or inferences (8). `variant`: the assumption. `off`: the distances
+    (Figure 9 only).
+    """
 
     figure: str
     awareness: Awareness
@@ -227,7 +231,8 @@ def _simulated(
     parameters: Parameters, pools: worlds.Pools, awareness: Awareness, *, batch: int = BATCH, until_s: float = math.inf,
     peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None,
 ) -> tuple[Simulation, float]:  # fmt: skip
-    policies = policy(worlds.POLICIES[awareness]).make()
+    # the paper's manager does not compare the kinds of GPUs
+    policies = msgspec.structs.replace(policy(worlds.POLICIES[awareness]).make(), compares_kinds=False)
     world = limited(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
     calls = arrivals(worlds.sweep(batch), seed=0)
     if sharing is None:
@@ -244,12 +249,12 @@ def _looks(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
 
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))
-"""Nodes of two GPUs and of five, whose loads read for half of their time, or all."""
+"""Nodes of two or five GPUs whose loads read the disk for half or all of their time."""
 _ENDS_S = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """Figure 8, partial: inferences done when the first GPU goes at `from_s`."""
+    """Figure 8, partial: completed inferences if the first GPU is lost at `from_s`."""
 
     sharing: Sharing
     from_s: float
@@ -257,7 +262,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """A parameter set on such nodes: Figure 6's partial run, and Figure 8's."""
+    """A parameter set on nodes that share disks: the partial runs of Figures 6 and 8."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]
@@ -282,7 +287,7 @@ def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The record. `simulated`: static runs with the most central fit; `predictions`, `shared`: a row for each fit."""
+    """The record. `simulated`: static runs with the most central fit. `predictions`, `shared`: by fit."""
 
     facts: Facts
     starts: int

@@ -1,4 +1,4 @@
-"""`docs/reproduction/context-paper.md`: paper and prediction side by side, and the unknowns."""
+"""Write `docs/reproduction/context-paper.md`: paper, prediction and unknowns."""
 
 from __future__ import annotations
 

@@ -23,16 +23,17 @@ from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]
 Pools = Mapping[str, Steps]
-"""GPUs of each kind, from when on."""
+"""Numbers of GPUs by kind, each from a time on."""
 POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
-"""The policies that match the paper's three versions (§4.2)."""
+"""Policies that match the paper's three versions (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
 _DIGITS = 4
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """Workers of one GPU each share their node's disk. `reads`: the part of a load that reads it; `spread`: GPUs are
-    taken from all nodes in turn."""
+    """Nodes whose workers, one per GPU, share a disk. `reads`: the part of a load that reads the disk; `spread`: GPUs
+    are lost from all nodes in turn.
+    """
 
     gpus: int
     reads: float
@@ -42,7 +43,7 @@ class Sharing(msgspec.Struct, frozen=True):
 def world(
     parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
 ) -> World:
-    """Return a cluster. `peaks`: rates that scale kinds that were not fitted."""
+    """Return a cluster. `peaks`: rates to scale the kinds that were not fitted."""
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
         files=(Files("model", Size(paper.MODEL_BYTES)), Files("environment", Size(paper.ENVIRONMENT_BYTES))),
@@ -52,7 +53,7 @@ def world(
         item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
         warm_items=int(p.warm_items),
         warm_item_s=Duration(p.warm_item_s),
-        page_cache=sharing is None,  # a worker has 10 GB of memory (§4.1), less than the files
+        page_cache=sharing is None,  # A worker has 10 GB of memory (§4.1), less than the files.
     )
     sources = tuple(
         SourceModel(
@@ -79,7 +80,7 @@ def load_s(parameters: Parameters, kind: str) -> float:
 
 
 class SharedDisks(Simulation):
-    """Workers of a node read its disk together. The newest worker is taken first."""
+    """Workers of a node read its disk together."""
 
     def __init__(
         self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
@@ -103,7 +104,7 @@ class SharedDisks(Simulation):
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
-    """Return the seconds of an inference: fitted for two kinds; for others a power of their peak rate."""
+    """Return the seconds of an inference: fitted for two kinds, else a power of the peak rate."""
     fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
     if kind in fitted:
         return fitted[kind]
@@ -118,7 +119,7 @@ def static() -> Pools:
 def vanishing(
     *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
 ) -> Pools:
-    """§4.4: one a minute from `from_s`, A10s first. `lost`: GPUs of each kind lost at `lost_at_s`."""
+    """Lose one GPU a minute from `from_s`, A10s first (§4.4). `lost`: GPUs of each kind lost at `lost_at_s`."""
     pools, goes_at = {}, from_s
     for kind in (paper.A10, paper.TITAN):
         here, steps = paper.EACH, [(0.0, paper.EACH)]

@@ -1,1 +1,1 @@
-"""PromptTuner's evaluation (§6) in the simulator: its workloads, both baselines, the ablations, and the page."""
+"""PromptTuner's evaluation (§6) in the simulator: workloads, baselines, ablations, and the page."""

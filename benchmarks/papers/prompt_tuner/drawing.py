@@ -1,4 +1,4 @@
-"""The page's plots: violations and cost, bars with 95 % intervals."""
+"""The page's plots: violations and cost, with 95 % intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All runs of the page: the search, the baselines' settings, the central set, and the other sets with fewer seeds."""
+"""All runs of the page."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ from stoker.manager.sim.run import SimulationError
 Wanted = tuple[Group, System]
 
 
-class Extent(msgspec.Struct, frozen=True):
-    """How much is run. `seeds`, `few`, `large`: of the central set, the others, 96 GPUs; `smaller`: divides cluster and
-    jobs; `stages`, `sets`: how many (0: all)."""
+class RunSelection(msgspec.Struct, frozen=True):
+    """Which runs to make. `seeds`, `few`, `large`: seeds of the central set, of other sets, of 96 GPUs. `smaller`
+    divides cluster and jobs. `stages`, `sets`: 0 = all.
+    """
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
@@ -52,13 +53,13 @@ class Extent(msgspec.Struct, frozen=True):
     sets: int = 0
 
 
-def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
+def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> RunSelection:
     every = grid.report.seeds[: seeds or None]
-    return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
+    return RunSelection(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
 
 def evaluate(
-    runs: Runs, grid: Grid, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]], command: str,
+    runs: Runs, grid: Grid, *, extent: RunSelection, tell: Callable[[str], Callable[[int, int], None]], command: str,
     found: Searched | None = None,
 ) -> Record:  # fmt: skip
     clock = Clock(command)
@@ -87,7 +88,7 @@ def again(
     if others_changed:
         raise SimulationError(f"{', '.join(others_changed)}: another setting is the best one now")
     large = tuple(sorted({run.seed for run in record.runs if run.group == HEAVY[-1].name}))
-    extent, before = Extent(record.seeds, record.few, large), {run.name: run for run in record.runs}
+    extent, before = RunSelection(record.seeds, record.few, large), {run.name: run for run in record.runs}
     kept = [run for run in record.runs if run.system.split(", ")[0] != baseline]
     for number, choice in enumerate(record.sets):
         what = f"{baseline}, set {number + 1} of {len(record.sets)}"
@@ -104,7 +105,7 @@ def again(
 
 
 def _run(
-    runs: Runs, choice: Choice, parameters: Parameters, wanted: Sequence[Wanted], extent: Extent, *, first: bool,
+    runs: Runs, choice: Choice, parameters: Parameters, wanted: Sequence[Wanted], extent: RunSelection, *, first: bool,
     tell: Callable[[int, int], None],
 ) -> list[KeptRun]:  # fmt: skip
     cases = {}
@@ -117,7 +118,6 @@ def _run(
 
 
 def central(chosen: Chosen) -> list[Wanted]:
-    """Return the runs of the most central set: of the loads, with learning, in other orders, of parts, and the rest."""
     text = (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES])
     learning = [scenarios.baseline(chosen, reading, Condition.ALL) for reading in Reading]
     orders = [searching.other_order(chosen[reading]) for reading in (Reading.HOLD, Reading.AT_ONCE)]
@@ -134,7 +134,6 @@ def central(chosen: Chosen) -> list[Wanted]:
 
 
 def others(chosen: Chosen) -> list[Wanted]:
-    """Return the runs of every set."""
     systems = [NOBODY, *chosen.values()]
     parts = [*scenarios.TABLE_8.values(), scenarios.NO_PROMPTS, scenarios.NO_RUNTIMES]
     return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]

@@ -1,4 +1,4 @@
-"""The sets of values that the text leaves open (`grid.toml`, which was fixed before any of them was run)."""
+"""The sets of values that the text leaves open (`grid.toml`, fixed before the first run)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Anchors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers of the text that a set must give within a part (`within`)."""
+    """Numbers of the text that a set must reproduce within a share (`within`)."""
 
     within: float
     fewest: int
@@ -45,7 +45,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportSeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seeds of the central set, how many of them the others have, and the most sets."""
+    """Seeds of the central set, how many the other sets use, and the most sets."""
 
     seeds: tuple[int, ...]
     few: int
@@ -102,7 +102,7 @@ def central(choices: Sequence[Choice], grid: Grid) -> Choice:
 
 
 def farthest_apart(choices: Sequence[Choice], grid: Grid, *, most: int) -> list[Choice]:
-    """Return the central set, then always the set farthest from all before it (Gonzalez, 1985)."""
+    """Return the central set, then repeatedly the set farthest from all chosen sets (Gonzalez, 1985)."""
     picked = [central(choices, grid)]
     left = [each for each in choices if each != picked[0]]
     while left and len(picked) < most:

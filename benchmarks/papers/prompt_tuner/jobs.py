@@ -1,16 +1,15 @@
-"""The jobs of §6.1, made up as the paper's trace is not public. `grid.toml` has other values.
+"""The jobs of §6.1, generated because the paper's trace is not public. `grid.toml` has other values.
 
 - *Arrivals*: each load is one trace of 20 minutes. One minute has five times the mean count (§2.2); the others have
-exponential shares. Gaps within a minute are exponential (§6.1).
+  exponential shares. Gaps within a minute are exponential (§6.1).
 
-- *Work*: a lognormal duration and replicas are drawn independently; their product over the seconds of an iteration
-bounds the iterations.
+- *Work*: a lognormal duration and the replicas are drawn independently. Their product, divided by the seconds of an
+  iteration, is the limit of iterations.
 
-- *Prompts*: the bank's prompt needs fewer iterations, by the speedups of Figure 9b. A lookup takes 50 scores and one
-for each candidate of a cluster. The best of n lognormal prompts lies at the (1/n)-quantile. No scheduler knows a job's
-speedup.
+- *Prompts*: the bank's prompt needs fewer iterations, by the speedups of Figure 9b. A lookup takes 50 scores plus one
+  per candidate of a cluster. The best of n lognormal prompts is at the (1/n)-quantile.
 
-Draws depend on seed, model and job number alone, so all policies get the same jobs.
+Draws depend only on seed, model and job number, so all policies get the same jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from stoker.manager.sim.client import Arrival
 
 class Model(msgspec.Struct, frozen=True):
     """`item_s`: an iteration on one replica of `devices` GPUs. `bank_s`: a lookup among 3,000 candidates. `speedup`:
-    iterations without the bank over those with it, least and most."""
+    least and most ratio of iterations without and with the bank.
+    """
 
     name: str
     item_s: float
@@ -92,7 +92,7 @@ class Bank(enum.Enum):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A tuning job with its time on the replicas of its trace. `speedup`: with 3,000 candidates."""
+    """A tuning job with its seconds on its trace's replicas. `speedup`: with 3,000 candidates."""
 
     at_s: float
     model: str
@@ -124,7 +124,7 @@ def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) ->
 
 
 def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> Arrival:
-    """Return the job's call. The bank changes the iterations needed, not the most that it may do."""
+    """Return the simulated arrival of a job. The bank changes the needed iterations, not their limit."""
     model = MODELS[job.model]
     needs = max(1, round(job.duration_s * job.replicas / model.item_s))
     most = max(needs, round(needs * parameters.bound))
@@ -189,7 +189,7 @@ def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> lis
     counts = [0] * minutes
     counts[fullest] = most
     others = [minute for minute in range(minutes) if minute != fullest]
-    for _ in range(count - most):  # each job in turn to the minute that lacks most of its share (Webster's method)
+    for _ in range(count - most):  # Give each job to the minute that lacks most of its share (Webster's method).
         open_minutes = [minute for minute in others if counts[minute] < most]
         counts[max(open_minutes, key=lambda minute: shares[minute] / (2 * counts[minute] + 1))] += 1
     return counts

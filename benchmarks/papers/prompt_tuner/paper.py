@@ -1,4 +1,4 @@
-"""Figures of the PromptTuner paper's evaluation, from its text."""
+"""Numbers of the PromptTuner paper's evaluation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOADS: Mapping[str, Mapping[str, int]] = {
     "qwen-7b-r1": {"qwen-7b-r1": 70},
     "vicuna-7b": {"vicuna-7b": 65},
 }
-"""Jobs of each model in 20 minutes (§6.1). The last is ours: the medium load's jobs of Figure 3's model."""
+"""Jobs of each model in 20 minutes (§6.1). The last load is ours: the medium load's jobs of Figure 3's model."""
 MAIN_LOADS = ("low", "medium", "high")
 EMERGENCES = (0.5, 1.0, 1.5)
-"""S: a job's SLO is its duration times S, and the allocation overhead (§6.1)."""
+"""S: a job's SLO is its duration times S plus the allocation overhead (§6.1)."""
 GPUS, LARGE_GPUS = 32, 96
 SERVER_GPUS = 8
 MINUTES = 20
@@ -25,9 +25,9 @@ MINUTES = 20
 WINDOW_S = 60.0
 """Seconds until an idle GPU leaves its warm pool (§4.4.2)."""
 WINDOWS_S = (15.0, 60.0, 240.0)
-"""Figure 8c; the text names 60 s alone, the others are ours."""
+"""Windows of Figure 8c. The text gives only 60 s."""
 BANK_SIZES = (1000, 2000, 3000)
-"""Figure 8d; the text names 2,000 and 3,000."""
+"""Sizes of Figure 8d. The text gives 2,000 and 3,000."""
 CLUSTERS = 50
 
 
@@ -47,21 +47,21 @@ TABLE_8: Mapping[str, Row] = {
     "no-delay": Row(15.6, 26.6),
     "no-budget": Row(16.3, 23.2),
 }
-"""Medium load, S = 1.0."""
+"""Violations and cost of PromptTuner, whole and without single parts, at medium load and S = 1.0."""
 
 FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "elastic-flow": (48.0, 51.0)}
-"""Figure 7a: points by which PromptTuner's violations are under a baseline's (§6.2)."""
+"""Percentage points by which PromptTuner's violations are below a baseline's (Figure 7a, §6.2)."""
 SAVED: Mapping[float, float] = {0.5: 38.0, 1.0: 23.0, 1.5: 17.0}
-"""Figure 7d: percent saved of INFless's cost, by S, at medium load; up to 70 of ElasticFlow's."""
+"""Percent of INFless's cost saved, by S, at medium load (Figure 7d); up to 70 % of ElasticFlow's."""
 SAVED_OF_ELASTIC_FLOW = 70.0
 TIMES_FEWER: Mapping[str, float] = {"infless": 4.0, "elastic-flow": 7.9}
 TIMES_CHEAPER: Mapping[str, float] = {"infless": 1.6, "elastic-flow": 4.5}
-"""A baseline's violations and cost over PromptTuner's, "up to" (§1)."""
+"""Largest ratio ("up to", §1) of a baseline's violations and cost to PromptTuner's."""
 LEAST_FEWER_POINTS = 10.0
-"""Figure 7c."""
+"""Percentage points of violations that PromptTuner saves at least (Figure 7c)."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
-"""Figures 8a and 8b: effect of reused prompts on violations (points) and cost (percent)."""
+"""Effect of reused prompts on violations (points) and cost (percent), in Figures 8a and 8b."""
 INITIALISATION = (0.11, 0.50)
-"""Share of a job's latency in which INFless initialises, mean and most (Figure 3b)."""
+"""Share of a job's latency in which INFless initialises, mean and maximum (Figure 3b)."""
 ROUND_S = (0.013, 0.067)
-"""A round of scheduling on 96 GPUs, mean and most (§6.2)."""
+"""Seconds of a scheduling round on 96 GPUs, mean and maximum (§6.2)."""

@@ -1,6 +1,6 @@
 """The record of the page: every run's numbers, and means with 95 % intervals over seeds and sets.
 
-Systems are compared seed by seed. An `Evaluation` has one set of parameters.
+Systems are compared on runs of equal seed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
-    """One run. `violations` in percent; `paid_s` in device-seconds; shares of a job's latency spent waiting, and
-    waiting for starts (None: not measured); seconds of a round with work."""
+    """One run. `violations` in percent, `paid_s` in device-seconds. Shares of a job's latency spent waiting, and
+    waiting for starts (None: not measured).
+    """
 
     places: tuple[int, ...]
     group: str
@@ -59,8 +60,9 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`sets`: the most central first; `chosen`: each reading's best setting; `seeds`, `few`: of the central set and of
-    the others; `again`: where and when one baseline was run again."""
+    """`sets`: most central first. `chosen`: each reading's best setting. `seeds`, `few`: of the central set and of
+    other sets. `again`: a later run of one baseline.
+    """
 
     facts: Facts
     searched: Searched
@@ -148,7 +150,7 @@ def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: st
 
 
 TEXT = (Reading.HOLD, Reading.RESIZES)
-"""The readings nearest to the text."""
+"""The readings closest to the text."""
 
 
 class Page:

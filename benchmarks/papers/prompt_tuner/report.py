@@ -1,4 +1,4 @@
-"""`docs/reproduction/prompttuner.md`, from its record: paper and ours side by side, and the unknowns."""
+"""Write `docs/reproduction/prompttuner.md` from its record: paper, ours, and unknowns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.tables import head, paragraph, row
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
 _NEAR_POINTS, _FEW = 1.0, 4
-"""With more than `_FEW` settings, only those within `_NEAR_POINTS` of the best are shown."""
+"""Of more than `_FEW` settings, the page shows those within `_NEAR_POINTS` of the best."""
 
 
 def write(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Sections of the page: the paper's figures and Table 7, the bars, the scheduler without a part, INFless's distance."""
+"""Page sections: figures, Table 7, bars, the scheduler without a part, INFless's difference."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Con
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Ours without a part, and the paper's difference."""
+    """Our scheduler without a part, and the paper's difference."""
 
     what: str
     system: System

@@ -1,4 +1,4 @@
-"""Sections of the page: in short, the sets and how near they are to the anchors, and how long idle GPUs are kept."""
+"""Page sections: the summary, the sets' distance from the anchors, and kept idle GPUs."""
 
 from __future__ import annotations
 
@@ -163,8 +163,9 @@ def theirs(page: Page) -> Iterator[tuple[Reading, str, System]]:
 
 
 def apart_at_the_same_cost(page: Page, system: System) -> MeanEstimate | None:
-    """Return the points by which more jobs are late than under ours at the same cost, interpolated between two windows;
-    None outside them."""
+    """Return how many percentage points more jobs are late than with our scheduler at equal cost; None if the costs of
+    our windows do not enclose it.
+    """
     one = page.central
     cost, late = fmean(one.costs(MEDIUM, system)), one.violations(MEDIUM, system)
     points = [(fmean(one.costs(MEDIUM, each)), one.violations(MEDIUM, each)) for _, each in _ours()]

@@ -1,8 +1,7 @@
-"""The runs of the evaluation as values, and the systems: each baseline in every reading, with or without learning.
+"""The evaluation's runs as values, and the systems: each baseline in every reading, with or without learning.
 
-INFless starts a job on all its instances at once, or they hold their devices and wait (§3.2). ElasticFlow resizes
-running jobs (§3.1), or not. In the paper no system learns how many iterations a job needs; here none learns, all learn,
-or ours alone learns.
+INFless starts a job on all instances at once, or its instances hold their devices and wait (§3.2). ElasticFlow resizes
+running jobs (§3.1), or does not. In the paper no system learns a job's iterations.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from benchmarks.papers.prompt_tuner.jobs import Bank, Parameters
 
 OURS, INFLESS, ELASTIC_FLOW = "prompt-tuner", "infless", "elastic-flow"
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
-"""Baselines' settings are chosen on these; no result uses them."""
+"""Seeds to choose the baselines' settings; no result uses them."""
 
 Settings = tuple[tuple[str, bool | int | float | str], ...]
-"""Keyword arguments of a policy."""
+"""Keyword arguments of a policy, as pairs."""
 
 
 class System(msgspec.Struct, frozen=True):
@@ -39,9 +38,9 @@ class System(msgspec.Struct, frozen=True):
 
 
 NOBODY = System(OURS, (("learn", False),))
-"""Ours as in the paper: jobs are planned with all that they may do."""
+"""Our scheduler as in the paper: it plans jobs with their maximum iterations."""
 STATIC = frozenset({ELASTIC_FLOW})
-"""Policies that hold a cluster of a fixed size."""
+"""Policies with a cluster of fixed size."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -54,7 +53,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case in which systems are compared. `times` multiplies the load's jobs; `changed`: own parameters."""
+    """A case for comparisons. `times` multiplies the load's jobs."""
 
     name: str
     load: str = "medium"
@@ -66,7 +65,7 @@ class Group(msgspec.Struct, frozen=True):
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
     ) -> Iterator[Case]:
-        """Yield a system's runs, one a seed, on a cluster `smaller` times smaller."""
+        """Yield a system's runs, one per seed, on a cluster divided by `smaller`."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         own = msgspec.structs.replace(parameters, **dict(self.changed))
         for seed in seeds:
@@ -81,7 +80,7 @@ HEAVY = (
     Group("qwen-7b-r1", "qwen-7b-r1"),
     Group("large", gpus=paper.LARGE_GPUS, times=paper.LARGE_GPUS // paper.GPUS),
 )
-"""Table 7; S is not in the text, and 1.0 here."""
+"""Table 7. The text gives no S; here it is 1.0."""
 
 
 def at(load: str, emergence: float) -> Group:
@@ -98,7 +97,7 @@ VICUNA = (
     Group("Vicuna-7B's jobs alone", "vicuna-7b"),
     Group("Vicuna-7B's jobs alone, three times as many", "vicuna-7b", times=3),
 )
-"""Figure 3 has this model's jobs (§3)."""
+"""Jobs of Figure 3's model (§3)."""
 
 
 def of_bank(size: int) -> Group:
@@ -106,7 +105,7 @@ def of_bank(size: int) -> Group:
 
 
 class Reading(enum.Enum):
-    """The first of each baseline is the nearest to the text."""
+    """Readings of the text on the baselines; the first of each baseline is closest to the text."""
 
     HOLD = "INFless, instances hold and wait"
     AT_ONCE = "INFless, all at once"
@@ -153,7 +152,7 @@ SHOWN: Mapping[str, str] = {
 
 OF_INFLESS = (Reading.HOLD, Reading.AT_ONCE)
 KEPT_S = (15.0, 120.0)
-"""Seconds that INFless keeps idle instances, instead of by its histogram."""
+"""Seconds that INFless keeps idle instances, instead of its histogram."""
 
 
 def kept(system: System) -> Iterator[System]:

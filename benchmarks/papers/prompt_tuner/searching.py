@@ -1,11 +1,10 @@
-"""Sets of values that the text's own numbers allow (decision 031), each baseline's best setting, and kept runs.
+"""Sets of values that the text's numbers allow (decision 031), each baseline's best setting, and stored runs.
 
-A set counts if it gives each anchor within a limit, if no system learns and ElasticFlow resizes. INFless is not run.
+A set is admitted if it reproduces each anchor within a limit, when no system learns and ElasticFlow resizes.
 
-Settings are chosen on seeds of no result: at medium load, S = 1.0, with the most central set. The best has the fewest
-violations; of those within half a point, the cheapest. Ours keeps the paper's settings (§4.4, §6.3). INFless's
-constants were tried later (2026-11-26) as well. `keep_alive_s` is not chosen, since ours could keep GPUs longer too;
-both are shown by cost.
+Settings are chosen on separate seeds: at medium load, S = 1.0, with the most central set. The best setting is the
+cheapest within half a point of the fewest violations. Our scheduler keeps the paper's settings (§4.4, §6.3). INFless's
+constants were added later (2026-11-26). `keep_alive_s` is not chosen, because our scheduler could keep GPUs longer too.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Found = dict[Case, Result]
 
 
 class Runs:
-    """Outcomes of runs, kept in a folder by case and release."""
+    """Results of runs by case and release, stored in a folder."""
 
     def __init__(self, folder: Path, *, jobs: int) -> None:
         self._folder = folder
@@ -97,7 +96,7 @@ def simulated(case: Case) -> Result:
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
 STEP = 0.05
-"""Raises the limit if too few sets count."""
+"""Added to the limit if too few sets are admitted."""
 Progress = Callable[[str], Callable[[int, int], None]]
 _Wanted = tuple[tuple[Group, System], ...]
 _MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
@@ -105,7 +104,7 @@ _WANTED: tuple[_Wanted, ...] = (((_MEDIUM, NOBODY),), ((_MEDIUM, RESIZES),), ((_
 
 
 class Anchored(msgspec.Struct, frozen=True, array_like=True):
-    """A set, and its results for each anchor by seed; fewer if one was off already."""
+    """A set, and its results for each anchor by seed."""
 
     choice: Choice
     seeds: tuple[int, ...]
@@ -121,7 +120,7 @@ class Anchored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Searched(msgspec.Struct, frozen=True):
-    """All sets by their last stage, the sets that count (`admitted`), and their limit."""
+    """All sets by their last stage, the admitted sets, and their limit."""
 
     stages: tuple[tuple[Anchored, ...], ...]
     within: float
@@ -132,7 +131,7 @@ def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Progress,
     stages: list[tuple[Anchored, ...]] = []
     left = list(choices)
     for number, stage in enumerate(grid.stages[: most or None], 1):
-        within = stage.within if stage is not grid.stages[-1] else math.inf  # the limit may have to be raised
+        within = stage.within if stage is not grid.stages[-1] else math.inf  # The limit may have to rise.
         found = tuple(_measured(grid, left, stage.seeds, within, runs, tell=tell, number=number))
         stages.append(found)
         left = [each.choice for each in found if each.worst(grid) <= stage.within]

@@ -1,8 +1,8 @@
 """One run: the paper's clusters as worlds of the simulator, with the policies of a live session.
 
-Servers have eight GPUs. A GPU holds one model at a time; a cold start is a constant of the model. All policies know the
-models' profiles (§5.3). A job is in time when its result arrives within its SLO. A GPU is paid for from the order to
-load a model until its process ends, or always by systems that never give GPUs back.
+A server has eight GPUs. A GPU has one model at a time; a cold start is a constant of the model. All policies know the
+models' profiles (§5.3). A job is in time if its result arrives within its SLO. A GPU costs from the order to load a
+model until its process ends, or always in systems that never release GPUs.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ def _context(model: Model, parameters: Parameters) -> ContextModel:
 
 
 _ROUNDING_S = 1e-3
-"""A message's way to the manager and back is not late."""
+"""Seconds that a job may exceed its SLO, for messages to the manager and back."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Device-seconds and seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran; `all_s`: the cluster.
-    `wait_share`: the part of a job's latency before it began; `start_share`: of that, while its library started."""
+    """A run's results, in seconds and device-seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran;
+    `all_s`: the whole cluster. `wait_share`: part of a job's latency before it began; `start_share`: part while its
+    library started.
+    """
 
     jobs: int
     late: int
@@ -126,7 +128,7 @@ class _Calls:
             job = self._jobs[call]
             if what == Happened.CALL_BEGAN:
                 self._began.setdefault(job, at_s)
-            if at_s <= self._began.get(job, at_s):  # not a later run's
+            if at_s <= self._began.get(job, at_s):  # Count only a job's first run.
                 self._ran_on.setdefault(job, set()).add(library)
         elif what == Happened.CALL_ENDED:
             self._ended[self._jobs[call]] = at_s
@@ -142,7 +144,7 @@ class _Calls:
         return [(self._began[job] - self._arrivals[job].at_s) / max(took_s, _ROUNDING_S) for job, took_s in latencies]
 
     def starts(self) -> list[float]:
-        """The share of each job's latency before it began in which a library of it was loading."""
+        """Return, for each job, the share of its latency in which its libraries were loading before it began."""
         found = []
         for job, took_s in self.latencies_s().items():
             loads = [self._loads[library] for library in self._ran_on[job] if library in self._loads]
@@ -160,7 +162,7 @@ def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float)
 
 
 _LONGEST_S = 4 * 3600.0
-"""A run is cut off after this time; unfinished jobs are violations."""
+"""Longest run in seconds; unfinished jobs count as violations."""
 _KNOWN_AT_S = 1e-3
 
 

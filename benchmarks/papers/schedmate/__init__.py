@@ -1,1 +1,1 @@
-"""SchedMate's evaluations, on collections of our own."""
+"""SchedMate's evaluations on our own collections."""

@@ -1,7 +1,7 @@
 """`python -m benchmarks.papers.schedmate WHAT`: SchedMate's failure handler, on a labelled corpus.
 
-`failures` evaluates what ships and writes a record; `train` makes the scorer that ships; `validate` holds types out of
-the training part in turn; `record` runs the programs again, and `record-clusters` the jobs on a real Slurm and Open MPI
+`failures` evaluates the shipped handler. `train` makes the shipped scorer. `validate` holds out each type of the
+training part in turn. `record` runs the programs again. `record-clusters` runs the jobs on a real Slurm and Open MPI
 (half an hour, root; `--mpi-python` has mpi4py).
 """
 

@@ -1,8 +1,8 @@
-"""The collection that estimates are judged on: small recipes of twelve families (`collection.toml`), and their figures.
+"""The collection for testing estimates: small recipes of twelve families (`collection.toml`), and their figures.
 
-`python -m benchmarks.papers.schedmate.collection [--held-out]` runs the collection on this CPU and writes its JSON.
-Each recipe runs in a forked process with one thread. Times are the least CPU time of several loads and runs after a
-warm-up; memory is the growth of the process.
+`python -m benchmarks.papers.schedmate.collection [--held-out]` measures the collection on this CPU and writes its JSON.
+Each recipe runs in a forked process with one thread. Times are the least CPU time after a warm-up; memory is the growth
+of the process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FAMILIES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(),
 
 
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
-    """Return points of each family's grid, by a fixed seed; or other points, unused for decisions."""
+    """Return seeded random points of each family's grid; with `held_out`, other points, unused for decisions."""
     found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
         text = sources[f"{family.name}.py"].decode()
@@ -87,12 +87,12 @@ def _with_constants(text: str, constants: dict[str, int]) -> str:
 LOADS, RUNS = 5, 7
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
-"""While this file exists, another process measures."""
+"""While this file exists, another process measures and this one waits."""
 
 
 def main() -> int:
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    import numpy  # noqa: F401  # with one thread from its import on
+    import numpy  # noqa: F401 # one thread from its import on
     import torch
     import transformers
 
@@ -100,7 +100,7 @@ def main() -> int:
     transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
     rows, held_out = [], "--held-out" in sys.argv[1:]
     order = recipes(held_out=held_out)
-    random.Random(0).shuffle(order)  # so that other load on this machine affects all families alike
+    random.Random(0).shuffle(order)  # Other load on this machine then affects all families alike.
     for recipe in order:
         while QUIET.exists():
             time.sleep(5)
@@ -134,7 +134,7 @@ def _measured(recipe: CollectedRecipe) -> dict[str, Any]:
 
 def _figures(recipe: CollectedRecipe) -> dict[str, float]:
     names: dict[str, Any] = {"__name__": recipe.family}
-    sys.modules[recipe.family] = type(sys)(recipe.family)  # dataclasses ask for it
+    sys.modules[recipe.family] = type(sys)(recipe.family)  # dataclasses need it
     exec(compile(recipe.source, f"{recipe.family}.py", "exec"), names)
     before = _resident_bytes("VmRSS")
     context = names["load"](**recipe.load)

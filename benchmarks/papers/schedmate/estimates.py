@@ -1,7 +1,7 @@
-"""`python -m benchmarks.papers.schedmate.estimates`: how good estimates are for recipes that were never measured.
+"""`python -m benchmarks.papers.schedmate.estimates`: the quality of estimates for recipes that were never measured.
 
 Each recipe is estimated from all others. SchedMate reports relative errors under 100 % for 85.7 % of its estimates of
-durations, Lucid 27.7 % (§5.4, Figure 12); the bar is 86 %. A small constant meets that bar, so the page also has
+durations, Lucid 27.7 % (§5.4, Figure 12); the bar is 86 %. A small constant meets this bar too, so the page also shows
 constants, and the share within a factor of two.
 """
 
@@ -46,8 +46,9 @@ def facts_of(rows: list[Row]) -> Facts:
 def estimated(
     rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
 ) -> dict[str, dict[str, float]]:
-    """Return by recipe and quantity the estimate from the rows of history that are `apart` from it; 0 without any.
-    `average`: the paper's plain mean of the same recipes."""
+    """Return estimates by recipe and quantity from the history rows that are `apart` from the recipe; 0 without such
+    rows. `average`: the paper's plain mean.
+    """
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}
     folder = tempfile.TemporaryDirectory()
@@ -87,7 +88,7 @@ def remember(row: Row, facts: Facts, history: SourceHistory, performance: Perfor
 
 
 def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
-    """Return the shares of errors under 100 % and within a factor of two, and the median relative error."""
+    """Return the share of errors under 100 %, the share within a factor of two, and the median relative error."""
     known = {name: value for name, value in truth.items() if value > 0}
     errors = [abs(said[name] - value) / value if said[name] > 0 else math.inf for name, value in known.items()]
     near = [said[name] > 0 and 0.5 <= said[name] / value <= 2 for name, value in known.items()]

@@ -1,11 +1,11 @@
-"""Faults of the infrastructure among mistakes that look like them: `python -m benchmarks.papers.schedmate.faults`.
+"""Infrastructure faults among user mistakes that look similar: `python -m benchmarks.papers.schedmate.faults`.
 
 A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in). Every kind of fault and
-mistake occurs twenty times, shuffled. *Retried*: a fault's call completed on another pilot, *at once* without a second
-try on the first; a mistake's call ran more than once. *Lost budget*: Parsl counted a failure, or Stoker a death.
+mistake occurs twenty times. *Retried*: a fault's call completed on another pilot, or a mistake's call ran more than
+once; *at once*: without a second try on the first pilot. *Lost budget*: Parsl counted a failure, or Stoker a death.
 
 Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, the
-out-of-memory killer. Stood in for: a torch operator throws the texts of CUDA and NCCL; driver and probe read files.
+out-of-memory killer. Simulated: a torch operator throws the texts of CUDA and NCCL; driver and probe read files.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
-"""Of a call's story when a death counts against it."""
+"""Matches texts of a call that count a death against the call."""
 
 
 def main() -> int:
     ask = argparse.ArgumentParser(
         prog="python -m benchmarks.papers.schedmate.faults", description=__doc__.partition("\n")[0]
     )
-    ask.add_argument("--times", type=int, default=TIMES, help="how often each fault and each mistake comes")
-    ask.add_argument("--only", default="", help="kinds whose names hold this; no record is written")
+    ask.add_argument("--times", type=int, default=TIMES, help="repetitions of each fault and each mistake")
+    ask.add_argument("--only", default="", help="only kinds whose names contain this; write no record")
     ask.add_argument("--stories", action="store_true", help="print the stories of calls that ended unexpectedly")
     asked = ask.parse_args()
     if reason := surroundings.why_not():
@@ -100,7 +100,7 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
         str(surroundings.ROOT / "tests" / "driver"),
         str(surroundings.ROOT / "tests"),
         str(surroundings.ROOT),
-    ]  # pilots get it
+    ]  # Pilots inherit this path.
     app = stoker.app(attempt, context=device(operator))
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
         until(lambda: len(session.status().pilots) >= PILOTS, 180, f"{PILOTS} pilots", every_s=0.1)
@@ -162,7 +162,7 @@ def show(record: dict[str, Any], *, stories: bool = False) -> None:
 def _built(folder: Path) -> str:
     from torch.utils import cpp_extension
 
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja may lie there
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # The folder may have ninja.
     build = folder / "operator"
     build.mkdir()
     source = Path(__file__).parent / "faults_lab" / "op.cpp"

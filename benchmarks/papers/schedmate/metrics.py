@@ -1,9 +1,9 @@
-"""`python -m benchmarks.papers.schedmate.metrics`: SchedMate's metric tracker (§3.2, §5) on logs of known truth.
+"""`python -m benchmarks.papers.schedmate.metrics`: SchedMate's metric tracker (§3.2, §5) on logs with known values.
 
-Every log is read in its middle and at its end; half are full of lines without progress. A metric is *found* if there is
-a value, *right* within a tenth of the truth. RMSRE: root of the mean squared relative error of found values. The paper
-has 84.3 % found and 0.42 for step times, on other logs. Formats in HELD_OUT.txt of
-`benchmarks/corpora/metric_logs.tar.xz` were named before the first rule, and are judged apart.
+Every log is read in its middle and at its end; half of the logs have many lines without progress. A metric is *found*
+if it has a value, *right* within a tenth of the truth. RMSRE is the root mean squared relative error of found values.
+The paper reports 84.3 % found and 0.42 for step times. The formats in HELD_OUT.txt of
+`benchmarks/corpora/metric_logs.tar.xz` were chosen before the first rule, and are judged separately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _AT_0 = START.timestamp()
 
 @dataclass
 class Case:
-    """A log, the length and time of an earlier look, the time of its end, and the truth then."""
+    """A log, size and time of an earlier look, its end time, and the true values then."""
 
     form: str
     name: str
@@ -120,7 +120,7 @@ def _real_cases() -> Iterator[Case]:
 
 
 _TELL_FRACTION = ("hf_trainer", "tqdm_nested")
-"""The other frameworks print no total."""
+"""Formats with the finished share of the run; the other frameworks print no total."""
 
 
 def _given(progress: LoggedProgress | None, name: str) -> float | None:
@@ -210,13 +210,13 @@ def _speed(cases: list[Case]) -> dict[str, float]:
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
 
 JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
-"""These formats are judged once: the first record stays. The second round came after rules that the first led to."""
+"""Records of formats that are judged once. The second round came after rules that the first round led to."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--show", default="", help="print what is wrong in the logs of this format")
+    parser.add_argument("--show", default="", help="print the mistakes in the logs of this format")
     given = parser.parse_args()
     record = evaluate(held_out=given.held_out, show=given.show)
     for part in ("written_for", "held_out", "held_out_second"):

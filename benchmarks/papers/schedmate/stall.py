@@ -1,8 +1,7 @@
-"""How long advice holds up the manager's loop: `python -m benchmarks.papers.schedmate.stall`.
+"""The time that advice blocks the manager's loop: `python -m benchmarks.papers.schedmate.stall`.
 
-`AdvisorLink` is used as by the manager's loop: some 500 turns and ten questions a second. The advisor is the shipped
-process, one that takes nine seconds an answer, and one that is killed every two seconds. Measured is the time of a
-turn, and the longest empty turn. The bar is 1 ms.
+`AdvisorLink` is used as in the manager's loop: about 500 iterations and ten questions a second. The advisor is the
+shipped process, a process that takes nine seconds per answer, or one that is killed every two seconds. The bar is 1 ms.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def run(what: str, folder: Path, *, seconds: float = SECONDS) -> dict[str, float
         wall.append(time.perf_counter() - clock)
         used.append(time.thread_time() - cpu)
         clock = time.perf_counter()
-        link.due_in_s  # noqa: B018  # an empty turn
+        link.due_in_s  # noqa: B018 # an empty iteration
         empty.append(time.perf_counter() - clock)
         if what == "is killed" and now >= kill_at + KILL_S and link._process is not None:
             kill_at = now
@@ -91,7 +90,7 @@ def _ms(seconds: float) -> float:
 
 
 def main() -> int:
-    gc.freeze()  # as the manager does
+    gc.freeze()  # As the manager does.
     gc.set_threshold(100_000, 50, 100)
     rows = {}
     with tempfile.TemporaryDirectory() as place:

@@ -1,7 +1,6 @@
-"""`python -m benchmarks.papers.slinfer`: run SLINFER's evaluation table by table, and write the page; or one run of it.
+"""`python -m benchmarks.papers.slinfer`: run SLINFER's evaluation table by table and write the page, or run one case.
 
-`--table III` runs what a table needs and writes the page; `--table all` runs everything. Without `--table` one system
-serves one workload, and the result is printed.
+`--table III` runs one table; `--table all` runs everything. Without `--table` one system serves one workload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run of the evaluation: a system, its models, its nodes, its workload, and its results."""
+"""One run: system, models, nodes, workload and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: of the models, in turn. `settings`: of the policy; `for_s`: 0 for the whole half hour."""
+    """`sizes`: of the models, in turn. `settings`: of the policy. `for_s`: 0 = the whole half hour."""
 
     system: str
     models: int
@@ -90,7 +90,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
 
 
 LONGEST = {"LongBench": 32_768}
-"""The longest text of a workload, 4,096 tokens else."""
+"""Longest text of a workload; otherwise 4,096 tokens."""
 
 
 def records(path: Path) -> Store[Case, Result]:

@@ -1,9 +1,8 @@
-"""The cost of SLINFER's decisions: shadow validation, choices for calls, and a simulated run in which they are made.
+"""The cost of SLINFER's decisions: shadow validations, choices for calls, and a simulated run with all of them.
 
-128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors. A *candidate* is one shadow
-validation. A *decision* is all that the manager and the pilots compute for a call until a library has taken it or it
-waits (§IX-H, Figure 33); a waiting call is decided on again in each round of 0.1 s. The rounds themselves are told
-apart. Processor time of one core.
+128 models of 7B on four CPU and four GPU nodes, with the workload of SLINFER's authors. A *candidate* is one shadow
+validation. A *decision* is all computation for a call until a library takes it or it waits (§IX-H, Figure 33). A
+waiting call is decided again in each round of 0.1 s; rounds have their own line. Times are processor time of one core.
 
     python -m benchmarks slinfer_decisions python -m benchmarks.papers.slinfer.decisions [--for-s 300]
 """
@@ -37,7 +36,7 @@ CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Measure decisions in a part of the workload; then the half hour once, without a clock."""
+    """Time decisions in a part of the workload; then simulate the whole half hour once, untimed."""
     if reason := missing():
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, for_s = (1, 40.0) if quick else (3, 120.0)
@@ -63,12 +62,12 @@ def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | No
     return Line(what=what, cells=cells, bar=Bar(at_most=most_ms) if most_ms else None, digits=3, last_digits=3)
 
 
-class Watch:
+class DecisionTimer:
     def __init__(self) -> None:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
         self.decisions_s: dict[tuple[int, int], float] = {}
-        """By the number of the call and of the round before."""
+        """Seconds by call number and number of the round before."""
         self._weighed = 0
         self._round = 0
 
@@ -136,11 +135,11 @@ class Watch:
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--for-s", type=float, default=FOR_S, help="of the workload [%(default)s]")
+    ask.add_argument("--for-s", type=float, default=FOR_S, help="seconds of the workload [%(default)s]")
     ask.add_argument("--plain", action="store_true", help="time the run alone")
     asked = ask.parse_args()
     world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
-    policies, watch = make(), Watch()
+    policies, watch = make(), DecisionTimer()
     if not asked.plain:
         reactor.on_offer_weighed = watch.weighings(reactor.on_offer_weighed)
         reactor.why_late = watch.validations(reactor.why_late)

@@ -1,8 +1,7 @@
-"""A waiting call is dropped when its queueing delay exceeds its time to first token (SLINFER §IX-B).
+"""Drop a waiting call when its queueing delay exceeds its time to first token (SLINFER §IX-B).
 
-A call that waits for a load has a grace window as long as the cold start (§IX-A). A part for policies that see every
-call: `waits` receives each waiting call and asks for a timer, `fired` answers it with the drops. There is one timer,
-for the first due call.
+A call that waits for a load gets a grace period as long as the cold start (§IX-A). For policies that see every call:
+`waits` adds a waiting call and returns a timer; `fired` returns the drops.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ import heapq
 
 from stoker.manager.core.nouns import Call, CallState
 from stoker.manager.core.seams import Drop, Timer, View
-from stoker.manager.policies.slinfer.placement import cold_start_s, first_token_s
+from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_s
 from stoker.protocol.ids import CallId
 
 _KEY = "late-drops"
 _ROUNDING_S = 1e-6
-"""A shell's clock may count in microseconds."""
+"""Tolerance in seconds: a clock may count in microseconds."""
 
 
 class LateDrops:
     def __init__(self) -> None:
         self._due: list[tuple[float, CallId]] = []
-        """When to look at each call, a heap; calls that left are skipped."""
+        """Time to check each call, as a heap. Calls that left are skipped."""
         self._timer_at = float("inf")
 
     def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
-        """Add a waiting call, unless it wants no time to first token."""
         wanted_s = first_token_s(call)
         if not wanted_s:
             return ()
@@ -34,7 +32,7 @@ class LateDrops:
         return self._set_timer(view.now)
 
     def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
-        """Return drops of the late calls and the next timer; nothing for another policy's timer."""
+        """Return the drops and the next timer; nothing for another policy's timer."""
         if key != _KEY:
             return ()
         self._timer_at = float("inf")

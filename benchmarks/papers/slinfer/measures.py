@@ -1,9 +1,9 @@
-"""The measures of SLINFER's evaluation, from a run's log and from samples of it (§IX-B to §IX-I).
+"""The measures of SLINFER's evaluation, from a run's log and samples (§IX-B to §IX-I).
 
-A request has met its objectives in one of two readings. *Strict*: each token was in time by eq. 1 (§VI-A). *Mean*: the
-first token was in time and the mean time per output token is short enough, as in the authors' `draw.py`. A request that
-came before its instance was ready has longer by that load (§IX-A). *Nodes used*: the mean over time of nodes with an
-instance. *Decode speed*: tokens of a kind's nodes over the seconds that they were used. Memory is sampled each second.
+A request meets its objectives in one of two readings. *Strict*: each token is in time by eq. 1 (§VI-A). *Mean*: the
+first token and the mean time per output token are in time, as in the authors' `draw.py`. The first token of a request
+that arrives before its instance is ready may take the load time longer (§IX-A). *Nodes used*: the mean over time of
+nodes with an instance. *Decode speed*: tokens of one kind's nodes divided by their used seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEVER = math.inf
 
 
 class KindUse(msgspec.Struct, frozen=True):
-    """Nodes of one kind. `tokens_per_s`: of a used node; `running`: requests of a busy instance."""
+    """Means over nodes of one kind. `tokens_per_s`: of a used node; `running`: requests of a busy instance."""
 
     nodes: float
     instances: float
@@ -36,7 +36,7 @@ class KindUse(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Shares are of all requests. `ttft`: within each of `TTFT_POINTS_S`."""
+    """Shares of all requests. `ttft`: share within each of `TTFT_POINTS_S`."""
 
     requests: int
     met_strict: float
@@ -70,16 +70,16 @@ class _Told:
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
         self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        """Begin and library of each run."""
+        """Begin and library of each run, by call."""
         self.over: dict[int, list[float]] = defaultdict(list)
         self.failed: set[int] = set()
         self.first: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
         self.late: dict[int, float] = {}
         self.started: dict[int, tuple[float, int]] = {}
-        """When, and on which pilot."""
+        """Time and pilot of each library's start."""
         self.ready: dict[int, tuple[float, float]] = {}
-        """When, and the seconds of its load."""
+        """Time of each library's readiness, and the seconds of its load."""
         self.ended: dict[int, float] = {}
         self.moved = 0
         rows = zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True)
@@ -169,8 +169,8 @@ _EVERY_S = 1.0
 
 class Sampled(msgspec.Struct, frozen=True):
     """Means over the loaded instances of one kind of node. `memory_used`: share with weights and tokens; `cache_used`:
-    of caches alone; `resizing`: share of samples in which one resizes; `batch_p50`, `batch_p95`: the largest batch
-    of each busy node."""
+    of caches; `resizing`: share of samples with a resize; `batch_p50`, `batch_p95`: largest batch of each busy node.
+    """
 
     memory_used: float
     cache_used: float

@@ -1,4 +1,4 @@
-"""`docs/reproduction/slinfer.md` from the records; `page.template` has the words."""
+"""Write `docs/reproduction/slinfer.md`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ READINGS: tuple[Callable[[Result], float], ...] = (
     lambda one: 100 * one.measures.met_strict,
     lambda one: 100 * one.measures.met_mean,
 )
-"""Per cent of requests that met their objectives, strict and mean."""
+"""Percent of requests that met their objectives, strict and mean."""
 PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
-"""The paper's name of a system, where ours is another reading."""
+"""The paper's system of which a system here is another reading."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`miss`: why the bar is not met; empty if it is, None if not run."""
+    """`miss`: why the bar is missed; empty = met, None = not run."""
 
     bar: str
     paper: str
@@ -69,7 +69,7 @@ def interval(low: float, high: float) -> str:
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """Return by how many per cent more objectives one system meets, in both readings, the lesser first."""
+    """Return the percent by which one system meets more objectives, in both readings, the smaller first."""
     if ours is None or theirs is None:
         return None
     low, high = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in READINGS)
@@ -77,7 +77,7 @@ def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | No
 
 
 def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float | None) -> list[str]:
-    """Say how far nodes by kind and the share met are from the paper's, if by more than the bar in both readings."""
+    """Return the differences from the paper that exceed the bar in both readings."""
     points: list[str] = []
     if met is not None:
         low, high = sorted(each(result) for each in READINGS)

@@ -1,11 +1,13 @@
-"""ServerlessLLM and its two extensions, as in SLINFER's evaluation (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
+"""ServerlessLLM and its two extensions in SLINFER's evaluation (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
 
-An instance serves a fixed number of requests at once (`limit`), on a whole node, or with `+s` on half of one.
+An instance serves up to `limit` concurrent requests, on a whole node, or with `+s` on half a node.
 
-1. A request goes to an instance below its limit; CPUs first, and there in turn, as in ServerlessLLM's router. 2. If
-coming instances will not take all waiting requests, another is loaded, on the first kind of node with room; used nodes
-before empty ones. 3. Without room requests wait; a freed device goes to the model that has waited longest. 4. An
-instance idle for `keep_alive_s` leaves. 5. `drops`: a request that waited longer than its time to first token (§IX-B).
+1. A request goes to an instance below its limit, on CPUs first, in turn, as in ServerlessLLM's router.
+2. If loading instances cannot take all waiting requests, another one is loaded, on the first kind of node with free
+   memory, on used nodes before empty ones.
+3. Otherwise requests wait; a freed device goes to the model that has waited longest.
+4. An instance that is idle for `keep_alive_s` is unloaded.
+5. `drops`: drop a request that waits longer than its time to first token (§IX-B).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from stoker.manager.policies.where_to_load import suits
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
-"""By the name of the context and the kind of device."""
+"""Limits by name of the context and kind of device."""
 _SCALE = "scale-out"
 
 
@@ -45,7 +47,7 @@ class ScaleOut:
         found: list[Load] = []
         taken: dict[Device, int] = {}
         wants: list[tuple[float, int, int, Context]] = []
-        for context in view.hungry.values():
+        for context in view.waiting_contexts.values():
             coming = (x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable)
             self._want(wants, context, sum(self._limit(context, x.devices[0]) for x in coming))
         while wants:
@@ -112,7 +114,6 @@ class UpToLimit(Quiet):
         return max(0, library.slots - library.load)
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:  # noqa: ARG002
-        """Return instances with room: the best kind first, then the one that got a call longest ago."""
         kinds = context.recipe.needs.kinds
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 
@@ -133,7 +134,7 @@ class UpToLimit(Quiet):
 
 
 class WhereFree(Quiet):
-    """Residency: a freed device loads for the request that has waited longest."""
+    """Residency: a freed device loads for the longest waiting request."""
 
     def __init__(self, scale_out: ScaleOut) -> None:
         self._scale_out = scale_out

@@ -1,4 +1,4 @@
-"""The tables and figures of SLINFER's evaluation as cases, and the numbers of its text (arXiv:2507.00507)."""
+"""SLINFER's tables and figures as cases, and the numbers of its text (arXiv:2507.00507)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ MET: dict[tuple[str, int, str], float] = {  # Table III: per cent of the request
     **{(SEVEN, models, SLINFER): met for models, met in zip(LOADS, (99.0, 99.0, 86.0), strict=True)},
 }
 MORE_MET = {SLLM: (86.0, 154.0), SLLM_C: (47.0, 62.0), SLLM_CS: (18.0, 70.0)}
-"""§IX-B: per cent more objectives met by SLINFER at 128 models, over the sizes."""
+"""Percent more objectives met by SLINFER at 128 models, smallest and largest of all sizes (§IX-B)."""
 TABLE_II = {  # requests that an instance with a whole node serves at once
     (CPU, SEVEN, 2048): 27, (CPU, SEVEN, 4096): 15, (GPU, SEVEN, 2048): 66, (GPU, SEVEN, 4096): 32,
     (GPU, LARGE, 2048): 33, (GPU, LARGE, 4096): 16,
 }  # fmt: skip
 RESIZING = {0.0: 11.3, 0.25: 1.4}
-"""§IX-I5: per cent of an instance's life spent on resizing, by watermark."""
+"""Percent of an instance's life spent on resizing, by watermark (§IX-I5)."""
 BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
-"""How far a number may be from the paper's; seconds of one core for 128 models."""
+"""Allowed difference from the paper's numbers; seconds of one core for 128 models."""
 
 SYSTEMS = (*BASELINES, SLINFER)
 ALLOCATING = (SLLM, SLLM_C, SLLM_CS, SLINFER)
@@ -62,7 +62,7 @@ DOUBTS: dict[str, tuple[str, Nodes, dict[str, float | bool]]] = {
 """Details of `sllm+c+s` that the text leaves open."""
 LARGER_CPUS = Nodes(cpu_memory_bytes=256_000_000_000)
 ALLOCATES = Nodes(cache_s_per_gb=0.03)
-"""1.9 s to allocate 64 GB (Figure 17)."""
+"""Nodes whose GPUs allocate a cache at each load: 1.9 s for 64 GB (Figure 17)."""
 
 
 def _grid(systems: Iterable[str], sizes: Iterable[str], loads: Iterable[int] = LOADS) -> list[Case]:
@@ -91,14 +91,14 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "II": list,
     "doubts": doubts,
 }
-"""`II` is computed from the profile alone."""
+"""The cases of each table; `II` is computed from the profile alone."""
 
 _MEMORY_BYTES, _GIB = 80 * 2**30, 2**30 / 1e9
-"""Of a GPU. The authors' GiB are read as GB in `data`."""
+"""Memory of a GPU. `data` reads the authors' GiB as GB."""
 
 
 def concurrency(kind: str, size: str, length: int) -> int:
-    """Table II: return the largest batch with a short enough decode step whose weights and cache fit."""
+    """Return Table II's largest batch that fits and whose decode step is short enough."""
     profile = profile_of(size, kind)
     seconds, fits = StepSeconds(profile.times), ROWS
     if kind == GPU:

@@ -1,8 +1,8 @@
 """The nodes of SLINFER's evaluation (§IX-A), and language models as contexts.
 
-Four nodes with an A100 of 80 GB, and four with 32 cores with AMX. A load into a GPU moves 12.6 GB/s. Where the text is
-silent the authors' program is followed: a CPU loads nothing (`cpu_loads`), and has a GPU's memory (`cpu_memory_bytes`).
-`docs/reproduction/slinfer.md` has what each choice is worth.
+Four nodes with an A100 of 80 GB, and four with 32 cores with AMX. A load into a GPU moves 12.6 GB/s. Open details
+follow the authors' program: a CPU loads nothing (`cpu_loads`), and has a GPU's memory (`cpu_memory_bytes`).
+`docs/reproduction/slinfer.md` shows the effect of each choice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.site import Duration, Size
 NODES = 4
 GPU, CPU = "gpu", "cpu"
 KINDS = (CPU, GPU)
-"""Best first (§IX-A)."""
+"""Best kind first (§IX-A)."""
 MEMORY = Size(80_000_000_000)
 LOAD_BYTES_PER_S = 12.6e9
 LONGEST_PROMPT = 32_768
@@ -25,14 +25,13 @@ LONGEST_PROMPT = 32_768
 PAGE_TOKENS = 16
 MOST_OUTPUT = 2048
 ROWS = 256
-"""The largest batch that was profiled (§VI-B)."""
+"""Largest profiled batch (§VI-B)."""
 RESIZE_S = Duration(0.03)
-"""For each GB of the new cache (Figure 17)."""
+"""Seconds per GB of a new cache (Figure 17)."""
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """`parts`: a node is cut into this many devices (but see `WHOLE_ON_CPU`). `cache_s_per_gb`: for a GPU load to
-    allocate its cache."""
+    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds of a GPU load for its cache."""
 
     gpus: int = NODES
     cpus: int = NODES
@@ -48,7 +47,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 WHOLE_ON_CPU = frozenset({"llama-2-13b"})
-"""Sizes that always get a whole CPU node (§IX-A)."""
+"""Models that always get a whole CPU node (§IX-A)."""
 
 
 def profile_of(size: str, kind: str) -> ModelProfile:
@@ -90,7 +89,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
 
 
 def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
-    """Return models with batches as large as profiled and a cache that grows from `longest` tokens."""
+    """Return models whose cache grows from `longest` tokens."""
     models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)
 

@@ -1,12 +1,12 @@
-"""Why a run failed, from its log (SchedMate §3.3): the first lines that matter, and whose fault they are.
+"""The cause of a failed run, from its log (SchedMate §3.3): the first relevant lines, and the party at fault.
 
     located = locate(Path("slurm-4711.out"))
     if located is not None and classify(located).kind is FaultKind.INFRASTRUCTURE: ...
 
-failures.py    the table of failures: texts of logs, of exceptions and of the session, whose fault, what to do
-reading.py     the lines of a log, how bad each looks, and tracebacks
-locator.py     the first lines that matter
-classifier.py  whose fault they are, by the table or by a learned scorer
+failures.py    the table of known texts, with the party at fault and the remedy
+reading.py     the lines of a log, their severity, and tracebacks
+locator.py     the first relevant lines
+classifier.py  the party at fault, by the table or by a learned scorer
 """
 
 from stoker.manager.advice.logs.classifier import classify

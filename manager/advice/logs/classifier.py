@@ -1,14 +1,14 @@
-"""Whose fault a located failure is (SchedMate §3.3, failure classification, without a language model).
+"""Finds the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
 
-There are two judges. The table of rules knows texts of libraries, kernels and batch systems: the surest row that holds
-decides, the first lines count most, and consequences of another failure count last. Where no row holds, a scorer
-learned from a labelled corpus weighs the facts of the failure. A plain exception of Python from the user's code is the
-user's unless a row says otherwise: a retry elsewhere would only fail again.
+A table of rules (`failures.py`) contains texts of libraries, kernels and batch systems. The most certain matching row
+decides. Matches in early lines count most, consequences of other failures least. If no row matches, a learned scorer
+decides. A plain Python exception from the user's code is the user's fault unless a row matches: a retry elsewhere would
+fail again.
 
-The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` makes `scorer.json` with NumPy, from
-the training part of the corpus; here it is applied in plain Python, because a login node needs no NumPy. Its facts are
-the vocabularies in the first lines (networks, disks, versions), the speaker, the kind of errno, the family of the
-exception, and the owner of the code that raised it. The words themselves are left out: a new fault type has others.
+The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` makes `scorer.json` from the training
+part of a labelled corpus. Plain Python applies it, because a login node needs no NumPy. Its features are the
+vocabularies in the first lines (networks, disks, versions), the program that printed them, the kind of errno, and the
+family and owner of the exception. Single words are no features, because a new type of fault has other words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stoker.manager.advice.logs.reading import RANK_MARK
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`weights`: for each kind, by fact; `bias`: for each kind; `made_of`: a description of the training data."""
+    """A learned scorer. `weights`: per kind of fault and feature. `bias`: per kind. `made_of`: its training data."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
@@ -52,7 +52,7 @@ class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def scaled(found: Mapping[str, float]) -> dict[str, float]:
-    """Return the facts with their weights, scaled to length 1; a fact that appears often counts little more."""
+    """Return the logarithmic counts of features, scaled to length 1."""
     values = {fact: 1.0 + log(1.0 + count) for fact, count in found.items()}
     length = sqrt(sum(value * value for value in values.values()))
     return {fact: value / length for fact, value in values.items()} if length else {}
@@ -68,9 +68,9 @@ def shipped_scorer() -> KindScorer:
 
 
 INFRASTRUCTURE_LEAST = 0.5
-"""The least probability of the infrastructure for that verdict, where no row of the table holds."""
+"""If no row matches, the verdict is infrastructure from this probability on."""
 RAISED_LEAST = 0.7
-"""The same for an exception that came up through the user's code: in doubt it is the user's."""
+"""The same probability for an exception from the user's code, which is more often the user's fault."""
 GUESSED = "by its words, which no rule knows"
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
@@ -118,8 +118,8 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 
 def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
-    """Return the row that holds with the greatest certainty, and its line. Secondary rows count only if the failure
-    begins with one: no cause was found then."""
+    """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
+    with one."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
@@ -179,7 +179,7 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""The most lines of a failure that a program writes before it raises."""
+"""A program prints at most this many lines of a failure before the traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -193,7 +193,7 @@ def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str,
 
 
 def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
-    # The traceback counts if it belongs to the failure's beginning, not to a rank that fails later.
+    # The traceback counts only if the failure begins with it; otherwise it may be of a rank that failed later.
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
     traceback = [_unmarked(line) for line in lines] if is_own else []
@@ -223,8 +223,7 @@ def _causes(located: Located, rules: tuple[FaultRule, ...]) -> list[LogLine]:
 
 
 def _fields_of(line: str) -> Iterator[str]:
-    """Yield the vocabularies of each word of a line, without paths. Words also end where a capital begins:
-    `ncclSystemError` contains "system"."""
+    """Yield the vocabularies of each word of a line. A capital begins a word: `ncclSystemError` contains "system"."""
     for word in _WORD.findall(_PATH.sub(" ", line)):
         lower = word.lower()
         if len(lower) > 1 and lower not in _COMMON:
@@ -255,7 +254,7 @@ def exception_of(line: str) -> str:
 
 
 def frames_of(lines: Iterable[str]) -> list[str]:
-    """Return the owners of the frames of a traceback, outermost first: `user`, `stdlib`, or the name of a package."""
+    """Return the owners of a traceback's frames, outermost first: `user`, `stdlib`, or a package name."""
     owners = []
     for path in _paths(lines):
         _, installed, package = path.rpartition("site-packages/")
@@ -366,7 +365,7 @@ _ERRNO_KINDS = {
         "E2BIG ENOEXEC EBADF EDOM ERANGE EILSEQ ENOTSUP"
     ),
 }  # fmt: skip
-"""Error numbers by the side at fault (errno(3))."""
+"""Error numbers by the party at fault (errno(3))."""
 _BY_NUMBER = {
     number: kind
     for kind, names in _ERRNO_KINDS.items()

@@ -1,8 +1,8 @@
-"""The table of failures: texts of logs, exceptions and sessions, whose fault each is, and what to do about it.
+"""The table of failures: texts of logs, exceptions and sessions, the party at fault, and the remedy.
 
-`sure` is the share of right verdicts where only this text is present. A `secondary` row describes the other ranks after
-one has died: it counts only if nothing else was found. A text with several causes has a row only with `besides` or
-`unless`: patterns in the lines around it.
+`sure` is the share of correct verdicts if a log contains only this text. A `secondary` row describes other ranks after
+one rank's death, and counts only if no other row matches. A text with several causes needs `besides` or `unless`:
+patterns in the lines around it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.manager.advice.logs.reading import caseless
 
 
 class FaultKind(enum.Enum):
-    """Whose fault a failure is (SchedMate §3.3, after Acme's taxonomy)."""
+    """The party at fault (SchedMate §3.3, after Acme's taxonomy)."""
 
     INFRASTRUCTURE = "infrastructure"
-    """Hardware, network, file systems, nodes, the batch system, other users of a device: the same run may succeed
+    """Hardware, network, file systems, nodes, the batch system, or other users of a device. The same run may succeed
     elsewhere."""
     FRAMEWORK = "framework"
     """The installed software does not fit together or does not fit the machine."""
@@ -36,8 +36,8 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The first lines of a log that matter: the line with which the failure begins, its context, the bad lines of the
-    failure (each kind once, in order), the first whole traceback, and the number of lines read."""
+    """The first relevant lines of a log: the first line of the failure, its context, its bad lines (one of each form,
+    in order), its first complete traceback, and the number of lines read."""
 
     first: LogLine
     before: tuple[LogLine, ...] = ()
@@ -52,8 +52,8 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Whose fault a failure is. `component`: a word (`gpu`, `network`, `code`). `sure`: from 0 to 1. `means`: a
-    description. `proof`: at least one line that shows it, with masked secrets."""
+    """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: from 0 to 1. `means`: a
+    description. `proof`: one or more lines that show the fault, with masked secrets."""
 
     kind: FaultKind
     component: str
@@ -69,7 +69,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of the table. `besides`, `unless`: patterns that the lines around must have, or must not have."""
+    """A row of the table. `besides`, `unless`: patterns that the surrounding lines must, or must not, match."""
 
     kind: FaultKind
     component: str
@@ -110,7 +110,7 @@ _PYTHON = "CPython"
 ROWS: tuple[FaultRule, ...] = (
     # ---- devices
     FaultRule(_I, "gpu", r"uncorrectable ECC error|double[- ]bit ECC|ECC_UNCORRECTABLE|Xid.{0,40}: (?:48|63|64|94|95),",
-         "a GPU met a memory error that it cannot correct", _CUDA + ", 214; " + _XID),
+         "a GPU reported a memory error that it cannot correct", _CUDA + ", 214; " + _XID),
     FaultRule(_I, "nvlink", r"uncorrectable NVLink error|NVSwitch.{0,40}fatal|Xid.{0,40}: (?:74|144|145|149),"
         r"|NVLink: fatal",
          "a link between GPUs failed", _CUDA + ", 220; " + _XID),
@@ -127,7 +127,7 @@ ROWS: tuple[FaultRule, ...] = (
     FaultRule(_I, "gpu", r"Unable to register to device plugin|GPU.{0,40}requires? (?:a )?reset|GPU.{0,30}thermal "
         r"(?:slowdown|shutdown)",
          "a GPU needs a reset", _NVML),
-    # ---- device memory: whose it is decides
+    # ---- device memory: its owner decides
     FaultRule(_I, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory",
          "another process holds the device's memory", _TORCH + ", c10/cuda/CUDACachingAllocator.cpp",
          besides=r"Process \d+ has (?:[1-9]\d*(?:\.\d+)?) GiB memory in use", sure=0.9),
@@ -213,7 +213,7 @@ ROWS: tuple[FaultRule, ...] = (
         r"|Cannot connect to license server"
          r"|(?:FlexNet|FLEXlm|lmgrd).{0,80}(?:error|-15|-96)|licen[sc]e.{0,40}(?:checkout|check out) failed",
          "a licence server does not answer", "FlexNet Publisher, error codes -15, -96", sure=0.85),
-    # ---- host memory: whose it is decides
+    # ---- host memory: its owner decides
     FaultRule(_U, "memory", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|oom[-_]kill event|oom_kill event"
         r"|Exceeded job memory limit|memory usage exceeded|StepId=\S+ exceeded memory limit|OOM Killed|cgroup "
         r"out-of-memory handler",
@@ -224,7 +224,7 @@ ROWS: tuple[FaultRule, ...] = (
          _KERNEL, sure=0.85, unless=r"CONSTRAINT_MEMCG|memory cgroup"),
     FaultRule(_U, "memory", r"Cannot allocate memory|Unable to allocate [\d.]+ [KMGTP]iB|\bMemoryError\b"
         r"|DefaultCPUAllocator: can't allocate memory|std::bad_alloc",
-         "the program asked for more host memory than there is", _LINUX + ", 12", sure=0.85),
+         "the program requested more host memory than is free", _LINUX + ", 12", sure=0.85),
     # ---- the installed software
     FaultRule(_F, "versions", r"undefined symbol|version `?GLIBC\w*[\d_.]+'? not found|cannot open shared object "
         r"file|GLIBCXX_",
@@ -244,8 +244,8 @@ ROWS: tuple[FaultRule, ...] = (
          sure=0.85),
     FaultRule(_F, "versions", r"cannot import name '\w+' from '(?:torch|transformers|numpy|tokenizers|datasets"
         r"|accelerate|huggingface_hub|peft|safetensors|triton|flash_attn|vllm|scipy|pandas|jax|tensorflow)\b"
-         r"|module '(?:torch|numpy|transformers|jax|tensorflow|np)[\w.]*' has no attribute", "a package lacks a "
-         "name: another version of it is meant",
+         r"|module '(?:torch|numpy|transformers|jax|tensorflow|np)[\w.]*' has no attribute", "the "
+         "installed version of a package lacks a name that the program uses",
          _PYTHON + ", ceval.c", sure=0.75),
     FaultRule(_F, "torch", r"INTERNAL ASSERT FAILED|please report a bug to PyTorch|Internal error"
         r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)|triton\.\w*\.?CompilationError"
@@ -263,10 +263,10 @@ ROWS: tuple[FaultRule, ...] = (
     # ---- the program
     FaultRule(_U, "code", r"device-side assert triggered|Assertion `.{0,120}` failed|an illegal memory access was "
         r"encountered",
-         "a kernel met an index or a value out of range", _CUDA + ", 700, 710", sure=0.9),
+         "a GPU kernel received an index or a value out of range", _CUDA + ", 700, 710", sure=0.9),
     FaultRule(_U, "code", r"No module named '|SyntaxError: |IndentationError: |NameError: name '|command not found"
         r"|can't open file '",
-         "the program names what is not there", _PYTHON, sure=0.9),
+         "the program uses a name, module or file that does not exist", _PYTHON, sure=0.9),
     FaultRule(_U, "code", r"mat1 and mat2 shapes|size mismatch|sizes? of tensor|shape.{0,40}(?:invalid|mismatch)"
         r"|Expected (?:input|target) |expected scalar type|Trying to backward through the graph a second|modified "
         r"by an inplace operation|does not require grad|Target \d+ is out of bounds|index out of range in self"
@@ -289,11 +289,11 @@ ROWS: tuple[FaultRule, ...] = (
          "a node's shared memory is full", _MPI, sure=0.85),
     FaultRule(_U, "config", r"requested than permitted|Requested node configuration is not available"
         r"|Memory required by task|invalid (?:partition|account|qos)|not enough slots available",
-         "it asked for more than the job or the cluster has", _SLURM + "; " + _MPI, sure=0.9),
+         "the program requested more than the job or the cluster has", _SLURM + "; " + _MPI, sure=0.9),
     FaultRule(_U, "code", r"\bMPI_ERR_(?:TRUNCATE|RANK|COUNT|TYPE|TAG|ARG|BUFFER|ROOT|GROUP|OP)\b|Segmentation fault"
         r"|Signal: Floating point",
-         "the program made a mistake in its own memory, or in a call of MPI", _MPI, sure=0.8),
-    # ---- what the others say when one has died
+         "the program used memory that is not its own, or called MPI wrongly", _MPI, sure=0.8),
+    # ---- messages of other ranks after the death of one
     FaultRule(_U, "scheduler", r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
          "a user, or the end of another rank, cancelled the job", _SLURM, sure=0.5, secondary=True),
     FaultRule(_U, "code", r"ChildFailedError|srun: error: .{0,80}(?:Exited with|Killed|Aborted|Terminated)|Exited "
@@ -324,12 +324,12 @@ SAID: tuple[FaultRule, ...] = (
               _CALLS, sure=0.75),
     FaultRule(_U, "crash", r"was killed by SIG(?:SEGV|ABRT|BUS|ILL|FPE|SYS)", "its process crashed in compiled code",
               _CALLS, sure=0.8),
-    FaultRule(_U, "crash", r"exited with code", "something that it called ended its process", _CALLS,
+    FaultRule(_U, "crash", r"exited with code", "code that the call ran ended its process", _CALLS,
               sure=0.8),
-    FaultRule(_U, "time", r"the call ran for .*; its limit is ", "it ran for longer than its `timeout`", _CALLS,
-              sure=0.99),
-    FaultRule(_U, "walltime", r"was cut off by the .* walltime", "it runs for longer than pilots live", _CALLS,
-              sure=0.97),
+    FaultRule(_U, "time", r"the call ran for .*; its limit is ", "the call ran for longer than its `timeout`",
+              _CALLS, sure=0.99),
+    FaultRule(_U, "walltime", r"was cut off by the .* walltime",
+              "the call needs longer than the walltime of a pilot", _CALLS, sure=0.97),
     FaultRule(_F, "package", r"could not be unpickled on .*must be installed there",
               "a package of the program is not installed where pilots run", _CALLS),
     FaultRule(_U, "result", r"can't be sent back|could not be pickled|cannot be unpickled here",
@@ -352,7 +352,7 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_I, "scheduler", r"counted as lost: (?:preempted|vacated|held)", "the batch system took its job away",
               _PILOTS),
     FaultRule(_I, "scheduler", r"counted as lost: cancelled", "its job was cancelled", _PILOTS),
-    FaultRule(_I, "scheduler", r"counted as lost: told to end by a signal", "it was told to end by a signal", _PILOTS,
+    FaultRule(_I, "scheduler", r"counted as lost: told to end by a signal", "a signal ended the pilot", _PILOTS,
               sure=0.7),
     FaultRule(_I, "node", r"counted as lost: node lost", "its node failed", _PILOTS),
     FaultRule(_I, "disk", r"counted as lost: scratch folder gone", "its scratch folder was removed", _PILOTS),
@@ -394,18 +394,19 @@ MORE: tuple[FaultRule, ...] = (
     FaultRule(_U, "package", r"No module named '", "a module is not installed where the call ran", "CPython",
               sure=0.92),
     FaultRule(_U, "data", r"FileNotFoundError|\[Errno 2\] No such file or directory|(?:IsA|NotA)DirectoryError",
-              "a file that the program names is not there", "errno(3), strerror, 2, 20, 21", sure=0.85),
+              "a file that the program names does not exist on the node", "errno(3), strerror, 2, 20, 21", sure=0.85),
     FaultRule(_U, "code", r"matmul: Input operand|could not be broadcast together|shapes .{1,40} not aligned"
               r"|dimensions .{0,60} must match exactly", "arrays do not fit together", "NumPy, ufuncs", sure=0.9),
     FaultRule(_U, "service", r"\[Errno 111\] Connection refused|URLError|NewConnectionError|Max retries exceeded with",
               "a service that the program calls does not answer", "urllib; requests", sure=0.8),
     FaultRule(_F, "versions", r"was removed in the NumPy|has been removed (?:from|in) (?:version|v)?[\d.]+",
-              "a package lacks a name: another version of it is meant", "NumPy, _expired_attrs_2_0.py", sure=0.95),
+              "the installed version of a package lacks a name that the program uses",
+              "NumPy, _expired_attrs_2_0.py", sure=0.95),
     FaultRule(_U, "damaged_file", r"JSONDecodeError|UnicodeDecodeError|UnpicklingError|ParserError: Error tokenizing",
               "its input is truncated, or has another format", "json; pickle; pandas", sure=0.87),
     FaultRule(_U, "damaged_file", r"incomplete metadata, file not fully covered|HeaderTooLarge|invalid load key"
               r"|not a zip file|Invalid(?:Header|magic)|PytorchStreamReader failed",
-              "a file is cut short, or no file of this kind", "safetensors; PyTorch; pickle", sure=0.9),
+              "a file is truncated, or has another format", "safetensors; PyTorch; pickle", sure=0.9),
 )  # fmt: skip
 
 OF_CALLS = (*MORE, *ROWS)
@@ -416,41 +417,41 @@ OF_JOBS = (*JOB, *ROWS)
 
 
 BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
-    (_U, "code"): "mend that line; try the function without a session, with the same arguments",
+    (_U, "code"): "fix that line; try the function without a session, with the same arguments",
     (_U, "crash"): "run the function alone with the same arguments; its output: stoker logs {}",
     (_U, "command"): "run that command alone on a node; its output: stoker logs {}",
     (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
     (_U, "data"): "give a path that the nodes see too; a relative path begins in the program's folder",
-    (_U, "damaged_file"): "look at what it read there, and at its size; copy or download it again",
-    (_U, "service"): "ask it from a node: many have no way to the internet, and `localhost` is the node itself",
+    (_U, "damaged_file"): "check the content and size of the file; copy or download it again",
+    (_U, "service"): "call the service from a node: many have no internet access, and `localhost` is the node itself",
     (_U, "result"): "return plain values or arrays, of types that the program can import too",
-    (_U, "package"): "install it where the pilots run, or import your own module in the function: then it travels",
-    (_U, "declared_memory"): "declare more with @context(memory=...), or do less at once",
-    (_U, "memory"): "ask for more memory ([provider] memory in the site file), or do less at once",
+    (_U, "package"): "install the package where pilots run; Stoker sends your own module if the function imports it",
+    (_U, "declared_memory"): "declare more with @context(memory=...), or process less at once",
+    (_U, "memory"): "ask for more memory ([provider] memory in the site file), or process less at once",
     (_U, "gpu_memory"): "make batches smaller, load with a smaller dtype, or ask for a larger device",
-    (_U, "time"): "raise `timeout` of @app, or find out what it waits for: stoker logs {}",
-    (_U, "walltime"): "raise [provider] walltime, or save what is done: stoker.progress(state=...)",
+    (_U, "time"): "raise `timeout` of @app, or see in the output what the call waits for: stoker logs {}",
+    (_U, "walltime"): "raise [provider] walltime, or save progress: stoker.progress(state=...)",
     (_U, "disk"): "make room in that folder: it is full, or your quota is used up",
-    (_U, "config"): "mend the setting that the line names",
-    (_U, "network"): "check the token and the name, and whether you may use what they belong to",
+    (_U, "config"): "fix the setting that the line names",
+    (_U, "network"): "check the name and the token, and that the token gives access to the files",
     (_U, "scheduler"): "ask for at most what the job or partition has: nodes, tasks, memory (site file, [provider])",
-    (_U, "site"): "mend the site file; stoker doctor SITE checks it without a job",
-    (_U, "other_user"): 'open it, or [provider] shared_files = false with [environment] kind = "packed"',
-    (_F, "package"): "install it where the pilots run, or import your own module in the function: then it travels",
-    (_F, "environment"): "mend [environment] python or [provider] worker_init; stoker doctor SITE --probe tries a node",
+    (_U, "site"): "fix the site file; stoker doctor SITE checks it without a job",
+    (_U, "other_user"): 'open the folder, or set [provider] shared_files = false and [environment] kind = "packed"',
+    (_F, "package"): "install the package where pilots run; Stoker sends your own module if the function imports it",
+    (_F, "environment"): "fix [environment] python or [provider] worker_init; stoker doctor SITE --probe tries a node",
     (_F, "versions"): "install versions that fit together; compare `pip list` here and on the node",
     (_F, "dataloader"): "ask for more shared memory (/dev/shm), or load data with fewer workers",
     (_F, "nccl"): "give each rank its own device, and the same NCCL everywhere",
     (_F, "torch"): "try another version of PyTorch, or another type or device for this operation",
-    (_I, "gpu"): "submit it again if it has ended; report the device to the cluster's administrators",
+    (_I, "gpu"): "submit again if the call has failed; report the device to the cluster's administrators",
     (_I, "nvlink"): "report the device to the cluster's administrators",
-    (_I, "gpu_memory"): "declare device_memory in @context, so that calls which others crowd out run elsewhere",
+    (_I, "gpu_memory"): "declare device_memory in @context: calls then run where that much memory is free",
     (_I, "network"): "submit again; if it happens again, report the hosts in the lines to the cluster's administrators",
     (_I, "filesystem"): "submit again; if it happens again, show the lines to the file server's administrators",
-    (_I, "disk"): "submit again; if the disk is full, make room there, or name another one with [pilot] scratch",
-    (_I, "memory"): "submit it again if it has ended; ask for whole nodes, where no other job takes the memory",
-    (_I, "node"): "submit again; if it is the same node, leave it out ([provider] options, such as --exclude)",
-    (_I, "scheduler"): "nothing: calls go to other pilots; if it is often, try another partition or a shorter walltime",
+    (_I, "disk"): "submit again; if the disk is full, make room there, or name another disk with [pilot] scratch",
+    (_I, "memory"): "submit again if the call has failed; ask for whole nodes, where no other job uses the memory",
+    (_I, "node"): "submit again; if the same node fails, exclude it ([provider] options, for example --exclude)",
+    (_I, "scheduler"): "nothing: calls run on other pilots; if it happens often, try another partition or walltime",
     (_I, "licence"): "submit again when the licence server answers",
 }  # fmt: skip
 BY_KIND: dict[FaultKind, str] = {
@@ -458,7 +459,7 @@ BY_KIND: dict[FaultKind, str] = {
     _F: "install versions that fit each other and the machine",
     _I: "submit again; if it happens again, show the lines to the cluster's administrators",
 }
-"""For components without a row."""
+"""Remedies for components that have no remedy of their own."""
 
 
 def remedy(fault: Fault, subject: str) -> str:

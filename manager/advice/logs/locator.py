@@ -1,15 +1,13 @@
-"""Find the first lines of a log that matter (SchedMate §3.3, the failure locator).
+"""Find the first relevant lines of a log (SchedMate §3.3, the failure locator).
 
-The paper assumes ordinary lines and then errors, and searches the border by halves. `locate` reads a log once, so it
-also handles warnings that look bad, failures that were overcome, and ranks that print on while one is dead.
+The paper assumes that all errors follow the ordinary lines, and finds their border by binary search. `locate` reads the
+whole log once, so it also handles harmless warnings, survived failures, and ranks that print after another rank's
+death.
 
-A line is masked (without digits) and looked up by its hash; only the first line of each masked form is graded. Bad
-lines form *episodes*: an episode begins with a bad line and ends when `QUIET_LINES` ordinary lines follow. The failure
-is the last episode, if the log ends in it; a sign of broken hardware in an earlier one comes first. In an episode the
-first grave line counts that is no consequence of another rank's end.
-
-Memory is bounded: an episode keeps each kind of bad line once, the first tracebacks, and its first lines with those
-before them, some hundred kilobytes however long it is.
+Lines are grouped by their form without digits, and only the first line of each form is graded. Bad lines form
+*episodes*: an episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
+episode, if the log ends in it, or an earlier one that shows broken hardware. An episode's relevant line is the first
+grave line that is no consequence of another rank's end.
 """
 
 from __future__ import annotations
@@ -42,17 +40,18 @@ _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
 _STEP_BACK_LINES = 3
-"""A plain error at most this far above the first line that matters belongs to it."""
+"""A plain error at most this many lines above the relevant line becomes the relevant line."""
 _ANSWER_LINES = 2
-"""Lines after a failure in which a program says that it tries again."""
+"""A program announces a retry at most this many lines after the failure."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
-"""Components whose failure a program may seem to survive for a while."""
+"""Components whose failure a program may survive for a while."""
 _SECONDARY = 2
 _SEVERAL = 3
 
 
 class BadLine:
-    """The first bad line of its kind, and their count. `overcome`: the next line says that the program continues."""
+    """The first bad line of its form. `count`: lines of this form. `overcome`: the next lines announce that the program
+    continues."""
 
     __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
 
@@ -72,8 +71,8 @@ class BadLine:
 
     @property
     def rank(self) -> int:
-        """0: a failure by itself. 2: a consequence, by the rules, or because several ranks say it and the cause is one
-        rank's alone. 3: it was overcome."""
+        """Relevance. 0: an independent failure. 2: a consequence, by the rules or because several ranks print it. 3: a
+        survived failure."""
         if self.overcome:
             return _SECONDARY + 1
         follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
@@ -81,7 +80,7 @@ class BadLine:
 
 
 class Episode:
-    """One spell of bad lines. `overcome_after`: the last line that told of another try or way."""
+    """A sequence of bad lines. `overcome_after`: the last line that announced a retry or an alternative."""
 
     def __init__(self, number: int, before: Iterable[tuple[int, bytes]]) -> None:
         self.number = number
@@ -112,7 +111,7 @@ class Episode:
         if len(self._open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
             self._open.append(traceback)
-            self._open.sort(key=lambda each: not each.marks_ranks)  # a line with a mark belongs to its rank
+            self._open.sort(key=lambda each: not each.marks_ranks)  # so that a marked line joins its rank's traceback
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
@@ -134,7 +133,7 @@ class Episode:
                 self._open.remove(traceback)
         return False
 
-    def overcame(self, number: int) -> None:
+    def note_recovery(self, number: int) -> None:
         self.overcome_after = number
         for sign in self.signs.values():
             if 0 < number - sign.last <= _ANSWER_LINES:
@@ -166,16 +165,16 @@ class Episode:
 
 
 AFTER_LINES = 160
-"""With the lines before, the paper's 200 lines around the first one that matters."""
+"""Together with `BEFORE_LINES`: the paper's 200 lines around the first relevant line."""
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Kinds of lines that are searched with all patterns; in later kinds, "error" alone is an error."""
+"""Only this many forms of lines are searched with all patterns. In later forms, only "error" and tracebacks count."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """Return the first lines of a log that matter; None if nothing in it looks like a failure. Raises OSError for a
-    path that cannot be opened."""
+    """Return the first relevant lines of a log, or None without a failure. Raises OSError for a path that cannot be
+    opened."""
     scan = _Scan()
     scan.read(source)
     return scan.result(rules)
@@ -238,7 +237,7 @@ class _Scan:
         self._open = Episode(number, self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # Drop the least grave; of several, the latest that has ended.
+            # Drop the least grave of the ended episodes; of several, the latest.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open
@@ -250,7 +249,7 @@ class _Scan:
         if grade is Gravity.FATAL and TRACEBACK in text:
             episode.begin_traceback(number, text)
         elif grade is Gravity.NOTICE and overcome(text):
-            episode.overcame(number)
+            episode.note_recovery(number)
         elif grade >= Gravity.ERROR:
             episode.sign(key, number, text, grade)
         return grade >= Gravity.ERROR

@@ -1,15 +1,14 @@
-"""The lines of a log of any size and content, how bad each looks, and Python's tracebacks in them, in bounded memory.
+"""The lines of a log of any size and content, their severity, and Python's tracebacks, in bounded memory.
 
-A log may be binary, end without a line break, mix encodings, or have one line of a gigabyte. Lines end at line breaks
-and at carriage returns (a progress bar overwrites itself); a line longer than `LONGEST_BYTES` keeps its beginning and
-its end. NUL bytes are dropped, which also turns UTF-16 into ASCII.
+A log may be binary or mix encodings. Lines end at line breaks and at carriage returns (of progress bars). A line longer
+than `LONGEST_BYTES` keeps only its beginning and its end. NUL bytes are dropped, so UTF-16 becomes ASCII.
 
-A line looks bad by words of severity ("error", "failed", "refused"), whatever program wrote them. Names of metrics
-(`val_error=0.2`), settings (`timeout=60`) and counts of none (`0 errors`) are removed first. A line that announces
-another try, or a warning, is a notice: it can be in the context of a failure, and begins none.
+Words of severity ("error", "failed") determine a line's gravity, after the removal of metric names (`val_error=0.2`),
+settings (`timeout=60`) and zero counts (`0 errors`). A warning, or a line that announces a retry, is a notice. A notice
+can be part of a failure, but no failure begins with it.
 
-A launcher writes a rank's mark before each line (`[rank3]: `, `3: `): a traceback has the mark of its first line.
-Chained tracebacks are one. An endless recursion keeps its beginning and its end.
+A launcher writes a rank's mark before each line (`[rank3]: `, `3: `). All lines of a traceback have the same mark.
+Chained tracebacks count as one.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str 
 
 
 class LineReader:
-    """The lines of a log as bytes, in one pass. `number`: the last line's, from 1, as an editor counts.
+    """The lines of a log as bytes, in one pass. `number`: number of the last line read, from 1, as in an editor.
 
-    Iterating raises OSError for a path that cannot be opened; if a read fails later, the log ends there.
+    Iteration raises OSError for a path that cannot be opened. If a later read fails, the log ends there.
     """
 
     def __init__(self, source: LogSource) -> None:
@@ -61,7 +60,7 @@ class LineReader:
                     self.number += 1
                     yield from _overwritten(line)
                 if b"\r" in rest[:-1]:
-                    self.number += 1  # the parts of a line that has not ended yet
+                    self.number += 1  # parts of a line that is not complete yet
                     done, rest = rest[:-1].rsplit(b"\r", 1)[0], rest[rest[:-1].rindex(b"\r") + 1 :]
                     yield from _overwritten(done)
                     self.number -= 1
@@ -81,16 +80,16 @@ def clipped(line: bytes) -> bytes:
 
 
 def shown(line: bytes) -> str:
-    """Return the line as text, without colours and control characters; other bytes than UTF-8 become U+FFFD."""
+    """Return the line as text, without colours and control characters. Bytes that are not UTF-8 become U+FFFD."""
     text = line.decode("utf-8", "replace")
     return text.rstrip() if text.isprintable() else _CONTROLS.sub("", text).rstrip()
 
 
 def blocks_of(source: LogSource) -> Iterator[bytes]:
-    """Yield the log in pieces of some hundred kilobytes. Raises OSError for a path that cannot be opened.
+    """Yield the log in blocks. Raises OSError for a path that cannot be opened.
 
-    A file given by its path is read up to its size at the start, because a program may write faster than this reads. A
-    file without a size (a pipe, one of /proc) is read to its end.
+    A regular file is read up to its size at the start, because its program may write faster than this function reads.
+    Other sources are read to their end.
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
@@ -116,8 +115,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _overwritten(line: bytes) -> Iterator[bytes]:
-    """Yield the parts of a line between carriage returns, clipped; an empty line stays one. A progress bar may be drawn
-    a million times: each of its forms comes once."""
+    """Yield the clipped parts of a line between carriage returns. If a bar has many parts, yield one of each form."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(masked_line(line).split(b"\r"), parts, strict=True)).values())
@@ -150,7 +148,7 @@ _STEMS = (
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 ).split(b"|")
-"""Each pattern below contains one of these; a search for them is 10 times as fast as the patterns."""
+"""Each match of a pattern below contains one of these stems. Searching for the stems first is 10 times as fast."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -252,7 +250,7 @@ def overcome(line: str) -> bool:
 _HEAD_LINES, _TAIL_LINES = 160, 80
 _CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
 _MESSAGE_LINES = 12
-"""The most lines of a message, if they are indented or no blank line closes it."""
+"""The most lines of an exception's message that is indented or not ended by a blank line."""
 _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
@@ -262,9 +260,8 @@ RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """One traceback while it is read. `number`: its first line. `exceptions`: the line of each exception of the chain;
-    the last one ended the program. `done`: no further line belongs to it. `marks_ranks`: each of its lines has a mark
-    that is no clock or level of one message."""
+    """One traceback while it is read. `exceptions`: the line of each exception in its chain. `done`: no further line
+    belongs to it. `marks_ranks`: its lines begin with a rank's mark, not a time or level."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)
@@ -296,7 +293,7 @@ class TracebackLines:
         if self._in_frames:
             if indented or not body or body.startswith("[Previous line repeated"):
                 return True
-            if TRACEBACK in body:  # another one begins before this one has ended
+            if TRACEBACK in body:  # another traceback begins before the end of this one
                 self.done = not self.exceptions
                 return not self.done
             self._in_frames = False

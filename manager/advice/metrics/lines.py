@@ -1,8 +1,8 @@
-"""One line of output and its metrics: counts and progress bars, names and values.
+"""The metrics of one line: counts and progress bars, names and values.
 
-Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total stands
-behind a counting word (step, epoch, batch, ...), in brackets, or in front of a bar. 2 numbers with a slash elsewhere
-are a date, a path, a fraction or a network.
+Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total must
+follow a counting word (step, epoch, batch, ...), be in brackets, or precede a bar. Other numbers with a slash are
+dates, paths or fractions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A count in a line. `name` distinguishes it from other counts of the log, and has no numbers."""
+    """A count in a line. `name` identifies the count within the log, and contains no numbers."""
 
     name: str
     unit: str
@@ -27,8 +27,8 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one line. `time_s`: the time of a step in some programs, since the start in others. `line_s`: when
-    the line was printed, from an unknown origin. `evaluates`: the line belongs to an evaluation."""
+    """The metrics of one line. `time_s`: seconds of a step in some programs, since the start in others. `line_s`: when
+    it was printed, from an unknown origin. `evaluates`: it belongs to an evaluation."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -84,14 +84,14 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""In front of a bar, or at the start of the text and in front of name and value."""
+"""A count before a bar, or at the start of the text and before a name and value."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-"""Characters in front of a count that say what it counts."""
+"""Characters before a count that may name its unit."""
 _TOTALS = re.compile(
     rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
     rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
@@ -141,8 +141,8 @@ def bar(text: str) -> Bar | None:
 
 
 def counters(text: str) -> list[Counter]:
-    """Return the counts of a line that is no bar, each name once. A count without a total needs a counting word, or
-    brackets at the start of the line."""
+    """Return the counts of a line that has no bar, each name once. A count without total needs a counting word, or
+    brackets at the line's start."""
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
@@ -240,7 +240,7 @@ _EVALUATES = re.compile(
 _TRAINS = re.compile(r"train|fit", re.IGNORECASE)
 
 _LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
-"""In front of a bar: the epoch, in a column."""
+"""The epoch, printed in a column before a bar."""
 
 
 def redraws(text: str) -> list[str]:
@@ -248,7 +248,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line; of a line with several redraws, the metrics of the last one with any."""
+    """Return the metrics of a line. Of several redraws of a bar, the last one with metrics counts."""
     for shown in reversed(redraws(line)):
         if len(shown) <= LONGEST_LINE and _WORTH_READING.search(shown):
             metrics = _read(_ESCAPES.sub("", shown))
@@ -281,7 +281,7 @@ def _read(text: str) -> LineMetrics | None:
         return None
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
-    start = re.split(r"\d", before, maxsplit=1)[0]  # an evaluation is named in front of the first number
+    start = re.split(r"\d", before, maxsplit=1)[0]  # the word for an evaluation precedes the line's first number
     return LineMetrics(
         counters=tuple(_with_stated_totals(counted, text)),
         line_s=line_s,
@@ -334,7 +334,8 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return unit (step, epoch) to total, from the first lines of a log. The first statement of each counts."""
+    """Return the totals, by unit (step, epoch), that a log's first lines state. The first statement of a unit
+    counts."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

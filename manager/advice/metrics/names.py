@@ -1,7 +1,7 @@
 """The table of metric names, and the pairs of name and value in a line.
 
-One regular expression over all names reads `loss=0.3`, `loss: 0.3`, `"loss": 0.3`, `loss 0.3`, `Loss 0.3 (0.4)` and
-`elapsed time per iteration (ms): 512.3`. A value with a unit (`3.02it/s`, `12k tokens/s`, `100ms/step`) needs no name.
+One regular expression over all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
+512.3`. A value with a unit (`3.02it/s`, `100ms/step`) needs no name.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def unit_seconds(unit: str) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds of a duration that CLOCK or WORDED matches. 2 fields with a colon are minutes and seconds."""
+    """Return the seconds of a duration that CLOCK or WORDED matches. `1:02` is minutes and seconds."""
     if ":" not in text:
         parts = _WORDED_PART.findall(text)
         return sum(float(value) * (unit_seconds(unit) or 0.0) for value, unit in parts) if parts else None
@@ -72,8 +72,7 @@ def duration_s(text: str) -> float | None:
 
 
 def line_time(text: str) -> tuple[float | None, str]:
-    """Return the time at the start of a line, in seconds from an unknown origin (without a date, of a day), and the
-    line without it."""
+    """Return the time at the start of a line, in seconds from an unknown origin, and the remaining line."""
     found = _DATED.match(text)
     if found is None:
         return None, text
@@ -91,7 +90,7 @@ def line_time(text: str) -> tuple[float | None, str]:
 
 
 _NAMES = {
-    # Losses, the most telling first.
+    # Losses, the most informative first.
     "loss0": "total loss|overall loss|loss train total",
     "loss1": "loss|lm loss|nll|cost|objective",
     "loss2": "average loss|avg loss|running loss|mean loss|loss avg|nll loss|mlm loss|ce loss|cross entropy|xent",
@@ -111,7 +110,7 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""Metric to its names, in words; any of space, underscore, hyphen, slash and full stop stands between two words."""
+"""For each metric, its names. Space, underscore, hyphen, slash or full stop may separate two words."""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
@@ -134,7 +133,7 @@ _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
 )
 _RATE_REACH = 40
-"""Characters in front of the sign in which the value and its unit stand."""
+"""The value and its unit are at most this many characters before the sign of a rate (`/s`)."""
 _PER_SECOND = re.compile(
     rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
@@ -149,7 +148,7 @@ _SECONDS_PER = re.compile(
 )
 _RATES = frozenset({"steps_per_s", "step_s", "tokens_per_s", "samples_per_s"})
 _VALUE_BEFORE = re.compile(r"(?<![=:\w])\d[\d.,]*[kKMG]?\s?$")
-"""A number in front of its name: `12.5k tokens/s 0.5 s/step`."""
+"""A number before its name: `12.5k tokens/s 0.5 s/step`."""
 _OTHER_LOSS = re.compile(
     rf"(?<![A-Za-z0-9_])(?!(?:{_EVALUATION}|best|min|max|last)[\s_/.\-])[A-Za-z]\w{{0,20}}[ _/.-]?loss['\"]?"
     rf"\s*[:=]\s*(?P<value>{NUMBER})",
@@ -160,10 +159,10 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def pairs(text: str) -> tuple[dict[str, float], bool]:
-    """Return metric to value, and whether the line has values of an evaluation and no loss of a training.
+    """Return the values by metric, and True if the line has values of an evaluation and no training loss.
 
-    The names are the fields of LineMetrics, and `step_s`. Of several losses the most telling one counts, of several
-    values of another metric the first.
+    Metrics are fields of LineMetrics, and `step_s`. Of several losses the most informative counts; of other metrics,
+    the first value.
     """
     found: dict[str, float] = {}
     evaluated = False
@@ -199,7 +198,7 @@ def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
     start, end = pair.span("unit")
     unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
     if not timed:
-        # In `loss 3 s` the unit shows that this is no loss.
+        # In `loss 3 s` the unit shows that the value is no loss.
         known = unit in ("", "k", "K", "M") and not pair["more"]
         return number(pair["value"], unit) if known else None
     if pair["more"] or unit.lower() in ("h", "m"):

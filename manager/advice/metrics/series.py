@@ -1,4 +1,4 @@
-"""Counts over time: which of them is the progress, and its rate."""
+"""Counts over time: which count shows the progress, and its rate."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the rises per unit between points (x, y) half of the points apart (the idea of Siegel and Theil at linear
-    cost), so that neither an outlier nor the resolution of x counts much."""
+    """Return the slopes between points (x, y) that are half the list apart. This limits the effect of outliers and of
+    x's resolution (the idea of Siegel and Theil, at linear cost)."""
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
 
@@ -47,14 +47,14 @@ def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""Ranks that print without a label are a little apart: a value that falls by at most this share, and is reached again
-within this many points, is no restart."""
+"""A fall by at most this share is no new round if one of this many next points reaches the value again: ranks that
+print without a label differ a little."""
 _AS_GOOD_AS_DONE = 0.95
-"""A bar that another one follows may not have been drawn at its end."""
+"""This share of a total counts as complete: a bar's end may not have been drawn before the next bar began."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
-    """A line of a series. `at`: the line's place among the lines with metrics, oldest first."""
+    """A line of a series. `at`: index among the lines with metrics."""
 
     at: int
     line: LineMetrics
@@ -62,8 +62,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: the points since the last fall, oldest first; `earlier`: the points of the round
-    before; `falls`: how often a new round began; `first_at`: the place of the first line of all."""
+    """A count over time; it falls when a new round begins. `points`: of the current round, oldest first. `earlier`: of
+    the previous round. `falls`: number of new rounds. `first_at`: index of the first line."""
 
     name: str
     unit: str
@@ -103,7 +103,7 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _falls([point.counter.done for point in each])
-        before, since = [0, 0, *falls][-2:]  # the places of the last two falls, or the start
+        before, since = [0, 0, *falls][-2:]  # indexes of the last two falls, or the start
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
@@ -138,7 +138,7 @@ def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
     fine = [each for each in with_total if each.unit != EPOCH]
     inner = _innermost(fine) if fine else max(with_total, key=lambda each: each.last_at)
     ranks = [each for each in with_total if _same_count(each) == _same_count(inner)]
-    slowest = min(ranks, key=lambda each: each.newest.done)  # the program is as far as its slowest rank
+    slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
     return ProgressSeries(slowest, _outer(inner, with_total))
 
 
@@ -147,18 +147,17 @@ def _same_count(each: CountSeries) -> tuple[str, float | None, bool]:
 
 
 def _progress_without_total(each: CountSeries) -> tuple[float, ...]:
-    """The sort key: a step before an epoch, a count that never fell, the largest."""
     return each.with_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
 
 
 def _innermost(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return a series with a loss if possible. Of several, return the first one that still runs, because the others are
-    within it; if all have ended, return the last."""
+    """Return the finest count. Prefer a series with a loss, then the first that still runs, because it contains the
+    others, else the last."""
     among = [each for each in fine if each.with_loss] or fine
     running = [each for each in among if each.newest.total is None or not _is_at_its_end(each.newest)]
     if not running or among[0].with_loss:
         return max(running or among, key=lambda each: each.last_at)
-    # A nested bar may have its own rounds, and counts more finely.
+    # A nested bar that starts again in each step of the outer bar counts more finely.
     outermost = min(running, key=lambda each: each.first_at)
     rounds = [each for each in among if each.falls and each.first_at > outermost.first_at and not outermost.falls]
     nested = [each for each in rounds if _counts_rounds(outermost, each)]
@@ -185,20 +184,21 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Newest points that a rate is made of: a program gets slower when another one shares its device."""
+"""Only this many newest points give the rate: a program slows down when another one shares its device."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
-"""Programs round the time left to seconds."""
+"""Stated times left below this are ignored, because programs round them to seconds."""
 _LEAST_SPAN_S = 10.0
-"""Lines name their seconds. Over this span that is exact enough, and surer than a stated time of unknown meaning."""
+"""If lines span at least this many seconds, their times are exact enough, and more certain than a stated time of
+unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A stated rate that differs by this factor from the times of lines is the rate of something else (loading data)."""
+"""A stated rate that differs by this factor from the rate by the lines' times counts something else (loading data)."""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Units of a series per second, the standard deviation of single values, their number and their source."""
+    """The units of a series per second, the standard deviation of single rates, their number and their source."""
 
     per_s: float
     spread: float
@@ -211,8 +211,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """Return the rate of a series, or of the round before while its round is too young. `evaluated_at`: places of lines
-    of an evaluation, whose time is not the series'."""
+    """Return the rate of a series, or of its previous round if the current one is too short. `evaluated_at`: indexes of
+    evaluation lines, whose time does not count."""
     rounds = (series.points, series.earlier)
     found = (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)
     return next((rate for rate in found if rate), None)
@@ -253,7 +253,6 @@ def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
 
 
 def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
-    """Return rises per second between points with no evaluation between them."""
     found: list[float] = []
     part: list[tuple[float, float]] = []
     before = -1
@@ -262,7 +261,7 @@ def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int
         if at_s is None:
             continue
         if part and at_s < part[-1][0] - _DAY_S / 2 and at_s < _DAY_S:
-            at_s += _DAY_S  # the time of a day, past midnight
+            at_s += _DAY_S  # the time of day has passed midnight
         if any(before < at < point.at for at in evaluated_at):
             found += slopes(part)
             part = []

@@ -1,7 +1,7 @@
-"""The progress by the newest lines of a growing log, in bounded memory, and the slowdown between two progresses.
+"""The progress in the newest lines of a growing log, in bounded memory, and the slowdown between two progresses.
 
-A look reads at most `LOOK_BYTES` from the end, newest line first, and only as far as needed. A log that was truncated
-or replaced (rotated) is another file at the next look.
+Each reading starts at the end, takes at most `LOOK_BYTES`, and stops when it has enough lines. A truncated or replaced
+(rotated) log counts as a new file.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from stoker.manager.advice.metrics.series import (
 
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
-"""Lines with metrics to read, in all and of one kind."""
+"""The most lines with metrics to read, in total and of one kind."""
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""With enough lines of a kind, lines without a metric to read in search of a rarer kind."""
+"""After this many lines without a metric, the search for rarer kinds of lines ends."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s; with rounds around a finer count
-    (epochs of steps), `unit` is the round. `whole`: False if `total` covers only a part of a longer run. `loss_change`:
-    the median loss of the newer half of the lines minus the median of the older half. `least_left_s`, `most_left_s`: an
-    interval around `seconds_left`."""
+    """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s: rounds (epochs), if rounds contain a
+    finer count. `whole`: False if `total` covers only a part of the run. `loss_change`: median loss in the newer half
+    of the lines minus that in the older half. `least_left_s`, `most_left_s`: interval around `seconds_left`."""
 
     done: float
     unit: str
@@ -75,16 +74,15 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows one program over several looks at its log. `totals`: totals that it stated at its start
-    (`stated_totals`)."""
+    """Follows one program over several readings of its log. `totals`: totals stated at its start (`stated_totals`)."""
 
     def __init__(self, totals: Mapping[str, float] | None = None) -> None:
         self.totals = dict(totals or {})
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """Return the progress by the end of a log. `at_s`: when its end was read; with it, a log without any times has
-        a rate from the second look on."""
+        """Return the progress at the end of a log. `at_s`: time of reading, it gives logs without times a rate from the
+        second reading on."""
         lines, read = newest_metrics(newest_first)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
@@ -105,7 +103,7 @@ class MetricTracker:
         risen = _position(chosen) - done
         if (name, total) != (chosen.inner.name, chosen.inner.newest.total) or risen <= 0 or at_s <= seen_s:
             return None
-        return Pace(risen / (at_s - seen_s), 0.0, 1, "two looks at the log")
+        return Pace(risen / (at_s - seen_s), 0.0, 1, "two readings of the log")
 
 
 def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]:
@@ -121,7 +119,7 @@ def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]
         if count >= ENOUGH_OF_A_KIND:
             continue
         metrics = read_metrics(shown)
-        # Lines of a kind that has given nothing so far may still give something: they start alike.
+        # A kind of line that had no metrics so far may still have some: different lines can start alike.
         of_kind[kind] = count + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:
@@ -130,8 +128,8 @@ def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]
 
 
 def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> Slowdown | None:
-    """Return the lost share of throughput; negative if the program became faster, None without a common rate: then
-    nothing is concluded (§4.1)."""
+    """Return the share of throughput lost since `before` (negative: a faster program), or None without a common rate
+    (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
         return None
     metrics = ["steps_per_s", "tokens_per_s", "samples_per_s", *(["rate_per_s"] if before.unit == after.unit else [])]
@@ -149,7 +147,7 @@ def _progress(
     now = inner.newest
     done, total, unit, inner_per_unit, whole = now.done, now.total, inner.unit, 1.0, True
     epochs = [each.done for line in reversed(lines) for each in line.counters if each.unit == EPOCH]
-    epoch = epochs[0] if epochs else None  # the first count of the newest line
+    epoch = epochs[0] if epochs else None  # the first epoch of the newest line
     in_an_epoch = any(each.unit == EPOCH for each in inner.points[-1].line.counters)
     if outer is not None and now.total:
         done, total, unit, inner_per_unit = _rounds_done(chosen), outer.newest.total, outer.unit, now.total
@@ -199,8 +197,8 @@ def _rounds_done(chosen: ProgressSeries) -> float:
 def _left(
     done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
 ) -> tuple[float | None, float | None, float | None]:
-    """Return seconds left, and an interval: twice the error of the rate, widened to the program's own forecast and to
-    the rate of the rounds."""
+    """Return the seconds left, and their interval: plus or minus twice the rate's error, widened to include other
+    forecasts."""
     series = chosen.outer or chosen.inner
     stated = series.points[-1].line.eta_s
     if total is None or rate is None or not rate_per_s:
@@ -248,7 +246,7 @@ def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
 LOOK_BYTES = 262_144
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""The first lines may state the length of the run."""
+"""Bytes of the first lines, which may state the length of the run."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
 """A line with more than one invalid character in this many is binary."""
@@ -267,8 +265,7 @@ class FollowedLog:
         self._head_bytes = 0
 
     def track(self, *, at_s: float) -> Tracked:
-        """Return the progress. `at_s`: the time on any monotonic clock. A log that cannot be read has no progress, and
-        the reason says so."""
+        """Return the progress, or the reason why the log cannot be read. `at_s`: time on a monotonic clock."""
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
@@ -293,15 +290,15 @@ class FollowedLog:
 
 
 def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
-    """Yield the lines at the end of a file, from byte `start` on, newest first; each redraw of a bar is a line. A line
-    that is too long, starts out of reach, or is not printed to its end is left out."""
+    """Yield the last lines of a file, newest first, back to byte `start`. Each redraw of a bar is a line. Omit overlong
+    or incomplete lines."""
     reach = max(start, size - LOOK_BYTES)
     rest, end, at_end, too_long = b"", size, True, False
     while end > reach:
         begin = max(reach, end - _BLOCK_BYTES)
         block = os.pread(descriptor, end - begin, begin)
         if len(block) < end - begin:
-            return  # the file was truncated meanwhile
+            return  # the file was truncated during the reading
         end = begin
         first, *more = block.replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
         if more:
@@ -328,5 +325,5 @@ def _texts(line: bytes) -> Iterator[str]:
 
 
 def _is_printed_to_its_end(last: bytes) -> bool:
-    """True if the last line, which no line end follows, is whole: a bar ends with a bracket."""
+    """True if a last line is complete: a bar ends with a bracket."""
     return last.rstrip(b" ").endswith((b"]", b"}"))

@@ -1,8 +1,8 @@
-"""The facts of a function and its context, from their source: nothing is imported, nothing is run.
+"""Facts of a function and its context, from their source. No code is imported or executed.
 
-reading.py     files inside the user's folders, config files, and values in a source
+reading.py     files in the user's folders, config files, and values in a source
 scan.py        signatures, constants, options and calls of the functions that the entry uses
-facts.py       the schema: model, task, data, batch size, length, precision; which calls, names and keywords tell which
-extractor.py   all of these together: `extract_facts`, and the normalised source
-agent.py       an optional language model that fills the open facts
+facts.py       the schema (model, task, data, batch size, length, precision), and names that show each fact
+extractor.py   `extract_facts`, which combines all of these, and the normalised source
+agent.py       an optional language model that fills missing facts
 """

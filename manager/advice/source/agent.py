@@ -1,8 +1,8 @@
-"""An optional language model that reads the user's folders and fills facts that the scan left open (SchedMate §3.1).
+"""An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
 
-A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders, behind an endpoint
-compatible with OpenAI's, within a time limit and a token budget. Secrets are masked before a request. A value counts
-only if the source contains it. If the endpoint fails in any way, the facts of the scan stay, and a note says why.
+A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders. The endpoint is
+compatible with OpenAI's, and has a time limit and a token budget. Secrets are masked in requests. A value counts only
+if the source contains it. If the endpoint fails, the scan's facts stay unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Messages = list[dict[str, str]]
 MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _CHARACTERS_A_TOKEN = 3
-"""Used if the endpoint reports no count. Source has more characters per token."""
+"""Used if the endpoint reports no number of tokens. Source code has more characters per token than this."""
 
 
 class LanguageModel(msgspec.Struct, frozen=True):
@@ -63,12 +63,10 @@ class LanguageModel(msgspec.Struct, frozen=True):
 
 
 class EndpointError(Exception):
-    """The endpoint gave no usable answer. It stays inside the advisor."""
+    """The endpoint gave no usable answer. This error stays inside the advisor."""
 
 
 class Conversation:
-    """One question, with its time and tokens over all turns."""
-
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.turns = model.turns
         self._model = model
@@ -108,7 +106,7 @@ class Conversation:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         options = {
             "timeout": httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s)),
-            "trust_env": not _is_loopback(url),  # the environment's proxy does not apply to this machine
+            "trust_env": not _is_loopback(url),  # do not use the environment's proxy for an endpoint on this machine
             "verify": url.startswith("https"),
         }
         data = bytearray()
@@ -121,7 +119,7 @@ class Conversation:
                     raise EndpointError(f"it answered with status {response.status_code}")
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # a server that sends a byte now and then never times out
+                    self._left_s()  # raises at the limit: a server that sends a byte now and then would never time out
                     if len(data) > MOST_ANSWER_BYTES:
                         raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
@@ -147,17 +145,17 @@ def _is_loopback(url: str) -> bool:
 
 
 DOUBTED = 0.5
-"""A less sure fact of the scan may be replaced."""
+"""The model may replace facts of the scan that are less certain than this."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""Every source contains small numbers, so that proves little."""
+"""Certainty of small numbers from the model, because every source contains small numbers."""
 
 
 def facts_believed(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with the believed part of the answer, and a line for each refused value. `sources`: the texts
-    that the model was shown, by name."""
+    """Return the facts with those values of the answer that the sources contain, and lines on rejected values.
+    `sources`: the texts that the model has read, by name."""
     taken, refused = dict[str, SourceFact](), list[str]()
     for field in FIELDS:
         value = _plain(field, answer.get(field))
@@ -178,7 +176,7 @@ def facts_believed(
 
 
 def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
-    """Return the first place (`file:line`) that contains a value, or another name of it; None if none does."""
+    """Return the first place (`file:line`) of a value or a synonym, or None."""
     if isinstance(value, str):
         other_names = {
             "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],
@@ -231,7 +229,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 def facts_with_agent(
     source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: LanguageModel | None
 ) -> WorkloadFacts:
-    """Return the facts with the language model's additions; unchanged without a model. Never raises."""
+    """Return the facts with the language model's additions, or unchanged without a model. Never raises."""
     if model is None:
         return facts
     try:
@@ -239,9 +237,9 @@ def facts_with_agent(
         answer = _answer(Conversation(model), tools, source)
         found, notes = facts_believed(facts, answer, tools.shown)
     except EndpointError as error:
-        found, notes = facts, [f"the language model at {masked(model.url)} was no help: {error}"]
-    except Exception as error:  # it must not end the advisor, whatever it is
-        found, notes = facts, [f"the language model was no help: {type(error).__name__}: {str(error)[:200]}"]
+        found, notes = facts, [f"the language model at {masked(model.url)} could not be used: {error}"]
+    except Exception as error:  # no error may end the advisor
+        found, notes = facts, [f"the language model could not be used: {type(error).__name__}: {str(error)[:200]}"]
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
@@ -260,7 +258,7 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
         if action is None:
             nonsense += 1
             if nonsense > _MOST_NONSENSE:
-                raise EndpointError("it gave neither an action nor an answer, again and again")
+                raise EndpointError("it repeatedly gave neither an action nor an answer")
         seen = tools.use(action[1], (action[2] or "").strip()) if action is not None else "write an Action or an answer"
         messages += [
             {"role": "assistant", "content": text[:4_000]},
@@ -274,7 +272,7 @@ class _Tools:
         self._source = source
         self._reader = reader
         self.shown: dict[str, str] = {}
-        """Texts that the model was shown, by file name."""
+        """Texts that the model has read, by file name."""
 
     def entry_text(self) -> str:
         name = self._reader.name_of(Path(self._source.file)) if self._source.file else "<source>"

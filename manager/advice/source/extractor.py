@@ -1,8 +1,8 @@
 """Facts of a function, a loader or a script from its source text (SchedMate §3.1, without a language model).
 
-The paper's agent reads files until it knows enough. Here a scan reads the literals of the functions that the entry
-uses; each fact has a place and a certainty, a missing one has a reason, and an optional language model (`agent.py`)
-reads the rest. `extract_facts` never raises, never executes code, and reads no file outside the given folders.
+The paper's agent reads files until it knows enough. Here a scan reads the literals in the functions that the entry
+function uses. Each fact has a place and a certainty; a missing fact has a reason. `extract_facts` never raises, never
+executes code, and reads only the given folders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stoker.manager.advice.source.scan import Function, OutOfBoundsError, Scanne
 
 
 def normalised(source: str | ast.AST) -> str:
-    """Return a source without comments, docstrings, annotations and names of variables; fields of classes keep their
-    names. Raises SyntaxError, ValueError, RecursionError or MemoryError for a source that does not parse."""
+    """Return a source without comments, docstrings, annotations and variable names; class fields keep their names.
+    Raises SyntaxError, ValueError, RecursionError or MemoryError for an invalid source."""
     tree = ast.parse(source if isinstance(source, str) else ast.unparse(source))
     nodes = list(ast.walk(tree))
     parameters = {
@@ -73,7 +73,7 @@ def _bound_name(node: ast.AST) -> str:
 
 def _without_annotation(node: ast.stmt, names: Mapping[str, str]) -> ast.stmt:
     if not isinstance(node, ast.AnnAssign) or (isinstance(node.target, ast.Name) and node.target.id not in names):
-        return node  # a field of a class keeps its annotation, which makes it one
+        return node  # without an annotation it would not be a field of the class
     return ast.Assign(targets=[node.target], value=node.value) if node.value is not None else ast.Pass()
 
 
@@ -84,8 +84,8 @@ LONGEST_TEXT = 40_000
 
 
 class SourceText(msgspec.Struct, frozen=True):
-    """The source that facts are taken from. `function`: the entry function, dotted for a method; empty for a script.
-    `file`: where the text lies, if anywhere; relative imports and paths start there."""
+    """A source. `function`: the entry function, dotted for a method; empty for a script. `file`: the base of relative
+    imports and paths, if any."""
 
     text: str
     function: str = ""
@@ -103,26 +103,28 @@ def extract_facts(
 
     Args:
         arguments: the arguments of the entry function, by parameter name.
-        folders: the user's, searched for modules and config files; without them no file is read.
+        folders: the user's folders for modules and config files; without them no file is read.
     """
     reader = OwnFolders(folders, limits or ReadingLimits())
     scanner = Scanner(reader)
     text, given = "", list[str]()
     try:
         if len(source.text) > reader.limits.file_bytes:
-            raise NotReadError(f"{source.file or '<source>'}: not read: it is longer than {reader.limits.file_bytes:,}")
+            raise NotReadError(
+                f"{source.file or '<source>'}: not read: its length in characters is over {reader.limits.file_bytes:,}"
+            )
         entry = _scanned(source, dict(arguments or {}), reader, scanner, given)
         inside = {id(node) for node in ast.walk(entry)}
         others = [node for key, node in scanner.followed.items() if key not in inside]
         text = "\n".join(normalised(node) for node in [entry, *others])
     except OutOfBoundsError:
-        scanner.note(f"the source has more than {reader.limits.nodes:,} expressions; the first ones were looked at")
+        scanner.note(f"the source has more than {reader.limits.nodes:,} expressions; only the first of them were read")
     except NotReadError as error:
         scanner.note(str(error))
-    except Exception as error:  # a source must not end the advisor, whatever it is
+    except Exception as error:  # no source may end the advisor
         scanner.note(f"the source was not read to its end: {type(error).__name__}: {str(error)[:200]}")
     found, missed = scanner.recogniser.found, scanner.recogniser.missed
-    unnamed = "; ".join(["nothing in the source that was read names it", *scanner.notes[:1]])
+    unnamed = "; ".join(["the source that was read does not name it", *scanner.notes[:1]])
     configs = [read for path, read in reader.texts.items() if path.suffix != ".py"]
     parts = [text, *given, *scanner.constants.values(), *configs]
     return WorkloadFacts(
@@ -186,7 +188,7 @@ class LoaderCall(msgspec.Struct, frozen=True):
 
 
 def loader_of(text: str, function: str) -> LoaderCall | None:
-    """Return the loader of a function's context; None where the source does not tell. Never raises."""
+    """Return the loader of a function's context, or None if the source does not show it. Never raises."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,7 +1,6 @@
-"""The facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls that tell them.
+"""Facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls that show them.
 
-Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` have a value or say "unknown". Each fact keeps
-its place in the source and its certainty.
+Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` have a value or "unknown".
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """The facts of a function or a loader. `further`: other named numbers and words. `absent`: the reason for each
-    field without a value. `text`: the normalised source of all functions that were followed; `same`: a digest of it and
-    of the arguments."""
+    """Facts of a function or a loader. `further`: other named numbers and words. `absent`: the reason for each missing
+    field. `text`: the normalised source of all followed functions. `same`: a digest of `text` and the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -176,8 +174,7 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects facts; of several for one field the surest stays. `missed`: why a field has no value although the source
-    has a place for it."""
+    """Collects each field's most certain fact. `missed`: why a mentioned field's value is unknown."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
@@ -337,7 +334,7 @@ class Recogniser:
         if value is not None and isinstance(value.value, str):
             self._keep(field, value.value, value.where, sure * site.sure * value.sure)
         elif required:
-            why = f"{site.where}: {site.last}(...) takes a value that the source does not tell"
+            why = f"{site.where}: {site.last}(...) takes a value that the source does not show"
             self.missed.setdefault(field, why)
 
     def _put(self, field: str, value: str | int, site: CallSite, sure: float) -> None:

@@ -1,6 +1,6 @@
-"""Files and modules of the user's folders, read within bounds, and the values in them, each with its place.
+"""Files and modules in the user's folders, read within limits, and the values in them.
 
-No file outside the folders is read, not even by a link.
+No file outside the folders is read, not even through a link.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pyca
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
-    """Bounds of one extraction. `depth`: nested calls to follow; `nodes`: statements and expressions to visit."""
+    """Limits of one extraction of facts. `depth`: nested calls to follow. `nodes`: statements and expressions to
+    visit."""
 
     files: int = 40
     file_bytes: int = 1_000_000
@@ -40,11 +41,11 @@ class ReadingLimits(msgspec.Struct, frozen=True):
 
 
 class NotReadError(Exception):
-    """A file was not read; the text says why. It stays inside this package."""
+    """A file was not read; the text says why. This error stays inside this package."""
 
 
 class OwnFolders:
-    """Reads files of the user's folders. `texts`: the files read so far, by real path."""
+    """Reads files in the user's folders. `texts`: the files read, by real path."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
@@ -63,14 +64,14 @@ class OwnFolders:
         try:
             real = Path(os.path.realpath(path))
             if not self.contains(real):
-                raise ValueError("it lies outside of the folders given")
+                raise ValueError("it is outside the given folders")
             if real not in self.texts:
                 if len(self.texts) >= self.limits.files:
                     raise ValueError(f"{self.limits.files} files were read already")
                 self.texts[real] = self._read(real)
             return self.texts[real]
         except UnicodeDecodeError:
-            why = "it is no text in UTF-8"
+            why = "it is not UTF-8 text"
         except (OSError, ValueError) as error:  # ValueError: also a null byte in the path
             why = getattr(error, "strerror", None) or str(error)
         raise NotReadError(f"{self.name_of(path)}: not read: {why}")
@@ -80,7 +81,7 @@ class OwnFolders:
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is no plain file")
+                raise ValueError("it is not a regular file")
             if status.st_size > self.limits.file_bytes:
                 raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(self.limits.file_bytes)}")
             if self._bytes + status.st_size > self.limits.total_bytes:
@@ -103,8 +104,8 @@ class OwnFolders:
     def module(
         self, parts: Sequence[str], *, beside: Path | None, level: int = 0, package: bool = False
     ) -> Path | None:
-        """Return the file of a user's module. `level`: the dots of a relative import; with it, or with `package`, a
-        folder without `__init__.py` counts too."""
+        """Return the file of a user's module. `level`: dots of a relative import. With `level` or `package`, folders
+        without `__init__.py` count too."""
         places = [beside.parent] if beside is not None else []
         if level:
             places = [[place, *place.parents][min(level - 1, len(place.parents))] for place in places]
@@ -131,7 +132,7 @@ class OwnFolders:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SourceModule:
-    """A user's module, or a package without a file. `waiting`: statements not scanned yet, by the names they bind."""
+    """A user's module, or a package without a file. `waiting`: unscanned statements, by the names that they bind."""
 
     file: Path | None
     shown: str
@@ -224,7 +225,7 @@ def _root(node: ast.expr) -> list[str]:
 LONGEST_TEXT = 10_000
 LARGEST_NUMBER = 1e18
 MOST_VALUES, DEEPEST = 5_000, 20
-"""Bounds of a config: aliases of YAML can make a short file stand for billions of values."""
+"""Limits of a config: aliases of YAML can make a short file stand for billions of values."""
 
 CONFIG_READERS = {
     "json.load": "json", "json.loads": "json", "tomllib.load": "toml", "tomllib.loads": "toml", "tomli.load": "toml",
@@ -246,15 +247,15 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "tqdm.auto.trange": range, "os.path.join": os.path.join, "pathlib.Path": os.path.join,
     "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
 }  # fmt: skip
-_CONVERTS = frozenset({"int", "float", "str", "max", "min", "len"})  # keywords change their results
+_CONVERTS = frozenset({"int", "float", "str", "max", "min", "len"})  # keywords change these results
 _WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
 _SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """A value with its place (`file:line`) and its certainty. `value` is a constant, a list of Known, a dict of Known
-    by name (options, an instance, a config), a range, or one of the classes below."""
+    """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by name
+    (options, an instance, a config), a range, or one of the classes below."""
 
     value: Any
     where: str
@@ -270,7 +271,7 @@ class Known:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstalledName:
-    """A name of installed code, for example `torch.float16`; the result of a call ends with `()`."""
+    """A name of installed code: `torch.float16`. The result of a call ends with `()`."""
 
     dotted: str
 
@@ -286,7 +287,7 @@ class NamedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of installed code: its dotted name (`?.to` on an unknown object), and its arguments where known."""
+    """A call of installed code: its dotted name (`?.to` on an unknown object), and its known arguments."""
 
     dotted: str
     args: tuple[Known | None, ...]
@@ -338,13 +339,12 @@ def item(base: Known | None, index: Known | None) -> Known | None:
     if isinstance(base.value, dict):
         return base.value.get(str(index.value))
     if isinstance(base.value, list) and type(index.value) is int and -len(base.value) <= index.value < len(base.value):
-        return base.value[index.value]  # type: ignore[no-any-return]  # its items are Known
+        return base.value[index.value]  # type: ignore[no-any-return]  # the items are Known
     return None
 
 
 def result_of(site: CallSite, base: Known | None) -> Known | None:
-    """Return the value of a call of Python's own functions and methods; None if the arguments do not determine it.
-    `base`: the object whose method is called."""
+    """Return the value of a call to a Python builtin, or None if unknown. `base`: the object whose method is called."""
     if base is not None and (found := _result_of_method(site, base)) is not None:
         return found
     values = [arg.value for arg in site.args if arg is not None and arg.constant]
@@ -406,12 +406,12 @@ def declared_option(site: CallSite) -> tuple[str, Known] | None:
 def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
     path = folders.find(name, beside=beside)
     if path is None:
-        raise NotReadError(f"{name}: not read: the folders given have no such file")
+        raise NotReadError(f"{name}: not read: the given folders have no such file")
     text, shown = folders.read(path), folders.name_of(path)
     try:
         return _ConfigLines(text, shown).value(_parsed(text, form), depth=0)
     except (ValueError, RecursionError, MemoryError, TypeError) as error:
-        raise NotReadError(f"{shown}: not taken: {str(error).splitlines()[0][:120] if str(error) else form}") from None
+        raise NotReadError(f"{shown}: not used: {str(error).splitlines()[0][:120] if str(error) else form}") from None
 
 
 def _parsed(text: str, form: str) -> Any:
@@ -424,11 +424,11 @@ def _parsed(text: str, form: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"it is no YAML: {error}") from None
+        raise ValueError(f"it is not YAML: {error}") from None
 
 
 class _ConfigLines:
-    """Gives each value of a config the line of its key: the first with that text, after the line of its table."""
+    """Finds the line of each value of a config: the first line with its key after its table's line."""
 
     def __init__(self, text: str, shown: str) -> None:
         self._lines = text.splitlines()

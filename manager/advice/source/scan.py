@@ -1,8 +1,8 @@
 """Scan a source for literals: signatures, defaults, constants, calls, argparse and click options, dataclasses, configs.
 
-Statements are read once, in order; a name stands for the literal bound to it. A global is evaluated at its first use,
-so unused parts of a module say nothing. A user's function is scanned at its first call, with the arguments of that
-call. Nothing is executed.
+Statements are read once, in order, and a name gets the literal bound to it. A global is evaluated at its first use, so
+unused code yields no facts. A user's function is scanned at its first call, with that call's arguments. No code is
+executed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OwnCode:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The names that a piece of source sees. `sure` weakens its facts."""
+    """The names visible in a part of the source. `sure`: a factor on its facts' certainty."""
 
     names: dict[str, Known]
     module: SourceModule
@@ -68,7 +68,7 @@ class Scope:
 
 
 class Scanner:
-    """Scans one entry. `followed`: the functions that it uses; `constants`: the global values."""
+    """Scans one function or script. `followed`: the functions that it uses. `constants`: the values of globals."""
 
     def __init__(self, folders: OwnFolders) -> None:
         self.recogniser = Recogniser()
@@ -86,7 +86,6 @@ class Scanner:
             self.notes.append(why)
 
     def script(self, module: SourceModule, tree: ast.Module) -> None:
-        """Scan a program's statements in the order of a run."""
         module.name = "__main__"
         self._run(tree.body, Scope(module.names, module))
 
@@ -163,13 +162,12 @@ class Scanner:
             times = Known(len(iterated.value), iterated.where, iterated.sure * scope.sure)
             self.recogniser.loop(name, times)
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
-            if name and first is not None:  # not by _bind: a loop's variable is no setting, whatever its name
+            if name and first is not None:  # bind it here, not by _bind: a loop variable is never a setting
                 scope.names[name] = first.weakened(0.7)
         self._run(node.body, scope)
         self._run(node.orelse, scope)
 
     def _bind(self, target: ast.expr, value: Known | None, scope: Scope) -> None:
-        """Bind a target of an assignment; an unknown value unbinds it."""
         match target:
             case ast.Name(id=name):
                 self._set(scope.names, name, value, scope)
@@ -263,7 +261,7 @@ class Scanner:
         return found
 
     def _global(self, module: SourceModule, name: str) -> Known | None:
-        """Return a module's name; the statements that bind it are scanned at its first use."""
+        """Return a module's global. The statements that bind it are scanned at its first use."""
         for node in module.waiting.pop(name, ()):
             if id(node) not in module.scanned:
                 module.scanned.add(id(node))
@@ -271,7 +269,7 @@ class Scanner:
         found: Known | None = module.names.get(name)
         if found is None and name != "*":
             self._global(module, "*")
-            stars, module.stars = module.stars, []  # modules may import each other's names
+            stars, module.stars = module.stars, []  # emptied first, because two modules may import each other's names
             found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
             module.stars = stars
         elif found is not None and found.constant:
@@ -408,7 +406,7 @@ class Scanner:
             return found
         self.recogniser.call(site)
         for value in (*site.args, *site.kwargs.values()):
-            if value is not None and isinstance(value.value, OwnCode):  # a callback: it will be called
+            if value is not None and isinstance(value.value, OwnCode):  # a callback
                 self._call_own(value.value, [], {}, scope, sure=0.7)
         return Known(InstalledName(f"{site.dotted}()"), site.where)
 
@@ -434,7 +432,7 @@ class Scanner:
         path = site.args[0].value if site.args and site.args[0] is not None else None
         name = path.path if isinstance(path, NamedFile) else path
         if not isinstance(name, str) or (site.last == "loads" and not isinstance(path, NamedFile)):
-            self.note(f"{site.where}: the source does not tell which file {site.dotted}(...) reads")
+            self.note(f"{site.where}: the source does not show which file {site.dotted}(...) reads")
             return None
         try:
             return read_config(name, CONFIG_READERS[site.dotted], self._folders, beside=module.file)
@@ -524,7 +522,7 @@ class Scanner:
                 if found is not None:
                     names[name] = found
             elif node.level:
-                self.note(f"{where}: {'.' * node.level}{node.module or ''} is not in the folders given")
+                self.note(f"{where}: {'.' * node.level}{node.module or ''} is not in the given folders")
             elif self._folders.module(parts, beside=scope.module.file) is None:
                 names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
                 self.recogniser.used_module(parts[0], where, 0.95)

@@ -1,6 +1,6 @@
-"""Arlo (ICPP '24): encoders in several static lengths, and for each length the devices that it needs.
+"""Arlo (ICPP '24): encoders in several static lengths, each with the devices that it needs.
 
-Contexts outside a family (`stoker.family`, `stoker.encoder_family`) are served as by default.
+Contexts outside a family (`stoker.family`, `stoker.encoder_family`) get the default policies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def arlo(
     peeked: int = PEEKED,
     tracks: bool = True,
 ) -> Policies:
-    """Serve each call of a family in the shortest runtime that is long enough, or demote it to a longer one.
+    """Serve each call of a family in the shortest runtime that is long enough, or demote it to a longer runtime.
 
     Args:
         provisioning: replaces the default provisioning.
-        latency_s: latency objective of calls that name none, in seconds.
+        latency_s: default latency objective, in seconds.
         period_s: seconds between two allocations.
-        out_of_service: share of devices that replacements may take out of service at once.
+        out_of_service: share of devices that replacements may take out of service.
         threshold: lambda of Algorithm 1.
         decay: alpha of Algorithm 1.
         peeked: L of Algorithm 1.
-        tracks: add and release blocks by the tail latency; else by the rules of the site alone.
+        tracks: add and release blocks by the tail latency.
     """
     times, arrivals = RuntimeTimes(latency_s=latency_s), ArrivalCounts(over_s=period_s)
     base = provisioning or KeepBlocks()

@@ -1,13 +1,12 @@
 """Devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
-A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one
-instance answers at most `capacity` (M_i) of them in time; the rest is demoted to the next longer runtime (eqs 4,
-5). The solver minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2) in which
-each runtime has the instances that its own requests fill (eq. 3) and the longest one has at least one (eq. 7).
+A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
+answers at most `capacity` (M_i) in time; other requests are demoted to the next longer runtime (eqs 4, 5). The solver
+minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2). Each runtime has the instances
+that its own requests fill (eq. 3), the longest at least one (eq. 7).
 
-The search visits the runtimes in order of length. Dominated nodes are dropped. The remaining cost is bounded from
-below by the cheapest demotion and the convex hull of each runtime's cost; nodes whose bound exceeds the best
-known answer are pruned. Both steps keep an optimum. A beam search finds a good answer first.
+The search visits runtimes by length, drops dominated nodes, and prunes nodes by a lower bound: the cheapest demotion
+and the convex hull of each runtime's cost. Both steps keep an optimum.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NARROW = 32  # Width of the beam search
 
 
 class NotEnoughDevicesError(StokerError):
-    """Equation 3 needs `needed` devices, more than there are."""
+    """Equation 3 needs `needed` devices."""
 
     def __init__(self, needed: int, devices: int) -> None:
         super().__init__(f"the requests fill {needed} devices, and there are {devices}")
@@ -34,9 +33,9 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of the requests of one instance in one period, by their number.
+    """Mean latency of an instance's requests in one period, by number of requests.
 
-    Linear between the points and beyond the last one. `points`: requests and seconds, both increasing.
+    Linear between the points and beyond the last. `points`: requests and seconds, both increasing.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -44,11 +43,11 @@ class LatencyTable(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.points))
         if not self.points or not rising:
-            raise ValueError(f"a latency table has rising points, at least one: {self.points}")
+            raise ValueError(f"a latency table needs at least one point, and rising points: {self.points}")
 
     @classmethod
     def one_by_one(cls, request_s: float, *, capacity: int) -> LatencyTable:
-        """Return the table of an instance that answers requests one after the other (§5: batch size 1)."""
+        """Return the table of an instance with batch size 1 (§5)."""
         points = {1.0: request_s, float(max(2, capacity)): request_s * (max(2, capacity) + 1) / 2}
         return cls(tuple(points.items()))
 
@@ -62,13 +61,12 @@ class LatencyTable(msgspec.Struct, frozen=True):
 
     @property
     def is_convex(self) -> bool:
-        """True if each further request costs at least as much as the one before."""
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(self.points)]
         return all(a <= b * (1 + _ROUNDING) for a, b in pairwise(slopes))
 
 
 class RuntimeDemand(msgspec.Struct, frozen=True):
-    """One runtime in one period: its `requests` (Q_i), the `capacity` of an instance (M_i), the latency table (L_i)."""
+    """One runtime in one period: `requests` (Q_i), `capacity` of an instance (M_i), latency table (L_i)."""
 
     requests: float
     capacity: int
@@ -80,7 +78,7 @@ class RuntimeDemand(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Instances of each runtime, in order, and the sum of the latencies of one period, in seconds."""
+    """Instances of each runtime, in order, and the sum of latencies in seconds."""
 
     instances: tuple[int, ...]
     latency_s: float
@@ -96,9 +94,7 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
 
 
 def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
-    """Return the cost of an allocation in seconds (eq. 1); infinity if the longest runtime has requests and no
-    instance.
-    """
+    """Return an allocation's cost in seconds (eq. 1); infinity if the longest runtime has requests but no instance."""
     left, total = 0.0, 0.0
     for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
         cost, left = _step(runtime, count, left, is_last=number == len(runtimes) - 1)
@@ -117,8 +113,6 @@ def _step(runtime: RuntimeDemand, count: int, demoted: float, *, is_last: bool) 
 
 
 class _Node(msgspec.Struct, frozen=True, gc=False):
-    """A search node: devices used, requests demoted, cost, instances of the last runtime, parent."""
-
     used: int
     demoted: float
     cost: float
@@ -130,7 +124,7 @@ class _AllocationSearch:
     def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
         self._runtimes = runtimes
         self._least = least
-        self._spare = devices - sum(least)  # Devices beyond the least ones
+        self._spare = devices - sum(least)  # Devices beyond the least number of each runtime
         self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
 
     def best(self) -> Allocation:
@@ -139,7 +133,7 @@ class _AllocationSearch:
         return Allocation(self._instances(best), best.cost)
 
     def _better(self, found: _Node, *, width: int | None) -> _Node:
-        """Return the best answer, or `found` if none is better. `width`: nodes kept per runtime; None = all."""
+        """Return the best answer, `found` included. `width`: nodes kept per runtime; None = all."""
         most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
@@ -196,7 +190,7 @@ class _AllocationSearch:
 
 
 def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop nodes for which another one with the same devices demotes no more and costs no more."""
+    """Drop nodes if another node with the same devices neither demotes nor costs more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -215,7 +209,7 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
 
 
 def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """Return, per runtime and spare devices, a lower bound on the cost of this and all longer runtimes."""
+    """Return, per runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):

@@ -1,9 +1,9 @@
-"""Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) over the libraries of a family.
+"""Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) over a family's libraries.
 
-A level is a runtime with libraries; its head is the least loaded one. A call goes to the first of its levels
-whose head is below a threshold, which falls from level to level because longer calls have no other level. If all
-are congested, the shortest level takes the call while its head can still answer in time. Otherwise it waits in
-the manager for the first library with room, which the paper leaves to the queue of that level.
+A level is a runtime with libraries; its head is its least loaded library. A call goes to its first level whose head is
+below a threshold, which falls from level to level because longer calls have no other level. If all are congested, the
+shortest level takes the call while its head can answer in time. Otherwise the call waits in the manager for the first
+library with capacity; in the paper, in the level's queue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_COMPARED = 8  # Libraries examined per level
 
 
 class MultiLevelQueue(HottestFirst):
-    """Dispatch as in Arlo. `threshold`, `decay` and `peeked` are lambda, alpha and L of Algorithm 1."""
+    """Arlo's dispatch. `threshold`, `decay` and `peeked` are lambda, alpha and L of Algorithm 1."""
 
     asks_every_call = True
     honours = HottestFirst.honours | {"variants", "latency_s"}
@@ -40,7 +40,7 @@ class MultiLevelQueue(HottestFirst):
         self._thresholds = [threshold * decay**peek for peek in range(peeked)]
 
     def window(self, view: View, library: Library) -> int:
-        """Return how many calls it answers in time; before its first run, its slots."""
+        """Return the calls that the library answers in time; before the first run, its slots."""
         context = library.context
         if not is_runtime(context):
             return super().window(view, library)
@@ -61,7 +61,7 @@ class MultiLevelQueue(HottestFirst):
         return top.id if top is not None and top.load < self.window(view, top) else None
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return its share of the calls that wait for its runtime, as far as it answers them in time."""
+        """Return the library's share of its runtime's waiting calls that it answers in time."""
         context = library.context
         if not is_runtime(context) or context.queue.gangs:
             return super().pull(view, library)
@@ -72,7 +72,7 @@ class MultiLevelQueue(HottestFirst):
         return min(room, -(-context.queue.count // max(1, len(context.index))))
 
     def pull_others(self, view: View, library: Library) -> Iterator[Action]:
-        """Send it waiting calls of shorter runtimes, nearest first, as far as Algorithm 1 demotes them."""
+        """Send waiting calls of shorter runtimes that Algorithm 1 demotes, nearest runtime first."""
         family = runtimes_of(library.context)
         for distance, shorter in enumerate(reversed(family[: family.index(library.context)]), 1):
             while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):

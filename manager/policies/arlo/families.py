@@ -1,8 +1,8 @@
-"""The runtimes of a family in order, how long each takes, and how many calls arrive for it.
+"""A family's runtimes by length, their run times, and their arriving calls.
 
-A runtime is a context that calls list next to others (`Context.lists`), or that declares its longest input. A
-static runtime takes the same time for every input, so the mean of its runs is its profile (§3.1). A runtime
-without runs is scaled by length from the nearest one that has some.
+A runtime is a context that calls list with others (`Context.lists`), or that declares its longest input. It takes the
+same time for every input, so its mean run time is its profile (§3.1). An unmeasured runtime is scaled by length from
+the nearest measured runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def runtimes_of(context: Context) -> tuple[Context, ...]:
 
 
 class RuntimeTimes:
-    """How fast the runtimes are. `latency_s`: the objective of calls that name none."""
+    """Run times of runtimes. `latency_s`: default latency objective of calls."""
 
     def __init__(self, *, latency_s: float) -> None:
         self._usual_s = latency_s
@@ -57,14 +57,14 @@ class RuntimeTimes:
         return _in_proportion(nearest.run_s / nearest.slots, context, nearest)
 
     def capacity(self, context: Context) -> int:
-        """Return how many calls an instance answers within the objective (M_i), at least its slots."""
+        """Return how many calls an instance answers within the objective (M_i)."""
         return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
 
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
-        """Return the runtime as the allocation sees it: calls and capacity in one objective.
+        """Return a runtime's calls and capacity within one latency objective.
 
-        Equations 3 and 5 let the longest runtime exceed its capacity, so a call above it costs a whole objective
-        more (§3.3).
+        Equations 3 and 5 let the longest runtime exceed its capacity, so a call above it costs a whole objective more
+        (§3.3).
         """
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
@@ -74,7 +74,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Calls of the last `over_s` seconds by ideal runtime, in 12 buckets. Dispatch writes it, residency reads it."""
+    """Calls of the last `over_s` seconds by ideal runtime. Dispatch writes, residency reads."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s
@@ -97,12 +97,10 @@ class ArrivalCounts:
         return sum(counts.get(key, 0) for at, counts in self._pieces if at >= now - self.over_s)
 
     def seconds(self, family: Sequence[Context], now: float) -> float:
-        """Return for how long calls of a family have been counted, at most `over_s`."""
         known = [self._came_at[each.recipe.key][0] for each in family if each.recipe.key in self._came_at]
         return min(self.over_s, now - min(known, default=now))
 
     def came_since(self, family: Sequence[Context], since: float) -> bool:
-        """True if a call of a family arrived after `since`."""
         return any(self._came_at.get(context.recipe.key, (0.0, -2.0))[1] > since for context in family)
 
 

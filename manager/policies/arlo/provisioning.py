@@ -1,7 +1,7 @@
 """Target tracking on the tail latency, as Arlo scales (§4).
 
-Request one more block when the 98th percentile of recent latencies reaches 95 % of the objective. Release the
-least busy block when it stayed below 50 % for a minute. Everything else is as by default.
+Request a block when the 98th percentile of recent latencies reaches 95 % of the objective. Release the least busy block
+when it stayed below 50 % for a minute. Otherwise the base policy decides.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
 _ADD_AT, _RELEASE_BELOW = 0.95, 0.5  # Shares of the objective
-_CALM_S = 60.0  # Seconds below the second one before a block is released
+_CALM_S = 60.0  # Seconds below `_RELEASE_BELOW` before a block is released
 _RECENT_S = 10.0  # Latencies of this many seconds are recent
-_FEW = 20  # Fewer recent calls request no block: the first of them may have waited for a load
+_FEW = 20  # Fewer recent calls request no block: the first calls may have waited for a load
 
 
 class TrackLatency(Quiet):
-    """Provisioning as in Arlo, around another policy."""
-
     period_s = _ROUND_S
 
     def __init__(self, base: Provisioning) -> None:
         self.base = base
         self._ends: deque[tuple[float, list[float]]] = deque()
         """Time of a round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0  # No decision before this time: the last one must show in recent latencies first
+        self._not_before = 0.0  # No decision before this time, so that recent latencies show the last decision
         self._look_at = 0.0  # When to consider releasing a block next
 
     def demand(self, view: View) -> Sequence[Action]:
@@ -41,7 +39,7 @@ class TrackLatency(Quiet):
         return self._but_for_more(view, self.base.timer(view, key))
 
     def _but_for_more(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
-        tracked = bool(view.hungry) and all(map(is_runtime, view.hungry.values()))
+        tracked = bool(view.waiting_contexts) and all(map(is_runtime, view.waiting_contexts.values()))
         for action in plan:
             if tracked and isinstance(action, WantBlocks) and view.sources[action.source].devices:
                 source = view.sources[action.source]
@@ -109,7 +107,7 @@ def _percentile(shares: list[float]) -> float:
 
 
 def _has_a_last_one(view: View, block: Block) -> bool:
-    """True if a block holds the last library of a family's longest runtime, which can serve every call."""
+    """True if a block has the only library that can serve every call of a family."""
     for id in block.pilots:
         for library in view.pilots[id].libraries.values():
             context = library.context

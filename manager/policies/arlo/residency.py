@@ -1,9 +1,9 @@
-"""Which runtimes live on which device: Arlo's Runtime Scheduler (§3.3, §4).
+"""Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
-Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of
-recent calls. A new family is allocated at once and again after 5 s; the interval then doubles. Free devices get
-missing runtimes, or the longest one (§4). Surplus libraries are replaced one by one, least busy first, with at
-most a tenth of the devices out of service. A device holds one runtime of a family (§3.3: co-location interferes).
+Every `period_s` (120 s, §5) `allocation` assigns a family's devices to its runtimes, by the lengths of recent calls. A
+new family is allocated at once and after 5 s; then the interval doubles. Free devices get missing runtimes, or the
+longest (§4). Surplus libraries are replaced one by one, least busy first, with at most a tenth of the devices out of
+service. A device holds one runtime of a family (§3.3: co-location interferes).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_PERIOD_S = 5.0
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Libraries of each runtime by recipe key, on `devices` devices; made at `made_at`, due for renewal at `due_at`."""
+    """Libraries of each runtime by recipe key, on `devices` devices; renewed at `due_at`."""
 
     wanted: dict[str, int]
     devices: int
@@ -37,11 +37,11 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 class AllocateRuntimes(LoadWhereWanted):
     """Residency as in Arlo.
 
-    `out_of_service`: share of a family's devices that may lack a ready library because of replacements; one at
-    least.
+    `out_of_service`: share of a family's devices that may lack a ready library during replacements; at least one.
     """
 
     period_s = _STEP_S
+    lets_sleep = False
     honours = frozenset()  # No limits of contexts: the allocation decides how many libraries each runtime has
 
     def __init__(
@@ -71,13 +71,12 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """As by default; a runtime of unknown size counts as the largest of its family."""
+        """Return the default's minimum; a runtime of unknown size counts as the largest of its family."""
         if known_bytes(context, device.facts):
             return super().minimum(context, device)
         return self._of_family(context, device) or super().minimum(context, device)
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        """As by default; a runtime of unknown size counts as the largest of its family."""
         if any(known_bytes(context, device.facts) for device in devices):
             return super().reservation(context, devices)
         return max(self._of_family(context, device) for device in devices) or super().reservation(context, devices)
@@ -124,7 +123,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
         """True if a plan is old and calls arrived, devices are gone, or a wanted runtime cannot be loaded.
 
-        New devices serve as the longest runtime until the next period (§4).
+        New devices get the longest runtime until the next period (§4).
         """
         vain = any(has_given_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         if vain or 0 < devices < plan.devices:
@@ -139,7 +138,7 @@ class AllocateRuntimes(LoadWhereWanted):
             count += self._arrivals.of(shorter, now)
         return count
 
-    # ---- its steps
+    # ---- steps of the plan
 
     def _steps(self, view: View, family: Sequence[Context]) -> Iterator[Action]:
         longest, mine = family[-1], {context.recipe.key for context in family}
@@ -161,7 +160,7 @@ class AllocateRuntimes(LoadWhereWanted):
         for victim in self._too_many(family, plan)[: max(0, most - out)]:
             if not missing:
                 return
-            load = self.in_their_place(missing[-1], [victim])
+            load = self.replacement_load(missing[-1], [victim])
             if load:
                 yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device by the lengths of the calls")
                 yield from load
@@ -177,7 +176,7 @@ class AllocateRuntimes(LoadWhereWanted):
 
 
 def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[int, ...]:
-    """Allocate; if the requests exceed the devices, scale them down until they fit."""
+    """Allocate devices; scale the requests down until they fit."""
     while True:
         try:
             return allocate(devices, demands).instances
@@ -189,8 +188,8 @@ def _as_far_as_they_go(devices: int, demands: Sequence[RuntimeDemand]) -> tuple[
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
     """Return a runtime for each missing library; the longest is last, and so loaded first.
 
-    After a failed load a runtime is probed, one load at a time. One that was given up, or that its pilot had no
-    room for, is tried once a plan and whenever a call waits for it.
+    After a failed load a runtime is probed, one load at a time. A runtime that was given up, or that a pilot could not
+    hold, is tried once a plan, and for each waiting call.
     """
     found: list[Context] = []
     for context in family:

@@ -1,10 +1,10 @@
 """PromptTuner's Workload Scheduler (§4.4) at the seams.
 
-| file | what |
+| file | content |
 |---|---|
-| `scheduling` | Algorithms 1 and 2 as arithmetic over times, and the queue of jobs that they read |
-| `pools` | the warm pools, kept up to date from what has changed, and which jobs start (§4.4.1) |
-| `residency` | which devices are warmed and which replicas are unloaded (§4.4.2), and what the user hears |
+| `scheduling` | Algorithms 1 and 2, and the queue of jobs |
+| `pools` | the warm pools, and which jobs start (§4.4.1) |
+| `residency` | which devices are warmed and which replicas unloaded (§4.4.2) |
 
 The functions below `prompt_tuner` are its ablations (§6.3). Scenarios name them as
 `"stoker.manager.policies.prompt_tuner:without_delay"`.
@@ -35,9 +35,9 @@ def prompt_tuner(
         window_s: seconds for which an unused replica stays warm.
         delay: jobs may wait for devices that others return in time.
         together: allocate all devices of a job at once.
-        reuse: a library serves job after job.
+        reuse: a library serves several jobs.
         early: unload idle replicas at once for a late job of another model.
-        learn: expect the share of its items that earlier jobs did at most, not all of them.
+        learn: expect the largest share of items that earlier jobs processed, not all.
     """
     states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
     return Policies(
@@ -52,7 +52,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Without the warm allocator: each replica of a job takes a device by itself and waits for the others."""
+    """Disable the warm allocator: each replica of a job takes a device alone and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

@@ -1,13 +1,12 @@
 """The warm pools (PromptTuner §4.4), and dispatch from them (§4.4.1).
 
-Dispatch and residency share the pools and bring them up to date from changes. A context has a pool once a call wants
-it by a deadline or as a gang. While such calls wait, all waiting calls of the context are in the pool's queue and
-rounds decide; else its calls go the default way.
+Dispatch and residency share the pools. A context has a pool once a call has a deadline or is a gang. While such calls
+wait, the pool's queue has all waiting calls of the context, and rounds decide. Otherwise the default policy decides.
 
-Every 50 ms dispatch says which waiting jobs start, and on how many warm replicas. A gang is sent to all of its
-libraries at once, so two gangs cannot wait for each other. Without `together`, the warm allocator of §6.3, each replica
-of a job takes an idle device when it can and waits for the others; once all replicas of a pool are held and none is
-loading, the late job with the nearest deadline begins on what it holds.
+Every 50 ms dispatch chooses the jobs that start, and their numbers of replicas. A gang is sent to all its libraries at
+once, so two gangs cannot wait for each other. Without `together` (§6.3's ablation of the warm allocator) each replica
+of a job takes an idle device and waits for the others. Once all replicas are held and none is loading, the late job
+with the nearest deadline begins.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.units import show_seconds
 
 ROUND_S = 0.05  # §5.3
-REFRESH_S = 0.25  # Seconds after which a round runs although nothing but time has changed
+REFRESH_S = 0.25  # Seconds after which a round runs without a change
 
 MOST_REPLICAS = 128  # The most replicas for which run times are predicted
 Place = tuple[PilotId, tuple[DeviceId, ...]]  # Where a replica is loading
 _REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot are given up
 _DRIFT = 0.01
-_JOBS_PER_S = 10_000  # Once measurements have moved by more than `_DRIFT`, this many jobs a second are predicted again
+_JOBS_PER_S = 10_000  # Jobs predicted again per second after measurements have changed by more than `_DRIFT`
 
 
 def in_rounds(call: Call) -> bool:
-    """True if rounds decide about a call: it has a deadline, or may run as a gang."""
+    """True if rounds decide about a call: it has a deadline or may be a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
@@ -72,19 +71,19 @@ class PoolState:
         self._learn = learn
         self.line = JobQueue()
         self.asked = 0  # Jobs in line about which rounds decide
-        self.others: set[int] = set()  # Calls in line that would go the default way alone
+        self.others: set[int] = set()  # Calls in line about which the default policy decides once no job is in line
         self.promises: dict[int, OrderedReplicas] = {}
-        self.held: dict[int, int] = {}  # Idle replicas that a job holds until it has enough (an ablation)
-        self.wanted: dict[int, int] = {}  # Replicas that each such job wanted when it could still be in time
+        self.held: dict[int, int] = {}  # Idle replicas that each job holds until it has enough (an ablation)
+        self.wanted: dict[int, int] = {}  # Replicas that each job wanted while it could be in time
         self.idle_since: dict[LibraryId, float] = {}
-        self.allot_due = self.walk_due = True  # True if something changed since dispatch, or residency, looked
-        self.left_over = False  # True if the last job has left and other calls may wait
-        self.short = False  # True if a job waits without help, for lack of cold devices or of time
-        # Since when a job has had too few replicas to run at all, and which. The smallest is first in line for devices.
+        self.allot_due = self.walk_due = True  # True if something changed since dispatch, or residency, decided
+        self.left_over = False  # True if the last job has left and calls without rounds may wait
+        self.short = False  # True if a job waits, and no devices can come in time to meet its deadline
+        # When a job began to have too few replicas to run, and its id. The smallest pair is first in line for devices.
         self.lacks: tuple[float, int] = (math.inf, 0)
         self.looked_at = -math.inf
-        self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds for a unit of work, and for none
-        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Of jobs that have not begun
+        self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds per unit of work, and fixed seconds
+        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Times of jobs that have not begun
         self._falls = True  # True if no run takes longer on more replicas, from two on
         self._known: tuple[object, ...] = ()  # The measurements that the rates come from
         self._rated_at = -math.inf
@@ -107,7 +106,7 @@ class PoolState:
 
     # ---- jobs
     def rate(self, now: float) -> bool:
-        """Predict rates again if measurements have changed; True if they differ."""
+        """Predict rates again if measurements changed. Return True if they differ."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
@@ -132,7 +131,7 @@ class PoolState:
         if len(self._rates) < most:
             self._rates += [self._rate(size) for size in range(len(self._rates) + 1, most + 1)]
             self._falls = _falls(self._rates)
-        if self._rates[0][0] < math.inf:  # known
+        if self._rates[0][0] < math.inf:  # measured
             if call.spec.progress:
                 report = view.reports.get(call.id)
                 done = report.done / features.items if report is not None and features and features.items else 0.0
@@ -154,7 +153,7 @@ class PoolState:
     def _work_out(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
-        """Return the seconds of a job on 1, 2, ... replicas. `done`: the share that it has done, if it has begun."""
+        """Return a job's seconds on 1, 2, ... replicas. `done`: its finished share, if it has begun."""
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if done is None and features is not None and features.before_items_s(1):
@@ -212,7 +211,7 @@ class PoolState:
         at, before_s, done = call.sent_at, features.before_items_s(size) if features is not None else 0.0, 0.0
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
-            before_s = -paces.meet_s if size > 1 else 0.0  # they have met
+            before_s = -paces.meet_s if size > 1 else 0.0  # its ranks have met
         left = paces.share_left(features, done / max(1, items), learn=self._learn)
         seconds = paces.bound_s(size, work_of(features) * left)
         return at + before_s + seconds if seconds is not None else math.inf
@@ -236,7 +235,7 @@ class PoolStates:
     def update(self, view: View, changes: Changes) -> None:
         if self._new:
             self._new = False
-            for context in view.hungry.values():
+            for context in view.waiting_contexts.values():
                 self._open(view, context)
         fresh: dict[PoolState, list[PoolJob]] = {}
         for id in changes.calls:
@@ -288,7 +287,6 @@ class PoolStates:
             state.walk_due = True  # devices may be free now
 
     def _open(self, view: View, context: Context) -> None:
-        """Put all waiting calls of a context in line, if one of them is a job."""
         calls = list(context.queue)
         others: set[int] = {call.id for call in calls if not in_rounds(call)}
         if len(others) == len(calls):
@@ -358,7 +356,7 @@ class PoolStates:
 
 # ---- dispatch
 class AllotInRounds(HottestFirst):
-    """Dispatch: Algorithm 1 for contexts with jobs in line, the default for all others."""
+    """Algorithm 1 for contexts with jobs in line, the default for others."""
 
     period_s = ROUND_S
     by_deadline = False
@@ -432,19 +430,19 @@ class AllotInRounds(HottestFirst):
             self.states.forget(job.id)
             plan += _start(view, job, members)
         for id, ordered in tuple(state.promises.items()):
-            if ordered.promise.here >= ordered.promise.replicas:  # all have come and are no longer enough
+            if ordered.promise.here >= ordered.promise.replicas:  # all its replicas are here but no longer suffice
                 del state.promises[id]
                 state.mark_changed()
         return plan
 
 
 def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """Send a call to these libraries with its forecast, or drop it if it would be late and unwanted then."""
+    """Send a call with its forecast, or drop it if it is late and its user wants that."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
         takes, left = show_seconds(job.run_s[-1]), show_seconds(max(0.0, job.deadline_at - view.now))
-        return [Drop(id, f"on all the devices that it may have it takes {takes}, and its deadline is in {left}")]
+        return [Drop(id, f"on all its possible devices it takes {takes}, but its deadline is in {left}")]
     gang = options.gang[1] > 1
     plan: list[Action] = [SendGang(id, ids) if gang else Send(id, ids[0])]
     ends_at = view.now + job.run_s[len(ids) - 1]
@@ -454,7 +452,7 @@ def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
 
 
 def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
-    """Return up to `count` free libraries on which the call could finish, on as few pilots as possible."""
+    """Return up to `count` free libraries where the call could finish, on as few pilots as possible."""
     able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
@@ -470,14 +468,14 @@ def _default_way(state: PoolState) -> list[Action]:
 
 
 def _grab(state: PoolState, *, idle: int, now: float) -> None:
-    """Ablation: idle replicas go one by one to jobs that want them, nearest deadline first, and stay with them."""
+    """Ablation: give idle replicas one by one to jobs, nearest deadline first."""
     state.line.advance(now)
     free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
     waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
     line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
     state.wanted = {id: state.line.need(id) or state.wanted[id] for id in line}
     before, state.held = state.held, {}
-    for wants in (before, state.wanted):  # no job takes away what another holds
+    for wants in (before, state.wanted):  # no job takes a replica that another job holds
         for id in line:
             has = state.held.get(id, 0)
             more = min(free, min(wants.get(id, 0), state.wanted[id]) - has)
@@ -487,7 +485,9 @@ def _grab(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that begin on what they hold; if none is ready and nothing can come, the first takes more."""
+    """Return late jobs that begin on the replicas that they hold. If none holds enough and no replica can come, the
+    first takes more.
+    """
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:

@@ -1,14 +1,12 @@
-"""PromptTuner's residency (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are released.
+"""PromptTuner's residency (§4.4.2): every 50 ms, warm devices for jobs and release unused devices.
 
-A walk through all queues (Algorithm 2) says which jobs need more replicas than their pools will have in time.
-These are loaded on *cold* devices, which hold nothing, and belong to their job until it starts. Lost ones are
-ordered again while that helps. A replica that is unused for `window_s` is unloaded, unless a job waits in its
-pool.
+A walk through all queues (Algorithm 2) finds the jobs that need more replicas than their pools will have in time. These
+replicas are loaded on *cold* (empty) devices and belong to their job until it starts. Lost replicas are ordered again
+while their job can be in time. A replica that is unused for `window_s` is unloaded, unless a job waits in its pool.
 
-Beyond the paper: late jobs get what is idle, or the fewest replicas that they can run on; jobs without deadlines
-follow by the default rules. Idle libraries without a pool make room at once. The context that has longest lacked
-replicas to run at all is first in line: after `patience_s` it may take idle replicas of other pools and share a
-device. Without this order two gangs would keep what the other waits for.
+Beyond the paper: late jobs get idle replicas, or the fewest that they can run on. Jobs without deadlines follow by the
+default rules. The context that has lacked replicas longest is first in line: after `patience_s` it may take idle
+replicas of other pools and share a device. Without this order two gangs would block each other.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from stoker.manager.core.seams import (
     View,
 )
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.making_room import is_idle
+from stoker.manager.policies.device_sets import device_sets
 from stoker.manager.policies.prompt_tuner.pools import (
     REFRESH_S,
     ROUND_S,
@@ -47,6 +45,7 @@ from stoker.manager.policies.prompt_tuner.pools import (
 )
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
+from stoker.manager.policies.sleeping import is_idle
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes, ranks, suits
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
@@ -61,7 +60,7 @@ def cold_devices(view: View) -> list[Device]:
 
 
 class ColdDevices:
-    """The cold devices in a round; each is given away once. `fits`: True if a context has room on a device."""
+    """Assigns each cold device at most once in a round. `fits`: True if a context fits a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
@@ -72,14 +71,13 @@ class ColdDevices:
         self.taken: dict[int, list[Replica]] = {}  # Replicas by job
 
     def count(self, model: str, *, most: int) -> int:
-        """Count replicas of a model that could be warmed, up to `most`; 0 while its loads fail and are probed."""
+        """Count a model's replicas that could be warmed, up to `most`; 0 while its loads are probed."""
         return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
         self.taken.setdefault(job, []).extend(self.pick(model, count))
 
     def find(self, model: str, *, most: int) -> list[Replica]:
-        """Return up to `most` replicas that could be warmed now."""
         if most <= 0:
             return []
         if model not in self._found:
@@ -103,22 +101,17 @@ class ColdDevices:
         return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
-        wants = context.recipe.needs.devices
         for rank in ranks(context):
-            together: dict[str, list[Device]] = {}
-            for device in self._cold:
-                pilot = device.pilot
-                if device in self._gone or failures(context, pilot) != rank:
-                    continue
-                if not self._fits(context, device) or not may_load(self._view, context, device, desperate=True):
-                    continue
-                if wants == 1:
-                    yield (device,)
-                    continue
-                some = together[pilot.id] = [x for x in together.get(pilot.id, ()) if x not in self._gone]
-                some.append(device)
-                if len(some) == wants:
-                    yield tuple(together.pop(pilot.id))
+            able = (
+                device
+                for device in self._cold
+                if device not in self._gone
+                and failures(context, device.pilot) == rank
+                and self._fits(context, device)
+                and may_load(self._view, context, device, desperate=True)
+            )
+            sets = device_sets(able, context.recipe.needs.devices)
+            yield from (devices for devices in sets if self._gone.isdisjoint(devices))
 
     def coming(self, context: Context) -> int:
         devices = 0
@@ -147,18 +140,18 @@ def why_dropped(view: View, fate: Fate) -> str:
         return f"dropped: {show_seconds(-left_s)} past its deadline"
     due = f"dropped: its deadline is in {show_seconds(left_s)}"
     if fate.ends_at == math.inf:
-        return f"{due}, and it has not begun"
+        return f"{due}, and it has not started"
     soonest = show_seconds(fate.ends_at - view.now)
-    return f"{due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"
+    return f"{due}, and it cannot end sooner than in {soonest}: set a later deadline, or allow it to be late"
 
 
 WINDOW_S = 60.0  # §6.3
 
-JOBS_PER_ROUND = 128  # Jobs examined in a round; the rest follow in later rounds
+JOBS_PER_ROUND = 128  # Jobs examined in a round; further jobs follow in later rounds
 
 
 class WarmPools(Quiet):
-    """Residency: Algorithm 2 for contexts with jobs in line, the default for all others."""
+    """Algorithm 2 for contexts with jobs in line, the default for others."""
 
     period_s = ROUND_S
 
@@ -181,17 +174,17 @@ class WarmPools(Quiet):
         self._walk = Walk(delay=delay)
         self._again_at = math.inf
         self._reclaim_at = math.inf
-        self._cold: list[Device] | None = None  # Cold devices, as long as libraries and pilots are unchanged
-        self._first: dict[str, PoolJob] = {}  # Per pool, the first job that this walk found without help
+        self._cold: list[Device] | None = None  # Cold devices, until libraries or pilots change
+        self._first: dict[str, PoolJob] = {}  # Per pool, the first job for which this walk found no devices in time
 
     @property
     def provisioning(self) -> Provisioning:
         return self.default.provisioning
 
-    # ---- asked as things happen
+    # ---- between rounds
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan, or where a round decides, room that others must make or a failure."""
+        """Return the default plan; only unloads or a failure if rounds decide about the context."""
         state, head = self.states.of(context), context.queue.head()
         hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
@@ -291,7 +284,7 @@ class WarmPools(Quiet):
         ], places
 
     def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order lost replicas of promises again if that still helps; else drop the promise."""
+        """Order a promise's lost replicas again if its job can be in time, else drop the promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -322,7 +315,7 @@ class WarmPools(Quiet):
         for lacks, id, key in sorted((self.states.all[key].lacks, job.id, key) for key, job in self._first.items()):
             state = self.states.all[key]
             job = state.line.jobs.get(id)
-            if job is None:  # it has left since it was looked at
+            if job is None:  # the job left after the walk examined it
                 continue
             wants, alive = self._wants(view, state, job), self._alive(view, state, most=job.least)
             found = cold.pick(key, wants)
@@ -363,9 +356,7 @@ class WarmPools(Quiet):
         return found
 
     def _evict_for(self, view: View, state: PoolState) -> list[Action]:
-        """Clear devices whose libraries are idle and may leave, least recently used first, for one replica at a
-        time.
-        """
+        """Unload idle libraries, least recently used first, for one replica at a time."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
@@ -375,17 +366,19 @@ class WarmPools(Quiet):
             if pilot.state is not PilotState.HERE:
                 continue
             able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=True))
-            ways = [way for device in able if (way := self._cleared(view, context, device))]
-            ways = sorted(ways, key=lambda way: way[0])[: context.recipe.needs.devices]
-            if len(ways) == context.recipe.needs.devices and (best is None or ways[-1][0] < best[0]):
-                best = ways[-1][0], [library for _, libraries in ways for library in libraries]
+            ways = {device: way for device in able if (way := self._cleared(view, context, device))}
+            ranked = sorted(ways, key=lambda device: ways[device][0])
+            devices = next(device_sets(ranked, context.recipe.needs.devices), None)
+            if devices is None:
+                continue
+            worst = max(ways[device][0] for device in devices)
+            if best is None or worst < best[0]:
+                best = worst, [library for device in devices for library in ways[device][1]]
         chosen = {library.id: None for library in best[1]} if best is not None else {}
         return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
 
     def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
-        """Return the libraries that leave so that a device is cold, and when the last was used; None if one must
-        stay.
-        """
+        """Return when a device was last used, and its libraries; None if one must stay."""
         if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
@@ -393,7 +386,7 @@ class WarmPools(Quiet):
             return None
         return max((library.used_at for library in there), default=-math.inf), there
 
-    # ---- words
+    # ---- forecasts
 
     def _tell(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
         job = fate.job
@@ -404,7 +397,7 @@ class WarmPools(Quiet):
                 return [Drop(call.id, why_dropped(view, fate))]
         return [] if job.id in state.others else forecast(view, job.id, fate.ends_at, job.deadline_at)
 
-    # ---- letting go
+    # ---- unloading
 
     def _reclaim(self, view: View) -> list[Action]:
         plan: list[Action] = []
@@ -416,7 +409,7 @@ class WarmPools(Quiet):
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if state.line:  # a job next to idle replicas waits for more of them
+            if state.line:  # a job that waits while replicas are idle needs more of them
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
@@ -447,10 +440,10 @@ class WarmPools(Quiet):
         )
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """True if a library may make room for a context.
+        """True if a library may be unloaded for a context.
 
-        What is in a pool stays for its window. It leaves earlier for default calls, and for a context that has lacked
-        replicas for long, and longer than the pool's own jobs.
+        A pool's replica stays for `window_s`. It leaves earlier for calls of the default policy, and for a context that
+        has lacked replicas for `patience_s` and longer than the pool's jobs.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

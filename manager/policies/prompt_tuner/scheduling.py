@@ -1,27 +1,26 @@
-"""How many devices each job with a deadline gets: PromptTuner's Workload Scheduler (§4.4), as arithmetic over times.
+"""Assign devices to jobs with deadlines by their run times: PromptTuner's Workload Scheduler (§4.4).
 
-Jobs of one model share its *warm pool*: devices with that model. All models share the *cold pool*: devices that hold
-nothing. `allot` (Algorithm 1) says which waiting jobs start now on idle warm replicas, and on how many. `Walk`
-(Algorithm 2, with DelaySchedulable) says which devices are warmed for which jobs, and when each job ends; a job that
-can wait for devices of running jobs gets none.
+Jobs of one model share its *warm pool*: devices with that model. All models share the *cold pool*: empty devices.
+`allot` (Algorithm 1) chooses the waiting jobs that start now, and how many idle warm replicas each gets. `Walk`
+(Algorithm 2, with DelaySchedulable) chooses the devices to warm for jobs. No device is warmed for a job that can wait
+for devices of running jobs.
 
 Differences from the printed algorithms:
 
 - A deadline is a point in time. The paper's `T_slo` is a duration that does not shrink while a job waits.
-- Algorithm 1 grows while `A <= R`, up to R + 1 devices. Here never more than there are, nor than the job's maximum.
-- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on as few replicas as they can.
-- Algorithm 2 loops while `T_slo < T_cold`, which ends at once or never. Here it grows while the deadline is missed and
-  cold devices are left.
-- Line 19 notes durations, line 26 reads points in time. Here loading devices become free at now + T_cold + T(A), and
-  belong to the job that they were ordered for (`Promise`) until it starts, with the idle ones that it needs.
+- Algorithm 1 adds devices while `A <= R`, up to R + 1. Here the limits are R and the job's maximum.
+- Algorithm 1 starves jobs that can no longer meet their deadline. Here they run last, on their fewest replicas.
+- Algorithm 2 loops while `T_slo < T_cold`, which ends at once or never. Here it adds devices while the deadline is
+  missed and cold devices are left.
+- Algorithm 2 writes durations (line 19) and reads points in time (line 26). Here loading devices are free at now +
+  T_cold + T(A). Their job owns them, and the idle devices that it needs, until it starts (`Promise`).
 - DelaySchedulable: `k` may be all devices of the pool, and all k devices are taken until the job ends.
-- Only what idle devices do not cover is ordered. A delay binds no job: each round makes new reservations.
-- A model's first job measures: it gets the fewest replicas that it can run on, at once.
+- Idle devices are used before cold devices are warmed. A delayed job keeps no reservation: each round makes new ones.
+- A model's first job measures run times: it gets its fewest replicas at once.
 
-A round costs what changed. A job's *need* is the least number of replicas with which it would be in time if it began
-now. It only grows, so `JobQueue` keeps rows of jobs by need, each ordered by deadline, and a heap of latest starts.
-`allot` reads the heads of the rows; a walk continues where it stopped in the last round. A replica may be several
-devices.
+A job's *need* is the least number of replicas that meets its deadline if it begins now. It only grows, so `JobQueue`
+keeps rows of jobs by need, ordered by deadline, and a heap of latest starts. `allot` reads the heads of rows; a walk
+continues where the last round stopped.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from typing import Protocol
 import msgspec
 
 Key = tuple[int, float, int]
-"""A job's place: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
+"""Sort key of a job: `HOPEFUL`, `LATE` or `REST`; its deadline (for `REST`: minus its priority); its id."""
 
 HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Before all jobs
 
 _EARLY_S = 1e-6  # Seconds before its latest start at which a job's need is checked, against rounding
-_FEW = 8  # Up to this many jobs are inserted one by one; above it the row is sorted
+_FEW = 8  # Up to this many jobs are inserted one by one; for more the row is sorted
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
     """A waiting job.
 
-    `run_s[a - 1]`: upper bound of its seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; then it
-    runs last, by `priority`. `least`: fewest replicas that it can run on. `measures`: its run time is unknown.
+    `run_s[a - 1]`: upper bound of its seconds on `a` replicas, non-increasing. `deadline_at`: 0 = none; such jobs run
+    last, by `priority`. `least`: fewest replicas allowed. `measures`: its run time is unknown.
     """
 
     id: int
@@ -60,7 +59,7 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
 
     def fewest(self, *, begins_at: float, most: int) -> int:
-        """Return the least number of replicas, up to `most`, with which the job is in time; 0 if none."""
+        """Return the least number of replicas, up to `most`, that meets the deadline; 0 if no number does."""
         for count, seconds in enumerate(self.run_s[:most], start=1):
             if begins_at + seconds <= self.deadline_at:
                 return count
@@ -75,19 +74,19 @@ def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
 
 
 class JobQueue:
-    """The jobs of one pool in order. `now` must not decrease."""
+    """The jobs of one pool, sorted by `Key`. `now` must not decrease."""
 
     __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
-        self.rows: dict[int, list[Key]] = {}  # Jobs that can be in time, by need
+        self.rows: dict[int, list[Key]] = {}  # Jobs that can meet their deadline, by need
         self.late: list[Key] = []
         self.rest: list[Key] = []  # Jobs without a deadline
         self._keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
         self._due: dict[int, float] = {}  # When the need of each hopeful job may grow
-        self._turns: list[tuple[float, int]] = []  # The same as a heap; entries that disagree are old
+        self._turns: list[tuple[float, int]] = []  # The same times as a heap; entries that differ from `_due` are old
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -138,7 +137,7 @@ class JobQueue:
         self._due.pop(id, None)
 
     def advance(self, now: float) -> bool:
-        """Move jobs whose latest start has passed; True if any needs more now."""
+        """Update the needs of jobs whose latest start has passed. Return True if any needs more."""
         moved = False
         turns = self._turns
         while turns and turns[0][0] <= now:
@@ -166,14 +165,14 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """Return a job's need; 0 = it is late, or has no deadline."""
+        """Return a job's need; 0 if late or without deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:
         return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
-        """Return the first job after a place that needs at most `most` replicas and is not in `but`."""
+        """Return the first job after the key `after` that needs at most `most` replicas and is not in `but`."""
         found: Key | None = None
         for need, row in self.rows.items():
             if need > most:
@@ -196,8 +195,8 @@ class JobQueue:
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """Replicas that are loading for a job, of which `here` have come, to run with `beside` idle ones until
-    `free_at`.
+    """Replicas that load for a job. `here`: those already loaded. `beside`: idle replicas kept for it. `free_at`: the
+    job's end.
     """
 
     job: int
@@ -214,8 +213,8 @@ class Promise(msgspec.Struct, frozen=True):
 class Pool(msgspec.Struct, frozen=True):
     """A model's pool in a round.
 
-    `idle`: warm unused replicas, with those kept or held. `busy`: when each other one will be free. `cold_s`:
-    seconds to warm one. `held`: idle replicas that a job holds until it has enough (an ablation).
+    `idle`: warm unused replicas. `busy`: when each other replica is free. `cold_s`: seconds to warm a replica. `held`:
+    idle replicas that each job holds until it has enough (an ablation).
     """
 
     idle: int
@@ -235,10 +234,9 @@ _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Return the replicas of jobs that start now, by job.
+    """Return the number of replicas of each job that starts now. `take` may refuse a job, which then waits.
 
-    Replicas kept for a job that starts without them, or no longer waits, are free. `take` may refuse a job; then
-    it waits.
+    Replicas kept for a job become free if it starts without them or no longer waits.
     """
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
@@ -257,7 +255,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
             continue
         given[job.id] = count
         idle += mine - count
-        if mine > count:  # a job that was passed may want the returned replicas
+        if mine > count:  # an earlier job may need the returned replicas
             passed = FRONT
     if idle and (line.late or line.rest) and not _counted_on(line, pool, done, idle=idle, now=now):
         _give_rest(line, pool, given, idle=idle, take=take)
@@ -273,17 +271,19 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
 
 
 def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """True if a waiting job needs the idle replicas together with others that come in time."""
+    """True if a waiting job can be in time with the idle replicas and those that become free."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
-        for _, _, id in reversed(row):  # jobs with much time left are the likeliest
+        for _, _, id in reversed(row):  # jobs with the most time left are likeliest to wait
             if id not in done and _slot(free, line.jobs[id]):
                 return True
     return False
 
 
 def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Give late jobs what is left. No job overtakes one that waits for more replicas if the pool has so many."""
+    """Give idle replicas to late jobs, then to others. A job that needs more stops later ones, unless it exceeds the
+    pool.
+    """
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
         if job.least <= idle:
@@ -308,9 +308,9 @@ class ColdPool(Protocol):
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """The result of a walk for a waiting job: its end (infinite: unknown) and its order.
+    """A walk's result for a waiting job: its end (infinite = unknown) and ordered replicas.
 
-    `helped`: it waits for ordered devices, or for ones that others return in time.
+    `helped`: it waits for ordered devices, or for devices that become free in time.
     """
 
     model: str
@@ -321,9 +321,9 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over the jobs of all models, nearest deadline first, then late jobs and jobs without a deadline.
+    """Algorithm 2 over all jobs, nearest deadline first, then late jobs and jobs without a deadline.
 
-    `delay`: without it no job waits for devices of others (an ablation).
+    `delay`: jobs may wait for devices of other jobs; False is an ablation.
     """
 
     def __init__(self, *, delay: bool = True) -> None:
@@ -342,7 +342,7 @@ class Walk:
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
-        """Examine the next `looks` jobs. The walk is complete when `under_way` is False."""
+        """Examine the next `looks` jobs; the walk is complete when `under_way` is False."""
         fates: list[Fate] = []
         for key, model in self._ahead(lines):
             if len(fates) >= looks:
@@ -367,7 +367,7 @@ class Walk:
         idle = bisect_right(free, now)
         free[:0] = [now] * held
         found = self._waits(model, job, cold)
-        del free[: max(0, bisect_right(free, now) - idle)]  # held replicas that it does not need yet stay its own
+        del free[: max(0, bisect_right(free, now) - idle)]  # held replicas that the job does not need yet stay its own
         return found
 
     def _waits(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
@@ -387,7 +387,7 @@ class Walk:
         ends_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
         more = max(0, count - idle)
         _reserve(free, count - more, ends_at)
-        if not more:  # it may start at once
+        if not more:  # the job may start at once
             return Fate(model, job, ends_at)
         for _ in range(more):
             insort(free, ends_at)
@@ -404,14 +404,16 @@ class Walk:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """Return when each warm or promised replica is free, sorted. A replica whose job overruns is free soon, not now."""
+    """Return when each warm or promised replica is free, sorted. If a job overruns, its replicas count as free just
+    after now.
+    """
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
 def _slot(free: list[float], job: PoolJob) -> int:
-    """DelaySchedulable: return the fewest replicas with which a job is in time on those free by then; 0 if none."""
+    """DelaySchedulable: return the least number of replicas that are free in time for a job; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
         if begins_at + seconds <= deadline_at:
@@ -426,7 +428,7 @@ def _reserve(free: list[float], count: int, until: float) -> None:
 
 
 def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """Return when a job without help would end if the jobs before it are in time."""
+    """Return when a job that gets no replicas in time would end, if earlier jobs end as expected."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

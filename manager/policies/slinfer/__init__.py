@@ -1,16 +1,16 @@
-"""SLINFER (arXiv:2507.00507): many language models on shared devices, each request in time or refused early.
+"""SLINFER (arXiv:2507.00507): many language models share devices; each request is in time or refused early.
 
-Contexts that are no language models, and models on several devices (§X), are served as by default. The pilot's
-part is in `stoker.pilot.core`: turns by headroom and shadow validation (`turns`), the order of resizes
-(`memory`).
+Other contexts, and models on several devices (§X), get the default policies. The pilot's part is in
+`stoker.pilot.core`: turns by headroom and shadow validation (`turns`), the order of resizes (`memory`).
 """
 
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ShrinkLate
-from stoker.manager.policies.slinfer.placement import CacheSizes, ComputeOutlook, InstancePlaces
+from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ResizeLate
+from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces
+from stoker.manager.policies.slinfer.validation import ComputeOutlook
 
 
 def slinfer(
@@ -28,10 +28,10 @@ def slinfer(
     Args:
         provisioning: replaces the default provisioning.
         keep_alive_s: seconds for which an unused instance stays.
-        watermark: how much more cache than required an instance reserves, as a share.
-        cpus: CPUs serve as well, before GPUs.
+        watermark: share of cache reserved beyond the required cache.
+        cpus: CPUs serve too, before GPUs.
         sharing: instances share devices.
-        consolidation: neighbours with smaller batches make room for larger ones.
+        consolidation: calls go to large batches first, and smaller neighbours make room for them (§VIII).
         drops: drop a call that has waited longer than its time to first token.
     """
     sizes, compute = CacheSizes(watermark=watermark), ComputeOutlook()
@@ -40,7 +40,7 @@ def slinfer(
         sizes, placement, keep_alive_s=keep_alive_s, consolidates=consolidation, drops=drops
     )  # fmt: skip
     asked = provisioning or KeepBlocks()
-    residency = ShrinkLate(sizes, resizes=sharing, provisioning=asked)
+    residency = ResizeLate(sizes, placement, resizes=sharing, provisioning=asked)
     return Policies(dispatch, residency, asked)
 
 

@@ -1,17 +1,19 @@
 """SLINFER at the dispatch and residency seams (§V to §VIII).
 
-A call is offered to one ready instance after the other: CPUs first, large batches before small ones. The manager
-checks memory; the pilot judges whether the call and its neighbours would be in time, and may refuse
-(`stoker.pilot.core.turns`). When all refuse, neighbours with smaller batches make room (§VIII-A), or a new
-instance is loaded. Otherwise the call is tried again in rounds, and dropped once its first token would be late
-(§IX-B).
+A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory;
+the pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all refuse, neighbours
+with smaller batches make room (§VIII-A): an offer names them, and they end if the pilot accepts it. Otherwise the call
+waits for a loading instance that will serve it in time, or a new instance is loaded (§V). A call that finds none is
+tried again in rounds, and dropped once its first token would be late (§IX-B).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
-from stoker.manager.core.nouns import Call, Context, Library
+from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
 from stoker.manager.core.seams import (
     Action,
     Ask,
@@ -21,8 +23,8 @@ from stoker.manager.core.seams import (
     FailCall,
     FailWaiting,
     Provisioning,
+    Resize,
     Send,
-    Unload,
     View,
 )
 from stoker.manager.policies.dispatch import HottestFirst
@@ -31,29 +33,42 @@ from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.slinfer.placement import (
     CacheSizes,
     InstancePlaces,
-    cold_start_s,
-    first_token_s,
+    cache_of,
     instances,
     loading,
     shares_by_token,
-    staying,
 )
+from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_left_s, first_token_s
 from stoker.manager.policies.where_to_load import is_probed
+from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 _ROUND_S = 0.1  # Seconds between two rounds
 
-_MOST_TRIED = 32  # Waiting calls of a context that are tried in one round
+_MOST_TRIED = 32
+"""Waiting calls of a context that are tried in one round, oldest first. A bound on a round's time, 0.3 ms a call, when
+thousands wait: what refuses the oldest ones refuses the others too.
+"""
 
-_PER_LOAD = 4  # Waiting calls per loading instance above which another one is loaded
+_MOST_LOOKED_AT = 200  # Most instances examined to find when a dropped call may be tried again
+
+_LEAST_RETRY_S = 0.5
+
+_NO_GANGS = "the policy slinfer runs a call of a language model in one library; leave gang out"
 
 
-_NO_GANGS = "the policy slinfer runs a call of a language model in one library; leave its gang away"
+class _Refusal(NamedTuple):
+    """Why an instance refused a call: it lacks memory, decode steps would be too long, or something else."""
+
+    required_bytes: int = 0
+    over_s: float = 0.0
 
 
 class OfferByHeadroom(HottestFirst):
-    """Dispatch: offers, preemption, drops, keep-alive. `consolidates`: preempt neighbours with smaller batches."""
+    """SLINFER's offers, preemption, drops and keep-alive. `consolidates`: offer to the largest batch first, and preempt
+    neighbours with smaller batches (§VIII).
+    """
 
     period_s = _ROUND_S
     honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
@@ -68,8 +83,9 @@ class OfferByHeadroom(HottestFirst):
         self._placement = placement
         self._consolidates = consolidates
         self._drops = drops
-        self._offered: dict[int, LibraryId] = {}  # The library that each call was offered last
-        self._refused: dict[int, set[LibraryId]] = {}  # Libraries that refused a call since its last new try
+        self._offered: dict[int, Send] = {}  # Last offer of each call
+        self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # Refusals of a call since its last new try
+        self._expected: dict[LibraryId, dict[int, Call]] = {}  # Waiting calls that each loading instance will serve
         self._asked: set[str] = set()  # Contexts whose step times were requested
 
     def window(self, view: View, library: Library) -> int:
@@ -87,24 +103,30 @@ class OfferByHeadroom(HottestFirst):
         last = self._offered.pop(call.id, None)
         if last is None:
             return self._plan(view, call)
-        refused = self._refused.setdefault(call.id, set())
-        library = view.libraries.get(last)
-        if library is not None and last not in refused and library.admits(call):  # once only: it may refuse again
-            refused.add(last)
+        refused = self._refused.setdefault(call.id, {})
+        library, again = view.libraries.get(last.library), last.library in refused or bool(last.preempts)
+        refused[last.library] = _Refusal()
+        if library is not None and not again and library.admits(call):  # once only: it may refuse again
+            refused[last.library] = _Refusal(library.required_bytes, library.over_s)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
             if grows:
                 return self._offer(call, library, grows)
-        refused.add(last)
         return self._plan(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        return self._offers(library) if shares_by_token(library.context) else super().pull(view, library)
+        return self._offers(view, library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Unload an idle instance after a while: loads are fast, and it occupies a device (§IX-I4)."""
-        return self._idle.idle(view, library) if shares_by_token(library.context) else super().dry(view, library)
+        """Unload an idle instance early: loads are fast, and it occupies a device (§IX-I4)."""
+        if not shares_by_token(library.context):
+            return super().dry(view, library)
+        if library.context.limits.keep_alive_s is not None:  # residency unloads it after this time
+            return ()
+        return self._idle.idle(view, library)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
+        if key in view.contexts:
+            return super().timer(view, key)
         return self._idle.fired(view, key)
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
@@ -114,82 +136,133 @@ class OfferByHeadroom(HottestFirst):
         for notes in (self._offered, self._refused):
             for id in [id for id in notes if id not in view.calls]:
                 del notes[id]
-        for context in tuple(view.hungry.values()):
+        for id in [id for id in self._expected if not _is_loading(view, id)]:
+            del self._expected[id]
+        for context in tuple(view.waiting_contexts.values()):
             if shares_by_token(context):
                 yield from self._again(view, context)
 
     def rests(self, view: View) -> bool:
-        return not any(map(shares_by_token, view.hungry.values()))
+        return not any(map(shares_by_token, view.waiting_contexts.values()))
 
     def _again(self, view: View, context: Context) -> Iterator[Action]:
         for call in context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
             self._offered.pop(call.id, None)
             self._refused.pop(call.id, None)
             if self._drops and (late_s := _late_s(view, call)) > 0:
-                yield Drop(call.id, f"its first token would come more than {late_s:.2f} s late")
+                why = f"its first token would come more than {late_s:.2f} s late"
+                yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))
             else:
                 yield from self._plan(view, call)
 
-    def _offers(self, library: Library) -> Iterator[Action]:
+    def _offers(self, view: View, library: Library) -> Iterator[Action]:
         for call in library.context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
             if library.load >= library.slots:
                 return
-            if library.admits(call) and library.id not in self._refused.get(call.id, ()):
+            free = library.admits(call) and library.id not in self._refused.get(call.id, ())
+            if free and not self._waits_elsewhere(view, call, library):
                 grows = self._sizes.admit(library, call)
                 if grows is None:
                     return
                 yield self._offer(call, library, grows)
 
-    def _offer(self, call: Call, library: Library, reserve_bytes: int) -> Send:
-        self._offered[call.id] = library.id
-        return Send(call.id, library.id, offer=True, reserve_bytes=reserve_bytes)
+    def _offer(self, call: Call, library: Library, reserve_bytes: int, *preempted: Library) -> Send:
+        ids = tuple(each.id for each in preempted)
+        send = Send(call.id, library.id, offer=True, reserve_bytes=reserve_bytes, preempts=ids)
+        self._offered[call.id] = send
+        return send
 
     # ---- one call
 
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
-        """Yield what to do for a call now; nothing if it has to wait."""
-        context, refused = call.group.context, self._refused.get(call.id, ())
-        hindered: list[Library] = []
-        for library in instances(context):
-            if library.id in refused or library.load >= library.slots or not library.admits(call):
+        """Yield the actions for a call; nothing if it must wait."""
+        context, refused = call.group.context, self._refused.get(call.id, {})
+        hindered: list[tuple[Library, _Refusal]] = []
+        for library in instances(context, largest_first=self._consolidates):
+            if library.load >= library.slots or not library.admits(call) or self._waits_elsewhere(view, call, library):
+                continue
+            if library.id in refused:
+                hindered.append((library, refused[library.id]))
                 continue
             grows = self._sizes.admit(library, call)
             if grows is None:
-                hindered.append(library)
+                if not cache_of(context, library.devices[0]).is_fixed:
+                    hindered.append((library, _Refusal(self._sizes.with_call(library, call))))
                 continue
             yield self._offer(call, library, grows)
             return
         if self._consolidates:
-            for library in sorted(hindered, key=lambda library: -len(library.held)):
-                plan = self._preempt(view, library, call)
-                if plan:
-                    yield from plan
-                    yield self._offer(call, library, self._sizes.admit(library, call) or 0)
+            for library, refusal in sorted(hindered, key=lambda each: -len(each[0].held)):
+                send = self._preempt(view, library, call, refusal)
+                if send is not None:
+                    yield send
                     return
-        on_their_way = len(loading(context))
-        if not on_their_way or (not is_probed(context) and context.queue.count > _PER_LOAD * on_their_way):
+        if not self._waits_for_load(view, call):
+            known = set(context.libraries)
             yield from self._placement.new_instance(view, call)
+            for id in context.libraries.keys() - known:
+                self._expected[id] = {call.id: call}
 
-    def _preempt(self, view: View, library: Library, call: Call) -> list[Action]:
-        """Return the eviction of neighbours with smaller batches, smallest first, if all their calls fit elsewhere
-        (§VIII-A).
-        """
-        lacks, size = self._sizes.lacks(library, call), len(library.held)
-        neighbours = [x for x in staying(library.devices[0]) if x is not library and x.usable and len(x.held) < size]
-        plan: list[Action] = []
-        for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes)):
-            if lacks <= 0:
-                break
-            if victim.held and not self._placement.fits_elsewhere(view, victim.held.values(), but=victim):
-                continue
-            plan += [Evict(held.id) for held in victim.held.values()]
-            plan.append(Unload(victim.id, f"{library.context.recipe.name} grows beside it"))
-            lacks -= victim.promised_bytes
-        return plan if lacks <= 0 else []
+    def _preempt(self, view: View, library: Library, call: Call, refusal: _Refusal) -> Send | None:
+        """Offer a call to an instance whose growth neighbours hinder, by memory or by decode time (§VIII-A)."""
+        required = refusal.required_bytes
+        lacks = self._sizes.lacks(library, required) if required else 0
+        if lacks <= 0 and refusal.over_s <= 0:
+            return None
+        victims = self._placement.victims(view, library, lacks_bytes=lacks, over_s=refusal.over_s)
+        if not victims:
+            return None
+        if not required:
+            required = self._sizes.with_call(library, call)
+        return self._offer(call, library, self._sizes.size_without(library, required, victims), *victims)
+
+    def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
+        """True if a call is late for an instance, and waits for a loading one, whose load will count (§IX-A)."""
+        load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
+        if first_token_left_s(view, call) + load_s >= 0:
+            return False
+        return any(call.id in self._expected.get(library.id, ()) for library in loading(call.group.context))
+
+    def _waits_for_load(self, view: View, call: Call) -> bool:
+        """True if a loading instance will serve a waiting call in time, together with others that wait for it."""
+        context = call.group.context
+        on_their_way = loading(context)
+        if on_their_way and is_probed(context):
+            return True
+        expected = [self._expected.setdefault(library.id, {}) for library in on_their_way]
+        if any(call.id in calls for calls in expected):
+            return True
+        for library, calls in zip(on_their_way, expected, strict=True):
+            waiting = [each for each in calls.values() if each.state is CallState.WAITING]
+            if self._placement.serve_together(view, library, waiting, call):
+                calls[call.id] = call
+                return True
+        return False
+
+
+def _is_loading(view: View, id: LibraryId) -> bool:
+    library = view.libraries.get(id)
+    return library is not None and library.state is LibraryState.LOADING
+
+
+def _frees_in_s(view: View, call: Call) -> float:
+    """Return the seconds until an instance of the call's context, or else of any context, may end a request.
+
+    A request runs for as long as the mean of its context, or one time to first token if none has ended.
+    """
+    wanted_s = first_token_s(call)
+    own = instances(call.group.context)
+    others = own or islice(filter(lambda x: shares_by_token(x.context), view.libraries.values()), _MOST_LOOKED_AT)
+    left_s = [
+        held.sent_at + (library.context.run_s or wanted_s) - view.now
+        for library in others
+        for held in library.held.values()
+    ]
+    return max(_LEAST_RETRY_S, min(left_s, default=wanted_s))
 
 
 def _late_s(view: View, call: Call) -> float:
-    """Return how late the first token of a waiting call would be at least, without its load (§IX-A); negative if
+    """Return the least seconds that a waiting call's first token is late, without its load (§IX-A); negative if
     evicted.
     """
     wanted_s = first_token_s(call)
@@ -198,31 +271,67 @@ def _late_s(view: View, call: Call) -> float:
     return view.now - call.submitted_at - wanted_s - cold_start_s(view, call)
 
 
-class ShrinkLate(LoadWhereWanted):
-    """Residency: instances that are far too large shrink (§VII-B). Dispatch loads and unloads them."""
+class ResizeLate(LoadWhereWanted):
+    """Shrinks instances that are far too large (§VII-B), grows those whose requests outgrow their estimates (§VII-D),
+    and keeps the least number of each context loaded. Dispatch loads instances for calls, and unloads idle ones of
+    contexts without a keep-alive of their own.
+    """
 
+    lets_sleep = False  # no instance waits for a wake
     period_s = _ROUND_S
-    honours = frozenset()  # No limits: dispatch loads and unloads instances by its own rule
 
-    def __init__(self, sizes: CacheSizes, *, resizes: bool, provisioning: Provisioning | None = None) -> None:
+    def __init__(
+        self, sizes: CacheSizes, placement: InstancePlaces, *, resizes: bool, provisioning: Provisioning | None = None
+    ) -> None:
         super().__init__(provisioning=provisioning)
         self._sizes = sizes
+        self._placement = placement
         self._resizes = resizes
+        self._answered: dict[LibraryId, float] = {}  # Times of the reports of short caches that were answered
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Fail calls of a model that can be loaded nowhere; dispatch loads the others."""
+        """Fail calls of a model that can be loaded nowhere."""
         if not shares_by_token(context):
             return super().wanted(view, context)
         nowhere = None if loading(context) or instances(context) else self.why_nowhere(view, context)
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
-        return library.promised_bytes if shares_by_token(library.context) else super().measured(view, library)
+        """Return the promised bytes; without a declared size the measured bytes: the first offer reserves a cache."""
+        context, device = library.context, library.devices[0]
+        if not shares_by_token(context) or cache_of(context, device).is_fixed:
+            return super().measured(view, library)
+        if declared_bytes(context.recipe.needs, device.facts) or takes_one_process(device.facts):
+            return library.promised_bytes
+        return min(library.promised_bytes, cache_of(context, device).weights_bytes)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+        for id in [id for id in self._answered if id not in view.libraries]:
+            del self._answered[id]
         for library in tuple(view.libraries.values()) if self._resizes else ():
             if library.usable and shares_by_token(library.context):
-                yield from self._sizes.shrink(library)
+                yield from self._grow(view, library) or self._sizes.shrink(library)
+        for context in view.contexts.values():
+            is_kept = context.limits.least and shares_by_token(context)
+            if is_kept and not loading(context) and context.last_failure is None:  # else only calls try a load again
+                yield from self._placement.least_instance(view, context)
+
+    def _grow(self, view: View, library: Library) -> tuple[Action, ...]:
+        """Grow an instance whose engine reports a cache that will be too small; else evict a call that waits there for
+        memory, if another instance can take it.
+        """
+        batch, at = library.batch, library.batch_at
+        if batch is None or not batch.is_short or library.resizing or self._answered.get(library.id) == at:
+            return ()
+        self._answered[library.id] = at
+        grows = self._sizes.grow(library, self._sizes.reported(library))
+        if grows is not None:
+            return (Resize(library.id, grows),) if grows else ()
+        call = self._placement.leaves(view, library) if batch.waiting else None
+        return (Evict(call.id),) if call is not None else ()
 
     def rests(self, view: View) -> bool:
-        return not any(shares_by_token(library.context) for library in view.libraries.values())
+        """True without instances, and without a context that keeps some loaded."""
+        contexts = {library.context: None for library in view.libraries.values()}
+        kept = (context for context in view.contexts.values() if context.limits.least)
+        return not any(shares_by_token(context) for some in (contexts, kept) for context in some)

@@ -1,130 +1,37 @@
-"""Where an instance fits: computing (§VI) and memory (§VII) of the instances on a device, and the choice of a
-device (§VIII-B).
+"""Place instances by their memory (§VII) and their computing (§VI) on a device (§VIII-B), and find room for calls that
+would leave a preempted instance (§VIII-A).
 
-Before the manager loads an instance it checks, from calls held, prompt lengths and mean outputs, the reasons for
-which the pilot would refuse: whether the prompt can be read in time (which excludes slow CPUs, §V), and whether
-a decode step of every instance on the device fits into a time per output token (case 3 of §VI-C).
-
-An instance that needs more memory (eq. 2) grows beyond it by the `watermark` (25 %), and shrinks only when it is
-far too large, because a resize copies the cache (Figure 17). Without room for the watermark the required size is
-enough (§VII-D). CPUs come first, then large batches, so that small ones run empty (bin packing). A new instance
-goes where it fits with the least to spare.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only when it is far too large,
+because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
+come first, then instances with large batches, so that small batches end. A new instance goes to the pilot where it
+leaves the least memory (bin-packing, §V), and there to the least busy device. The paper's nodes have one GPU. Here a
+block ends with its last pilot, so an empty device next to a busy one saves nothing. The manager does not know how many
+tokens a request has written (O_r of eq. 2). The pilot does, and its refusal states the bytes that it requires.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from stoker.contexts.step_times import StepSeconds, StepTimes
-from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
+from stoker.contexts.inference.adapter import TokenCache
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Load, Resize, Unload, View
+from stoker.manager.policies.keep_alive import room_for_more
+from stoker.manager.policies.slinfer.validation import (
+    ComputeOutlook,
+    Shadow,
+    left_s,
+    output_tokens,
+    prompt_of,
+    prompt_tokens,
+    staying,
+)
 from stoker.manager.policies.where_to_load import known_bytes, may_load, suits
-from stoker.pilot.core.turns import OVERESTIMATE
+from stoker.pilot.core.memory import token_cache
 from stoker.protocol.ids import RecipeKey
 
-LOOK_AGAIN_S = 0.1  # Seconds granted at a time to a load that takes longer than expected
-
-
-def prompt_tokens(call: Call) -> int:
-    features = call.spec.features
-    return max(1, features.input_length) if features is not None else 1
-
-
-def output_tokens(call: Call) -> int:
-    """Return the tokens that a call is expected to write: the mean of its context's ended calls (§VII-A)."""
-    features = call.spec.features
-    return features.expected_output if features is not None else 0
-
-
-def staying(device: Device) -> list[Library]:
-    return [library for library in device.libraries.values() if library.state is not LibraryState.STOPPING]
-
-
-class ComputeOutlook:
-    """Seconds of steps on devices, from the measurements of contexts (`ContextAdvice.steps`)."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """By the identity of a table, which contexts of one model share."""
-
-    def cost(self, context: Context, device: Device) -> StepSeconds | None:
-        """Return the step times of a context's engine on a device; None if unmeasured."""
-        advice = context.advice.get(device.facts.kind)
-        times = advice.steps if advice is not None else None
-        if times is None or not times.prefill or not times.decode:
-            return None
-        known = self._seconds.get(id(times))
-        if known is None or known[0] is not times:  # numbers of tables that a snapshot brought back are used again
-            known = self._seconds[id(times)] = times, StepSeconds(times, factor=OVERESTIMATE / device.facts.speed)
-        return known[1]
-
-    def prefill_s(self, context: Context, device: Device, call: Call) -> float:
-        cost = self.cost(context, device)
-        tokens = prompt_tokens(call)
-        return cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
-
-    def decode_s(self, library: Library) -> float:
-        """Return the seconds of a decode step with the calls held, at least one while it loads."""
-        rows = len(library.held) or int(library.state is LibraryState.LOADING)
-        cost = self.cost(library.context, library.devices[0]) if rows else None
-        if cost is None:
-            return 0.0
-        tokens = sum(prompt_tokens(call) + output_tokens(call) / 2 for call in library.held.values())
-        return cost.decode_s(rows, tokens / rows if library.held else 1.0)[0]
-
-    def is_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
-        """True if a device cannot read a call's prompt within `left_s`, even alone."""
-        return _wants_soon(call) and self.prefill_s(call.group.context, device, call) > left_s
-
-    def is_too_full(self, device: Device, call: Call, *, left_s: float, leaving: frozenset[int]) -> bool:
-        """True if a new instance would not serve a call in time next to the others on the device.
-
-        `left_s`: seconds until its first token is due; `leaving`: libraries that end for it.
-        """
-        context, tpot_s = call.group.context, call.group.options.objective.tpot_s
-        cost = self.cost(context, device)
-        if cost is None:
-            return False
-        others_s = [self.decode_s(library) for library in staying(device) if library.id not in leaving]
-        if _wants_soon(call) and self.prefill_s(context, device, call) + max(others_s, default=0.0) > left_s:
-            return True
-        if left_s == math.inf and not any(others_s):  # it was evicted, and no other instance delays it here
-            return False
-        return 0 < tpot_s < sum(others_s) + cost.decode_s(1, prompt_tokens(call))[0]
-
-
-def _wants_soon(call: Call) -> bool:
-    return call.group.options.objective.first_token_s(prompt_tokens(call)) > 0
-
-
-def first_token_left_s(view: View, call: Call) -> float:
-    """Return the seconds until the first token of a waiting call is due, without its load (§IX-A).
-
-    An evicted call has no limit: it may have had its first token, and must find a place.
-    """
-    wanted_s = call.group.options.objective.first_token_s(prompt_tokens(call))
-    if call.state is not CallState.WAITING:
-        return wanted_s
-    return math.inf if call.id in view.reports else call.submitted_at + wanted_s - view.now
-
-
-def first_token_s(call: Call) -> float:
-    """Return the time to first token that a call wants; 0 = none."""
-    features = call.spec.features
-    return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
-
-
-def cold_start_s(view: View, call: Call) -> float:
-    """Return the longest load of the call's context that is running, or ran after the call arrived; 0 if none."""
-    longest_s = 0.0
-    for library in call.group.context.libraries.values():
-        if library.state is LibraryState.LOADING and library.usable:
-            loads_s = view.now - library.started_at + LOOK_AGAIN_S
-            longest_s = max(longest_s, loads_s, call.group.context.load_s)
-        elif library.state is LibraryState.READY and library.ready_at > call.submitted_at:
-            longest_s = max(longest_s, library.ready_at - library.started_at)
-    return longest_s
+_CUT_S = 3.0  # Seconds after which the libraries of a disconnected pilot no longer count for a limit
 
 
 class CacheSizes:
@@ -132,27 +39,42 @@ class CacheSizes:
         self.watermark = watermark
 
     def required(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
-        """Return the bytes that these calls need at their peaks (eq. 2, with the weights), at least the declared
-        size.
-        """
-        needs = context.recipe.needs
-        tokens = sum(prompt_tokens(call) + output_tokens(call) for call in calls)
-        return known_bytes(context, device.facts) + needs.token_bytes * max(0, tokens - needs.cache_tokens)
+        """Return the bytes that these calls need at their peaks (eq. 2, with weights)."""
+        cache = cache_of(context, device)
+        return cache.weights_bytes + cache.token_bytes * _peak_tokens(calls)
+
+    def of_a_load(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
+        """Return the bytes that a load and then these calls need: at least the context's known size."""
+        return max(known_bytes(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
-        """Return `required` with the watermark on the cache, not on the weights."""
-        return self._with_watermark(required, _weights(context, device))
+        """Return `required`, at least a small cache, plus the watermark, which applies to the cache, not to the
+        weights.
+        """
+        cache = cache_of(context, device)
+        least = cache.weights_bytes + cache.token_bytes * cache.tokens
+        return self._with_watermark(max(least, required), cache.weights_bytes)
 
     def _with_watermark(self, required: int, weights: int) -> int:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """Return the bytes to reserve for one more call: 0 if enough is reserved, None if the device has no room."""
-        device = library.devices[0]
-        return self.grow(library, self.required(library.context, device, (*library.held.values(), call)))
+        """Return the bytes to reserve for one more call: 0 if enough is reserved, None if they do not fit."""
+        cache = cache_of(library.context, library.devices[0])
+        if cache.is_fixed:
+            return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
+        return self.grow(library, self.with_call(library, call))
+
+    def with_call(self, library: Library, call: Call) -> int:
+        """Return the bytes that an instance requires for its calls and one more (eq. 2)."""
+        return self.required(library.context, library.devices[0], (*library.held.values(), call))
+
+    def lacks(self, library: Library, required: int) -> int:
+        """Return the bytes that other instances hold of what an instance requires."""
+        return required - library.promised_bytes - library.devices[0].budget_bytes
 
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required`, as `admit`."""
+        """Return the bytes to reserve for `required`; 0 and None as for `admit`."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -161,38 +83,81 @@ class CacheSizes:
             return None
         return min(room, self.recommended(library.context, device, required))
 
-    def lacks(self, library: Library, call: Call) -> int:
-        device = library.devices[0]
-        required = self.required(library.context, device, (*library.held.values(), call))
-        return required - library.promised_bytes - min(each.budget_bytes for each in library.devices)
+    def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
+        """Return the bytes that an instance with `promised` bytes (0: a new one) lacks for calls; None if its cache is
+        too small for them and cannot be resized.
+        """
+        cache, calls = cache_of(context, device), tuple(calls)
+        if not promised:
+            return self.of_a_load(context, device, calls)
+        if cache.is_fixed:
+            return 0 if _peak_tokens(calls) <= cache.tokens else None
+        return max(0, self.required(context, device, calls) - promised)
+
+    def size_without(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
+        """Return the bytes to reserve for `required` after other libraries have left; 0 if enough is reserved."""
+        if required <= library.promised_bytes:
+            return 0
+        room = library.promised_bytes + library.devices[0].budget_bytes + sum(x.promised_bytes for x in leaving)
+        return min(room, self.recommended(library.context, library.devices[0], required))
+
+    def reported(self, library: Library) -> int:
+        """Return the bytes that an instance's calls require by the last report of its engine, which knows what they
+        have written (O_r of eq. 2); 0 if unknown.
+        """
+        if library.batch is None or not library.batch.peak_tokens or not library.held:
+            return 0
+        cache = cache_of(library.context, library.devices[0])
+        return 0 if cache.is_fixed else cache.weights_bytes + cache.token_bytes * library.batch.peak_tokens
 
     def shrink(self, library: Library) -> tuple[Resize, ...]:
         """Shrink an instance that is far too large (§VII-B), unless a resize is running."""
         if library.resizing or library.state is not LibraryState.READY:
             return ()
         context, device = library.context, library.devices[0]
-        weights, needs = _weights(context, device), context.recipe.needs
-        least = self._with_watermark(weights + needs.token_bytes * needs.cache_tokens, weights)
+        cache = cache_of(context, device)
+        if cache.is_fixed:
+            return ()
+        weights = cache.weights_bytes
+        least = self._with_watermark(weights + cache.token_bytes * cache.tokens, weights)
         if library.promised_bytes <= self._with_watermark(least, weights):
-            return ()  # as small as one without calls, as most are: the common case must be cheap
-        recommended = self._with_watermark(self.required(context, device, library.held.values()), weights)
+            return ()  # it has the size of an instance without calls: the common case must be cheap
+        required = max(self.required(context, device, library.held.values()), self.reported(library))
+        recommended = self.recommended(context, device, required)
         enough = self._with_watermark(recommended, weights)
         return (Resize(library.id, recommended),) if enough < library.promised_bytes else ()
 
 
-def _weights(context: Context, device: Device) -> int:
-    needs = context.recipe.needs
-    return known_bytes(context, device.facts) - needs.token_bytes * needs.cache_tokens
+def _peak_tokens(calls: Iterable[Call]) -> int:
+    return sum(prompt_tokens(call) + output_tokens(call) for call in calls)
+
+
+def cache_of(context: Context, device: Device) -> TokenCache:
+    """Return a context's memory on a device: as its last load there reported, else as declared, else without a cache.
+
+    Where nothing is known, a load takes a third of the device at least, as in the default policy.
+    """
+    facts, advice = device.facts, context.advice.get(device.facts.kind)
+    reported, measured = (advice.cache, advice.resident_bytes) if advice is not None else (None, 0)
+    found = token_cache(context.recipe.needs, facts, reported, measured_bytes=measured)
+    return found or TokenCache(known_bytes(context, facts) or facts.memory_bytes // 3)
 
 
 def shares_by_token(context: Context) -> bool:
+    """True for a model on one device whose memory by cached tokens is declared, or was reported by a load."""
     needs = context.recipe.needs
-    return needs.token_bytes > 0 and needs.devices == 1
+    if needs.devices != 1:
+        return False
+    if needs.token_bytes and (needs.device_memory_bytes or needs.memory_bytes):
+        return True
+    return any(advice.cache is not None for advice in context.advice.values())
 
 
-def instances(context: Context) -> list[Library]:
+def instances(context: Context, *, largest_first: bool = True) -> list[Library]:
+    """Return ready libraries: CPUs first (§V), then by batch (§VIII-B)."""
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY and x.usable]
-    ready.sort(key=lambda x: (not x.devices[0].facts.on_host, -len(x.held), x.id))
+    sign = -1 if largest_first else 1
+    ready.sort(key=lambda x: (not x.devices[0].facts.on_host, sign * len(x.held), x.id))
     return ready
 
 
@@ -200,8 +165,38 @@ def loading(context: Context) -> list[Library]:
     return [x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable]
 
 
+def _has_most(view: View, context: Context) -> bool:
+    """True if a context has its largest number of libraries (`max_libraries`)."""
+    room = room_for_more(view, context, cut_s=_CUT_S)
+    return room is not None and room <= 0
+
+
+def _load_disturbs(context: Context, device: Device) -> bool:
+    """True if another load of a context takes a CPU's cores from accepted calls for longer than their next token may
+    take.
+
+    Load times are those of its libraries on this kind of device. The paper's CPUs have all models in memory (§IX-A).
+    """
+    if not device.facts.on_host:
+        return False
+    ready = (x for x in context.libraries.values() if x.ready_at and x.devices[0].facts.kind == device.facts.kind)
+    load_s = max((x.ready_at - x.started_at for x in ready), default=0.0)
+    held = (call for library in staying(device) for call in library.held.values())
+    return any(0 < call.group.options.objective.tpot_s < load_s for call in held)
+
+
+class _Rank(NamedTuple):
+    on_gpu: bool
+    unloads: int
+    pilot_left_bytes: int
+    busy_s: float
+    instances: int
+    left_bytes: int
+    name: str
+
+
 class InstancePlaces:
-    """Finds room for new instances. `shares`: instances share a device; `uses_cpus`: CPUs serve as well."""
+    """Chooses devices for new instances. `shares`: instances may share a device. `uses_cpus`: CPUs serve too."""
 
     def __init__(self, sizes: CacheSizes, compute: ComputeOutlook, *, shares: bool, uses_cpus: bool) -> None:
         self._sizes = sizes
@@ -210,8 +205,8 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Load an instance for a call, in place of idle ones where needed; empty if there is no room."""
-        best: tuple[tuple[bool, int, int, str], list[Action]] | None = None
+        """Load an instance for a call and unload idle instances if needed; empty if none would serve it in time."""
+        found: list[tuple[_Rank, Device, int, int, list[Library]]] = []
         for device, size, idle in self.places(view, call):
             room, gone = device.budget_bytes, list[Library]()
             for library in idle:
@@ -219,57 +214,170 @@ class InstancePlaces:
                     break
                 gone.append(library)
                 room += library.promised_bytes
-            rank = (not device.facts.on_host, len(gone), room - size, f"{device.pilot.id}/{device.id}")
-            if best is not None and best[0] <= rank:
+            rank = self._rank(view, device, left_bytes=room - size, unloads=len(gone))
+            found.append((rank, device, size, room, gone))
+        found.sort(key=lambda each: each[0])
+        for _, device, size, room, gone in found:
+            if self._serves(view, device, call, Shadow()):
+                promised = self._promised(call.group.context, device, size, room)
+                load = Load(RecipeKey(call.group.context.recipe.key), device.pilot.id, (device.id,), promised)
+                why = f"{call.group.context.recipe.name} needs the memory, and no call runs here"
+                return [*(Unload(library.id, why) for library in gone), load]
+        return []
+
+    def least_instance(self, view: View, context: Context) -> list[Action]:
+        """Load an instance on free memory if a context has less than its least number."""
+        ready = instances(context)
+        if len(ready) >= context.limits.least:
+            return []
+        taken = {device for library in context.libraries.values() for device in library.devices}
+        fitting: list[tuple[_Rank, Device, int]] = []
+        for device in view.devices():
+            if (device.facts.on_host and not self._uses_cpus) or device in taken:
                 continue
-            required = self._sizes.required(call.group.context, device, (call,))
-            promised = min(room, self._sizes.recommended(call.group.context, device, required))
-            load = Load(RecipeKey(call.group.context.recipe.key), device.pilot.id, (device.id,), promised)
-            why = f"{call.group.context.recipe.name} needs the room, and nothing runs here"
-            best = rank, [*(Unload(library.id, why) for library in gone), load]
-        return best[1] if best is not None else []
+            size = self._sizes.of_a_load(context, device, ()) if self._shares else device.facts.memory_bytes
+            room = device.budget_bytes - size
+            if room >= 0 and suits(context, device, unnamed_spares=True) and may_load(view, context, device):
+                rank = self._rank(view, device, left_bytes=room)
+                fitting.append((rank, device, self._promised(context, device, size, size + room)))
+        if not fitting:
+            return []
+        _, device, promised = min(fitting, key=lambda each: each[0])
+        return [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
+
+    def _rank(self, view: View, device: Device, *, left_bytes: int, unloads: int = 0) -> _Rank:
+        """Return a sort key: CPUs first (§V), then the fullest pilot, and its least busy device."""
+        elsewhere = sum(other.budget_bytes for other in device.pilot.devices.values() if other is not device)
+        busy_s, here = self._compute.cycle_s(device, now=view.now), len(staying(device))
+        name = f"{device.pilot.id}/{device.id}"
+        return _Rank(not device.facts.on_host, unloads, left_bytes + elsewhere, busy_s, here, left_bytes, name)
 
     def size(self, device: Device, call: Call) -> int:
         if not self._shares:
             return device.facts.memory_bytes
-        return self._sizes.required(call.group.context, device, (call,))
+        return self._sizes.of_a_load(call.group.context, device, (call,))
+
+    def _promised(self, context: Context, device: Device, size: int, room: int) -> int:
+        """Return the bytes to promise a load of at least `size` bytes: all free bytes if its cache is unknown."""
+        if not cache_of(context, device).token_bytes:
+            return room
+        return min(room, self._sizes.recommended(context, device, size))
 
     def places(
-        self, view: View, call: Call, *, leaving: frozenset[int] = frozenset(), ends_idle: bool = True
+        self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices where a new instance would serve a call in time, its bytes, and idle instances, least
-        recently used first.
+        """Yield devices that have the memory for a new instance and are fast enough for a call, its bytes, and idle
+        instances, least recently used first.
 
-        With `ends_idle` the idle ones make room. `leaving`: libraries that end anyway.
+        With `ends_idle`, idle instances may be unloaded. `shadow`: assumed departures and moves.
         """
-        context, left_s = call.group.context, first_token_left_s(view, call)
+        context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
+        if _has_most(view, context):
+            return
         for device in view.devices():  # cheap checks first: a waiting call is checked often
             if (device.facts.on_host and not self._uses_cpus) or not suits(context, device, unnamed_spares=True):
                 continue
-            if self._compute.is_too_slow(device, call, left_s=left_s):
+            if self._compute.is_too_slow(device, call, left_s=soon_s):
                 continue
-            here = [library for library in staying(device) if library.id not in leaving]
+            here = [library for library in staying(device) if library.id not in shadow.leaving]
             if any(library.context is context for library in here):
                 continue
             idle = [x for x in here if x.state is LibraryState.READY and not x.load]
-            size, room = self.size(device, call), device.budget_bytes
+            size, room = self.size(device, call), shadow.room_bytes(device, but=context)
             if room + (sum(library.promised_bytes for library in idle) if ends_idle else 0) < size:
                 continue
-            gone = leaving.union(library.id for library in idle)
-            if self._compute.is_too_full(device, call, left_s=left_s, leaving=gone):
+            if not shadow.leaving and self._compute.is_full(device, call, now=view.now):
                 continue
-            if not may_load(view, context, device):
+            if _load_disturbs(context, device):
                 continue
-            idle.sort(key=lambda library: (library.used_at, library.id))
-            yield device, size, idle
+            if may_load(view, context, device):
+                idle.sort(key=lambda library: (library.used_at, library.id))
+                yield device, size, idle
 
-    def fits_elsewhere(self, view: View, calls: Iterable[Call], *, but: Library) -> bool:
-        for call in calls:
-            others = [x for x in instances(call.group.context) if x is not but]
-            if any(self._sizes.admit(other, call) is not None for other in others):
-                continue
-            elsewhere = self.places(view, call, leaving=frozenset((but.id,)), ends_idle=False)
-            beside = (device for device, _, _ in elsewhere if device not in but.devices)
-            if next(beside, None) is None:
-                return False
+    def _serves(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
+        return not self._compute.why_not_here(view, device, call, shadow=shadow)
+
+    # ---- calls that are assumed to move
+
+    def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
+        """Move a call in the shadow to an instance (None: a new one of the shadow) if memory and time allow it."""
+        context, soon_s = call.group.context, left_s(view, call)
+        held, promised = (library.held.values(), library.promised_bytes) if library is not None else ((), 0)
+        calls = (*held, *shadow.calls(device, context), call)
+        grows = self._sizes.growth(context, device, calls, promised)
+        if grows is None:
+            return False
+        is_full = library is not None and context.loads and len(calls) > library.slots  # unknown before the first load
+        if is_full or grows > shadow.room_bytes(device, but=context):
+            return False
+        if self._compute.is_too_slow(device, call, left_s=soon_s):
+            return False
+        if not self._serves(view, device, call, shadow):
+            return False
+        shadow.move(call, device, prompt_of(call, view.now + soon_s), grows=grows)
         return True
+
+    def moves(self, view: View, calls: Collection[Call], shadow: Shadow, *, away_from: Sequence[Device]) -> bool:
+        """Move calls in the shadow to other devices; False if one of them would be late or does not fit."""
+        # most calls that run have no time left to start again: look for them before any device
+        if any(left_s(view, call) < 0 for call in calls):
+            return False
+        return all(self._move(view, call, shadow, away_from) for call in calls)
+
+    def _move(self, view: View, call: Call, shadow: Shadow, away_from: Sequence[Device]) -> bool:
+        context = call.group.context
+        there = [(x.devices[0], x) for x in instances(context) if x.id not in shadow.leaving]
+        loaded = {device for device, _ in there}
+        new = [(device, None) for device in shadow.devices(context) if device not in loaded]
+        for device, library in (*there, *new):
+            if device not in away_from and self.joins(view, call, device, library, shadow):
+                return True
+        for device, size, _ in self.places(view, call, shadow=shadow, ends_idle=False):
+            known = device in away_from or device in shadow.devices(context)
+            if not known and self._serves(view, device, call, shadow):
+                shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=size)
+                return True
+        return False
+
+    def serve_together(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
+        """True if a loading instance will serve one more call in time after the calls that wait for it."""
+        device, shadow = library.devices[0], Shadow()
+        for call in calls:
+            shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=0)
+        return self.joins(view, more, device, library, shadow)
+
+    def leaves(self, view: View, library: Library) -> Call | None:
+        """Return the call with the longest headroom that another device can take from an instance (§VII-D)."""
+        for call in self._compute.by_headroom(view, library):
+            if self.moves(view, (call,), Shadow(), away_from=library.devices):
+                return call
+        return None
+
+    def victims(self, view: View, library: Library, *, lacks_bytes: int, over_s: float) -> tuple[Library, ...]:
+        """Return neighbours that end so that a library can take a call (§VIII-A); empty if they cannot make room.
+
+        The smallest batches end first, and none that is larger than the library's with the call. The calls of all
+        victims together must meet their objectives elsewhere. `over_s`: seconds by which a decode step of each
+        instance on the device is too long.
+        """
+        device, most = library.devices[0], len(library.held) + 1
+        neighbours = [
+            x
+            for x in staying(device)
+            if x is not library and x.usable and x.state is LibraryState.READY and len(x.held) <= most
+        ]
+        neighbours = [x for x in neighbours if shares_by_token(x.context) or not x.held]
+        found, shadow = list[Library](), Shadow()
+        for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes, x.id)):
+            if lacks_bytes <= 0 and over_s <= 0:
+                break
+            decode_s = self._compute.decode_s(victim)
+            if lacks_bytes <= 0 and not decode_s:
+                continue
+            trial = shadow.also_without(victim.id)
+            if self.moves(view, victim.held.values(), trial, away_from=library.devices):
+                found.append(victim)
+                shadow = trial
+                lacks_bytes -= victim.promised_bytes
+                over_s -= decode_s
+        return tuple(found) if lacks_bytes <= 0 and over_s <= 0 else ()

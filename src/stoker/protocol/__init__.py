@@ -1,6 +1,5 @@
-"""Messages between processes: one file a receiver, plain frozen structs, no I/O.
+"""Messages between processes, as frozen structs: one module per receiver, no I/O.
 
-`to_manager`, `to_pilot`, `to_client` travel over ZeroMQ; `to_library`, `to_agent` over a Unix socket on the pilot.
-`wire` encodes and decodes frames, refuses what is not in the protocol, and numbers frames, so that a peer that
-reconnects neither loses nor repeats one.
+`to_manager`, `to_pilot` and `to_client` messages travel over ZeroMQ; `to_library` and `to_agent` messages over a Unix
+socket on the pilot. `wire` encodes frames and numbers them, so a reconnect neither loses nor repeats a frame.
 """

@@ -1,7 +1,6 @@
 """Parts of messages about calls: a call, its options, its end; and lists of calls.
 
-A process may hold a million of these structs. They are frozen and have no cycles, so the garbage collector need not
-walk them.
+A process may have a million of these structs. They are frozen and acyclic, so the garbage collector skips them.
 """
 
 from __future__ import annotations
@@ -15,21 +14,23 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
 Payload = bytes | ObjectRef
-"""Pickled bytes that only a library or the client may unpickle; larger ones travel as an object."""
+"""Pickled bytes that only a library or the client may unpickle; large ones travel as an object."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 
 PIECE_BYTES = 1_000_000
-"""The largest pickled piece of a result."""
+"""The largest size of a pickled piece of a streamed result."""
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call pauses its yields while this many of its pieces, or bytes, are unacknowledged. One piece is always allowed."""
+"""A call pauses while the client has not acknowledged this many of its pieces or bytes. One unacknowledged piece is
+always allowed.
+"""
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input for policies. Lengths in tokens; 0 = unknown.
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown).
 
-    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: seconds of one device before the
-    first item, divided among a gang. Calls of one `kind` end after a similar part of their items.
+    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: further device seconds, which a gang
+    divides. Calls of one `kind` end after a similar share of their items.
     """
 
     items: int = 1
@@ -40,21 +41,20 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_s: float = 0.0
 
     def before_items_s(self, size: int) -> float:
-        """Return the seconds before the first item on a gang.
+        """Return the seconds that a gang works before the first item.
 
         Args:
-            size: Number of devices.
+            size: Number of the gang's devices.
         """
         return self.fixed_s + self.shared_s / size
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The wanted timing of a call. Seconds; 0 = none.
+    """The wanted timing of a call in seconds (0: none).
 
-    `deadline_at` is on the clock of the manager, which sets it when it accepts the call (`Submit.due_in_s`). With
-    `drop_late` a call that will miss it is dropped; otherwise it runs when no other call needs its devices. The time to
-    first token may grow with the input: `ttft_s`, or `ttft_per_token_s` per input token if that is more, and at most
-    `ttft_most_s`.
+    `deadline_at`: on the manager's clock (`Submit.due_in_s`). `drop_late`: True to drop a call that will miss its
+    deadline; otherwise it runs late, when devices are free. The time to first token is the larger of `ttft_s` and
+    `ttft_per_token_s` times the input tokens, and at most `ttft_most_s`.
     """
 
     deadline_at: float = 0.0
@@ -66,7 +66,7 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ttft_most_s: float = 0.0
 
     def first_token_s(self, input_length: int) -> float:
-        """Return the wanted time to first token for an input of this many tokens; 0 = none."""
+        """Return the wanted time to first token (0: none)."""
         wanted_s = max(self.ttft_s, self.ttft_per_token_s * input_length)
         return min(wanted_s, self.ttft_most_s) if self.ttft_most_s else wanted_s
 
@@ -74,11 +74,11 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
     """The options that the calls of one submission share.
 
-    `variants`: other contexts that can serve the call, best first. `gang`: the smallest and largest number of libraries
-    that run it together. `limit_s`: the most seconds of a run, without waits for its reader (0 = no limit). `stream`:
-    pieces that the function yields are sent as they come; otherwise the result is their list. `folder`: where the user
-    wants it to run; empty: in the program's folder `home` if the pilot sees it, else in a private one. `batch`: the
-    most items that `stoker.map` puts into a call (0 = not packed).
+    `variants`: other contexts that can run the call, best first. `gang`: the smallest and largest number of libraries.
+    `limit_s`: maximum seconds of a run, without waits for its client (0: no limit). `stream`: True to send the
+    function's pieces as they come. `folder`: the user's folder for the run (empty: the program's folder `home`, or a
+    private folder if the pilot does not see `home`). `batch`: maximum items that `stoker.map` packs into a call (0: not
+    packed).
     """
 
     priority: int = 0
@@ -93,7 +93,7 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`payload`: the pickled `(args, kwargs)`."""
+    """A call. `payload`: the pickled `(args, kwargs)`."""
 
     call: CallId
     payload: Payload
@@ -103,31 +103,31 @@ class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class FailureKind(enum.Enum):
     CONTEXT = "context"
-    """Its context failed to load."""
+    """The call's context failed to load."""
     PILOT = "pilot"
-    """Its pilot failed (its disk is full or read-only)."""
+    """The call's pilot failed: its disk is full or read-only."""
     NO_DEVICE = "no_device"
-    """No device of this site could ever hold its context."""
+    """No device of this site could ever hold the context."""
     POISON = "poison"
-    """It killed its library several times."""
+    """The call killed its library several times."""
     TIMEOUT = "timeout"
     MEMORY = "memory"
-    """Its library took more memory than the recipe declares."""
+    """The library used more memory than the recipe declares."""
     SERIALIZATION = "serialization"
-    """Its function, arguments, result or exception could not be pickled or unpickled."""
+    """The function, arguments, result or exception could not be pickled or unpickled."""
     DROPPED = "dropped"
     CANCELLED = "cancelled"
-    """It was cancelled, or the session ended before it ran."""
+    """The call was cancelled, or the session ended before it ran."""
     DIED = "died"
-    """Its library process ended, by a signal or a call of exit."""
+    """The library's process ended, by a signal or by calling exit."""
     GANG = "gang"
-    """Ranks of its gang were lost or did not join. It fails only after many tries."""
+    """Ranks of the gang were lost or did not join, several times."""
     INFRASTRUCTURE = "infrastructure"
-    """A device, disk or network failed it. It fails only after several pilots."""
+    """A device, disk or network failed the call on several pilots."""
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A call's output: bytes `start` to `end` (0: to the end) of the log file `path` on its pilot."""
+    """A call's output: bytes `start` to `end` (0: the file's end) of the log `path` on its pilot."""
 
     path: str
     start: int
@@ -135,9 +135,10 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal`: 0 unless a signal ended the process. `log`: the library's log; `printed`: the
-    part of the failed call; `tail`: its last lines (for a failed load: of the log). `device`: the devices that
-    failed."""
+    """Evidence of a failure. `signal`: the signal that ended the process, else 0. `log`: the library's log. `printed`:
+    the call's output. `tail`: the last lines of `printed`, or of the log for a failed load. `device`: the devices that
+    failed. `retry_after_s`: when a new try of a dropped call may succeed; 0 = unknown.
+    """
 
     kind: FailureKind
     message: str
@@ -149,11 +150,13 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     log: str = ""
     device: str = ""
     printed: Printed | None = None
+    retry_after_s: float = 0.0
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call left in its private folder, which is deleted. `home`: the program's folder, which its pilot
-    does not see."""
+    """Files that a call left in its private folder, now deleted. `home`: the program's folder, which the pilot does not
+    see.
+    """
 
     function: str
     names: tuple[str, ...]
@@ -164,10 +167,9 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a call. The client receives exactly one for each accepted call.
 
-    `ok`: payload is the pickled result. Not `ok` without `failure`: payload is the pickled exception of the user's
-    function with its traceback. Otherwise `failure` says what happened; for a failure of infrastructure, payload may be
-    the pickled exception. `run_s`: seconds in the function. `pieces`: of its run, all acknowledged. `raised`: the
-    exception in short, with a line for each place in the user's code.
+    If `ok`, `payload` is the pickled result. If not `ok` and `failure` is None, `payload` is the function's pickled
+    exception; for an infrastructure failure it may also be. `run_s`: seconds in the function. `pieces`: number of
+    acknowledged pieces. `raised`: a summary of the exception, with its lines in the user's code.
     """
 
     call: CallId
@@ -182,8 +184,9 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A running call's report: steps `done` of `total` (0 = unknown), and a metric. `state`: a checkpoint from which it
-    can resume elsewhere."""
+    """A call's report: steps `done` of `total` (0: unknown), and a metric. `state`: a checkpoint for resuming
+    elsewhere.
+    """
 
     call: CallId
     done: float = 0.0
@@ -193,7 +196,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """The expected end of a call on the manager's clock (`Forecasts.said_at`)."""
+    """A call's expected end on the manager's clock (`Forecasts.said_at`)."""
 
     call: CallId
     ends_at: float
@@ -201,7 +204,7 @@ class CallForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GangPlace(msgspec.Struct, frozen=True):
-    """A member's place in its gang. `rendezvous`: the meeting address (`host:port`; empty: rank 0 will report it)."""
+    """A member's place in its gang. `rendezvous`: `host:port` (empty: rank 0 will report it)."""
 
     rank: int
     size: int
@@ -212,19 +215,20 @@ class GangPlace(msgspec.Struct, frozen=True):
 
 
 class ListedState(enum.Enum):
-    """The state of a listed call."""
+    """The state of a call in `stoker calls`."""
 
     RUNNING = "running"
-    """A library has it: it runs, or will after earlier calls there."""
+    """A library has the call. It runs, or waits for earlier calls there."""
     WAITING = "waiting"
     FAILED = "failed"
     """Ended without a result, except by cancellation."""
 
 
 class ListedCall(msgspec.Struct, frozen=True):
-    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each member of a gang), with `ahead`
-    calls before it there. `error`: the first line of a failed call's error, if known. `due_in_s`: until its deadline
-    (negative: missed; None: no deadline); `ends_in_s`: until its expected end (None: unknown)."""
+    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each gang member). `ahead`: calls that
+    the library runs first. `error`: its first line. `due_in_s`: seconds until its deadline (negative: missed; None: no
+    deadline). `ends_in_s`: seconds until its expected end (None: unknown).
+    """
 
     call: str
     function: str
@@ -242,9 +246,10 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
-    """Calls of one function with the same failure. `error`: the exception's class, or how the call was ended; `place`:
-    the innermost line of the user's code (`FILE:LINE in NAME`; empty: unknown). `example`: the last of these calls;
-    `message`: its error. `first_s`, `last_s`: seconds since then."""
+    """Calls of one function with the same failure. `error`: the exception's class, or how the call ended. `place`: the
+    innermost line of the user's code, `FILE:LINE in NAME`. `example`: the last of these calls, with `message`.
+    `first_s`, `last_s`: seconds since the first and last failure.
+    """
 
     function: str
     error: str

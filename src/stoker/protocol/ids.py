@@ -1,4 +1,4 @@
-"""Identifiers, and how people see them."""
+"""Identifiers, and their form for users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RecipeKey = NewType("RecipeKey", str)
 FunctionKey = NewType("FunctionKey", str)
 """Digest of the function's pickled bytes."""
 BlockId = NewType("BlockId", str)
-"""`b7`: numbered by the manager, unique in its session; a Parsl provider's blocks have Parsl's numbers."""
+"""`b7`: numbered by the manager, unique in its session. For a Parsl provider's blocks: Parsl's numbers."""
 SessionId = NewType("SessionId", str)
 
 CLIENT_SHIFT = 40
@@ -28,13 +28,13 @@ def make_call_id(*, client: int, sequence: int) -> CallId:
 
 
 def show_call(call: int) -> str:
-    """Return `c-31877`; for a second client `c-1.31877`."""
+    """Return `c-31877`, or `c-1.31877` for the second client."""
     client, sequence = call >> CLIENT_SHIFT, call & _SEQUENCE
     return f"c-{client}.{sequence}" if client else f"c-{sequence}"
 
 
 def parse_call(text: str) -> CallId:
-    """Return the id of `c-31877`; `c-` is optional. Raises ValueError."""
+    """Return the id of `c-31877` or `31877`. Raises ValueError."""
     client, _, sequence = text.removeprefix("c-").rpartition(".")
     return make_call_id(client=int(client or 0), sequence=int(sequence))
 
@@ -44,5 +44,5 @@ def show_library(library: int) -> str:
 
 
 def show_block(block: str) -> str:
-    """Parsl numbers the blocks of its providers without the letter."""
+    """Add the letter to Parsl's block numbers."""
     return f"b{block}" if block.isdecimal() else block

@@ -1,22 +1,22 @@
-"""How fast work is done, and how long the rest takes. Pure.
+"""Estimate how fast work is done, and how long the remaining work takes. Pure.
 
-`WorkPace` is the estimator of every progress bar and forecast. The functions at the end count ended calls in the last
-half minute: the manager shows that rate for the session, each context and each pilot.
+`WorkPace` is the estimator of every progress bar and forecast. The last functions here count calls that ended in the
+last 30 s.
 
-Results come in bursts: several devices, a batch each, every few seconds or minutes. A count over a fixed window doubles
-and halves with each burst that enters or leaves it. This estimator does four things about that.
+Results arrive in bursts, when a device ends a batch. A count over a fixed window would double or halve with each burst.
+`WorkPace` avoids this:
 
-- It measures from burst to burst. The rate is the count of the results after one burst, up to the end of a later one,
-  over the time between these two. The window is 30 s, or five times the longest gap between arrivals if that is more.
-- It follows changes slowly: the rate moves towards a new measurement with a time constant of 10 s, by a factor of
-  1.4 in 10 s at most (1.7 if the measurement is more than three times as high or low).
-- The time until the first burst counts until as much time has passed again with gaps half as long: it may hold the
-  load of a model.
-- It counts down between bursts, because the next burst is partly computed. If nothing arrives for 1.5 times the
-  longest gap, the rate falls, also by a factor of 1.4 in 10 s at most.
-- The time left that it answers moves by a factor of 1.9 in 10 s at most, in addition to the time that passed.
+- It measures from burst to burst. The rate is the number of results after the first burst, divided by the time between
+  the first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
+- It follows changes slowly. The rate approaches a new measurement with a time constant of 10 s, and by at most a factor
+  of 1.4 in 10 s (1.7 if the two differ by more than a factor of 3).
+- The time before the first burst may include the load of a model. It counts until as much time has passed again with
+  gaps half as long.
+- Between bursts the time left decreases, because the next burst is partly computed. If no result arrives for 1.5 times
+  the longest gap, the rate decreases by at most a factor of 1.4 in 10 s.
+- The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
 
-Times are seconds on any clock that does not go back.
+Times are seconds on any monotonic clock.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _GAPS = 5.0
-"""The window holds this many of the longest gaps."""
+"""The window's length, in longest gaps between bursts."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
 """Arrivals within 1 s of the first, or within a quarter of the longest gap, are one burst."""
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
-"""The largest change of the rate's logarithm per second, and per burst."""
+"""The largest change of the logarithm of the rate, per second and per burst."""
 _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
-"""Beyond this distance from the measurement, the rate follows faster, because it has really changed."""
+"""If the logarithms of rate and measurement differ by more than the first number, the pace has really changed: the rate
+may change by the second one per second.
+"""
 _SETTLE_S = 5.0
-"""No rate is given for this long after the first arrival: first results come one by one at any rate."""
+"""Seconds without a rate after the first arrival, because first results come singly at any rate."""
 _ANSWER_STEP = math.log(1.9) / 10.0
-"""The most that the logarithm of the time left moves in a second."""
+"""The largest change per second of the logarithm of the time left."""
 _STALLED = 1.5
-"""Without an arrival for this many of the longest gaps the rate falls."""
+"""The rate decreases if no result arrives for this many longest gaps."""
 
 
 class _Burst:
-    """Arrivals close together."""
+    """Results that arrived close together."""
 
     __slots__ = ("count", "first", "last")
 
@@ -59,17 +61,17 @@ class WorkPace:
 
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
-        """The bursts in the window. Only the end of the first one is used, not its count."""
+        """The bursts in the window. Only the end of the first burst is used, not its count."""
         self._rate = 0.0
         """The rate at the last complete burst; 0.0 before the first measurement."""
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
         self._answered: tuple[float, float, float] | None = None
-        """The last answer of `left_s`: when, for how much work, and the seconds."""
+        """The last answer of `left_s`: when it was given, the work left, and the seconds left."""
 
     def wait(self, now: float) -> None:
-        """The work has not begun (its model loads). No effect after the first arrival."""
+        """Record that the work has not begun. No effect after the first result."""
         if len(self._bursts) == 1:
             self._bursts[0] = _Burst(now, 0.0)
 
@@ -91,7 +93,7 @@ class WorkPace:
         self._slide()
 
     def per_second(self, now: float) -> float:
-        """Return the rate; 0.0 while unknown."""
+        """Return results per second; 0.0 if unknown."""
         rate = self._rate_now(now)
         silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
         if silent_s <= patience_s:
@@ -99,7 +101,7 @@ class WorkPace:
         return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
-        """Return the seconds until `rest` more are done; None while unknown."""
+        """Return the seconds until `rest` more results; None if unknown."""
         if rest <= 0:
             return 0.0
         rate = self._rate_now(now)
@@ -111,7 +113,7 @@ class WorkPace:
         return self._smoothed(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
 
     def _smoothed(self, rest: float, left_s: float, now: float) -> float:
-        """Keep near the last answer. More work than before is a new question."""
+        """Limit the change of `left_s` since its last answer, unless the work has grown."""
         if self._answered is not None and rest <= self._answered[1]:
             at, _, before_s = self._answered
             passed_s = max(0.0, now - at)
@@ -121,7 +123,7 @@ class WorkPace:
         return left_s
 
     def _is_complete(self, now: float) -> bool:
-        """True if an arrival now would begin another burst."""
+        """True if a result that arrives now would begin another burst."""
         return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
 
     def _rate_now(self, now: float) -> float:
@@ -139,7 +141,7 @@ class WorkPace:
         return self._counted() / max(span_s, _TOGETHER_S)
 
     def _slide(self) -> None:
-        """Note the longest gap, and move the start of the window."""
+        """Update the longest gap, and move the start of the window."""
         bursts = self._bursts
         gaps = [bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts))]
         since_first_s = bursts[-1].first - bursts[1].first
@@ -151,7 +153,6 @@ class WorkPace:
             bursts.popleft()
 
     def _follow(self) -> None:
-        """Move the rate towards the measurement."""
         if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
             return
         now = self._bursts[-1].last
@@ -180,7 +181,7 @@ Counts = deque[list[int]]
 
 
 def count_recent(counts: Counts, count: int, *, now: float) -> None:
-    """Add to the counts, and drop those outside the window. Runs for every frame of ends."""
+    """Add to this second's count, and drop counts before the window. Must be fast."""
     second = int(now)
     if counts:
         last = counts[-1]
@@ -197,14 +198,16 @@ def recent_total(counts: Counts, *, now: float) -> int:
 
 
 def recent_since_s(counts: Counts, *, now: float) -> float:
-    """Return the seconds since the first count within the window; 0.0 without one."""
+    """Return the seconds since the first count in the window; 0.0 without counts."""
     first = next((second for second, _ in counts if second > now - RECENT_S), None)
     return 0.0 if first is None else max(0.0, now - first)
 
 
 def recent_per_second(counts: Counts, *, now: float) -> float:
-    """Return the rate from the first to the last burst within the window; 0.0 without one. A rate up to now would
-    double with each burst and halve until the next; without a burst when one is due, it falls."""
+    """Return the rate from the first to the last burst in the window; 0.0 without counts.
+
+    A rate up to now would double with each burst and then halve. This rate decreases only if a burst is overdue.
+    """
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:
         return 0.0

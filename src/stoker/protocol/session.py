@@ -2,32 +2,28 @@
 
     <session folder>/            0700
         session.json             address, session id, protocol version, the manager's public key
-        keys/                    0700; one CURVE key pair a role: server, client (0600); `transfer` holds the secret of
-                                 transfers between pilots, and no key pair; blocks/ has a key pair for each block's
-                                 pilots, from its request until its end
-        journal                  every event of the manager, in order; journal.* are its earlier parts and snapshots
+        keys/                    0700; CURVE key pairs (0600) of server and client; the secret `transfer` for transfers
+                                 between pilots; blocks/ has a key pair for each block that is not over
+        journal                  events of the manager, in order; journal.*: earlier parts and snapshots
         manager.log              and factory.log, seed.log, advisor.log, client.log
-        manager.lease            the manager's process (see `manager.live.lease`), with manager.lock
-        manager.end              for a moment: `stoker down` ends a manager that reads no messages
-        manager.json             how the manager of a session that stays was started
-        policies.json            which policies decide, if not the default ones; policies/ has files of the user's
-        seed.address             the address of the seed, if any
-        jobs-left                what the factory could not cancel at the end; empty when all is well
-        sites/                   the site files of its sources of pilots
-        sources/                 what programs leave of their sources for the advisor (`ProgramSource`)
-        submit/                  submitted scripts, and their jobs' output
-        objects/                 payloads over 1 MB and files that clients hand in, by cache name
+        manager.lease            the manager's process (`manager.live.lease`), with manager.lock
+        manager.end              request of `stoker down` to a manager that reads no messages
+        manager.json             how to start the manager of a session that outlives programs
+        policies.json            policies other than the default; policies/ has the user's files
+        seed.address             the seed's address
+        jobs-left                jobs that the factory could not cancel at the session's end
+        sites/                   site files
+        sources/                 sources of functions and loaders for the advisor (`ProgramSource`)
+        submit/                  submit scripts, and the output of jobs
+        objects/                 payloads over 1 MB and files from clients, by cache name
         gateways/                the models of each `stoker serve` (`GatewayNote`)
-        pilots/<pilot>/          pilot.log, lib-<n>.log: output of pilots and their libraries
+        pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
-`STOKER_HOME` (default `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`) is the user's state folder; `sessions/`
-in it holds one link a session, named by its id, newest last.
+The user's state folder is `STOKER_HOME`, by default `$XDG_STATE_HOME/stoker` or `~/.local/state/stoker`. Its folder
+`sessions/` has a link to each session, named by id.
 
-Of each function and loader a program leaves its source in `sources/` for the advisor, which runs on the same machine;
-the text of a source file is stored once, by its digest. The manager reads neither.
-
-A gateway rewrites its note in `gateways/NAME.json` every few seconds and removes it when it ends. The note of a killed
-gateway stays, and its age tells. So `stoker status` works without a key, wherever the folder can be read.
+A gateway rewrites its note every few seconds and removes it at the end. An old note shows that its gateway was killed.
+`stoker status` reads notes without a key.
 """
 
 from __future__ import annotations
@@ -47,20 +43,23 @@ from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
 IDENTITY_MARK = b"~"
-"""A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
+"""A pilot connects to the manager as `name~secret`. Only a peer that knows the secret can replace the pilot's
+connection.
+"""
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""The Python version of this process. Functions that travel as bytecode crash or compute wrongly in another one."""
+"""The Python version of this process. Functions are sent as bytecode, which fails in another version."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """The content of `session.json`. `server_key`: public, in Z85; `python`: the version of the session's programs and
-    pilots, as `3.12` (empty: an older manager)."""
+    """The content of `session.json`. `server_key`: public, in Z85. `python`: the session's Python version (empty: an
+    older manager).
+    """
 
     session: str
     protocol: int
@@ -83,13 +82,15 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The end of the session in a manager's lease."""
+    """In a lease file: why the session is over."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """The paths of a session, and its two small files. Raises SessionError if a file is missing or unreadable."""
+    """Paths in a session's folder, and readers of its small files. Raises SessionError for a missing or unreadable
+    file.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = folder = Path(path).absolute()
@@ -97,9 +98,9 @@ class SessionFolder:
         self.journal = folder / "journal"
         self.launch = folder / "manager.json"
         self.progress = folder / "manager.progress"
-        """A manager touches it once, when its first call has ended (`manager.live.keeper`)."""
+        """A manager touches this file once, when its first call has ended (`manager.live.keeper`)."""
         self.clock = folder / "manager.clock"
-        """From it a restarted manager continues the clock (`manager.live.clock`)."""
+        """A restarted manager continues its clock from this file (`manager.live.clock`)."""
         self.manager_log = folder / "manager.log"
         self.lease = folder / "manager.lease"
         self.asked_to_end = folder / "manager.end"
@@ -110,7 +111,7 @@ class SessionFolder:
         self.block_keys = folder / "keys" / "blocks"
 
     def over(self) -> str:
-        """Return why the session is over; empty if it is not, or that cannot be read."""
+        """Return why the session is over, or an empty text."""
         try:
             return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
         except (OSError, *UNREADABLE):
@@ -118,20 +119,20 @@ class SessionFolder:
 
     @property
     def is_carried(self) -> bool:
-        """True for a copy (address and keys only) on a node that does not see the session's own folder."""
+        """True if this is a copy (only address and keys) on a node that does not see the real folder."""
         return (self.path / "copied").is_file()
 
     def pilot(self, pilot: str) -> Path:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """`role`: `server`, `client`, or `pilot` if pilots without a block may join."""
+        """`role`: `server`, `client`, or `pilot` (pilots without a block)."""
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
-        """Raises SessionError for an invalid block name."""
+        """Return the block's file. Raises SessionError for an invalid name."""
         if not _BLOCK.fullmatch(block):
-            raise SessionError(f"{block!r} is no name of a block")
+            raise SessionError(f"{block!r} is not the name of a block")
         return self.block_keys / f"{block}.json"
 
     def read_block_key(self, block: str) -> KeyPair:
@@ -141,7 +142,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return a pilot's key pair: of its block (next to a carried folder), else of the session."""
+        """Return the key pair of the pilot's block, or of all pilots."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -165,7 +166,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """Return what to do without a role's key pair, unless the error says it."""
+        """Advise what to do without a role's key pair."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -193,12 +194,12 @@ class SessionFolder:
             raise SessionError(f"{path} is damaged: {error}") from error
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:
-        # A host that crashes now leaves the old file or this one, never an empty one.
+        # After a crash of the host the file has its old or its new content, and is never empty.
         write_whole(path, msgspec.json.format(msgspec.json.encode(content)), sync=True)
 
 
 def changed_at(path: Path) -> float:
-    """Return the time of the last change in seconds since the epoch; 0 if the file is gone."""
+    """Return a file's modification time; 0 if it is missing."""
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
@@ -206,29 +207,28 @@ def changed_at(path: Path) -> float:
 
 
 def holds_session(folder: str | os.PathLike[str]) -> bool:
-    """True if the folder holds a session that this user may read."""
+    """True if the folder has a session that this user may read."""
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """True if a session that outlives programs was made here and its manager does not listen yet."""
+    """True if the folder's session was started by `stoker up` and its manager does not listen yet."""
     return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def named_folder(name: str) -> SessionFolder | None:
-    """Return the session in the folder of this name, or None. Raises SessionError for a folder that is closed to this
-    user."""
+    """Return the session in this folder, or None. Raises SessionError if the user may not read it."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
         text = f"{name} cannot be read ({error.strerror}): only the user who began a session can use it"
         raise SessionError(text) from None
-    except OSError:  # too long for the name of a folder
+    except OSError:  # the name is too long
         return None
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return a session's folder by id (or a unique prefix), by path, or the newest. Raises SessionError."""
+    """Return a session by id, prefix of an id, or path; the newest without a name. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -244,14 +244,16 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""In characters."""
+"""Maximum characters of a stored source."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source around a function or a loader. `function`: its dotted name; `file`: the origin of the text (empty: a
-    notebook, a prompt); `folder`: the program's, whose modules may be read; `arguments`: plain ones of a loader."""
+    """The source around a function or a loader. `text`: the text's digest. `function`: a dotted name. `file`: empty for
+    a notebook or prompt. `folder`: the program's, with modules that may be read. `arguments`: a loader's plain
+    arguments.
+    """
 
     text: str
     function: str
@@ -269,7 +271,7 @@ def text_file(sources: Path, digest: str) -> Path:
 
 
 def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
-    """Return a source and its text; None if unreadable."""
+    """Return a stored source and its text; None if unreadable."""
     try:
         source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
         return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
@@ -282,13 +284,15 @@ def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""An older note is from a gateway that was killed or cannot write."""
+"""Seconds. If a note is older, its gateway was killed or cannot write."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """One model of a gateway. `key`, `recipe`: its context's key and name (empty: its folder has not been read; if it
-    could not be, `trouble` says why). `ttft_s`: the median of the last streams. `met`: the share of them that met their
-    objectives; None: no objective, or no stream yet."""
+    """One model of a gateway. `key`, `recipe`: its context's key and name (empty: its folder has not been read).
+    `trouble`: why the folder could not be read. `ttft_s`: the median of recent streams. `met`: the share of these
+    streams that met their objectives (None: no objective or no stream). `refused`: requests refused because they would
+    have been late.
+    """
 
     name: str
     key: str = ""
@@ -299,10 +303,11 @@ class ServedModelFigures(msgspec.Struct, frozen=True):
     ttft_objective_s: float | None = None
     met: float | None = None
     trouble: str = ""
+    refused: int = 0
 
 
 class GatewayNote(msgspec.Struct, frozen=True):
-    """`address`: a URL or the path of a Unix socket. `at`: the time of writing, in seconds since 1970."""
+    """`address`: the gateway's URL or path of a Unix socket. `at`: the time of writing, in seconds since 1970."""
 
     address: str
     host: str
@@ -311,7 +316,7 @@ class GatewayNote(msgspec.Struct, frozen=True):
     at: float = 0.0
 
     def silent_s(self, now: float) -> float:
-        """Return for how many seconds the gateway has been silent; 0 if it still writes.
+        """Return the seconds since the note was written; 0 if it is recent.
 
         Args:
             now: Seconds since the epoch.
@@ -321,7 +326,7 @@ class GatewayNote(msgspec.Struct, frozen=True):
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Write the note of a gateway, atomically.
+    """Write a gateway's note atomically.
 
     Args:
         session: The session's folder.
@@ -338,7 +343,7 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
-    """Remove the note of a gateway.
+    """Remove a gateway's note.
 
     Args:
         session: The session's folder.

@@ -1,7 +1,4 @@
-"""Status and story of a session as lines for people: the output of `stoker status` and `stoker explain`. Pure.
-
-`print(session.status())` and `print(session.explain("c-12"))` show the same.
-"""
+"""Write a session's status (`stoker status`) and a subject's story (`stoker explain`) as text. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import msgspec
 
 from stoker.contexts import payload_layout
 from stoker.contexts.recipe import BARE
+from stoker.protocol import show_nodes
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import show_block
 from stoker.protocol.session import GatewayNote, ServedModelFigures
@@ -33,14 +31,15 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 
 _SHOWN_JOBS = 6
-"""Ranges of job ids."""
+"""Maximum number of ranges of job ids in a line."""
 SILENT_S = 600.0
-"""After this long a job without a pilot will hardly bring one."""
+"""Seconds after which a job without a pilot is unlikely to start one."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return one text per phase: `3 queued (Priority; the first in about 11 min)`."""
+    """Return one text per phase of these blocks: `3 queued (Priority; the first in about 11 min)`."""
+    jobs = [job for job in jobs if not job.probes]
     leaving = [job for job in jobs if job.leaving and not job.pilots]
     jobs = [job for job in jobs if not job.leaving]
     asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
@@ -62,14 +61,15 @@ def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
         texts.append(f"{len(starting)} starting (its job runs for {show_seconds(longest_s)}, no pilot yet{advice})")
     if emptied:
         longest = show_seconds(max(job.emptied_s for job in emptied))
-        texts.append(f"{len(emptied)} without a pilot (it went {longest} ago; the batch system says that the job runs)")
+        texts.append(
+            f"{len(emptied)} without a pilot (the pilot left {longest} ago; the batch system says that the job runs)"
+        )
     if leaving:
         texts.append(f"{len(leaving)} being cancelled")
     return texts
 
 
 def is_suspended(reason: str) -> bool:
-    """True if the batch system has stopped a running job."""
     return reason.startswith("suspended")
 
 
@@ -78,7 +78,7 @@ def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
 
 
 def reasons(jobs: Sequence[BlockStatus]) -> str:
-    """Return `Priority`, or `5 Priority, 3 QOSMaxGRESPerUser`."""
+    """Return jobs by reason: `5 Priority, 3 QOSMaxGRESPerUser`."""
     counted = Counter(job.reason for job in jobs if job.reason)
     if len(counted) == 1 and counted.total() == len(jobs):
         return next(iter(counted))
@@ -86,12 +86,12 @@ def reasons(jobs: Sequence[BlockStatus]) -> str:
 
 
 def soonest(jobs: Iterable[BlockStatus]) -> float:
-    """Return the seconds until the first expected start; 0 = unknown."""
+    """Return the seconds until the first job's expected start (0: unknown)."""
     return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
 
 
 def start_in_words(seconds: float, now: datetime.datetime) -> str:
-    """Return `10:42 (in 11 min)`, with the date if that is not today."""
+    """Return `10:42 (in 11 min)`, with the date if not today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
@@ -127,13 +127,14 @@ def _in_brackets(why: str, expected_in_s: float) -> str:
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
-    """Return rows for each gateway: models that are loaded, used or failed, the number of the others, and its address.
-    `now`: seconds since 1970."""
+    """Return each gateway's models in use or with errors, the number of others, and its address. `now`: seconds since
+    1970.
+    """
     rows: list[str] = []
     for note in notes:
         if silent_s := note.silent_s(now):
             rows.append(
-                f"the gateway at {note.address} has said nothing for {show_seconds(silent_s)}: `stoker serve` with the"
+                f"the gateway at {note.address} has not answered for {show_seconds(silent_s)}: `stoker serve` with the"
                 " same files serves again, at the same address"
             )
             continue
@@ -154,7 +155,9 @@ def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Itera
 
 
 def _in_use(model: ServedModelFigures, context: ContextStatus | None) -> bool:
-    return bool(model.running or (context and (context.hot or context.loading or context.last_failure)))
+    return bool(
+        model.running or (context and (context.hot or context.loading or context.asleep or context.last_failure))
+    )
 
 
 def _model_facts(
@@ -164,9 +167,7 @@ def _model_facts(
     if model.trouble:
         yield f"cannot be used: {show_line(model.trouble)}"
         return
-    yield f"{context.hot if context else 0} hot" + (
-        f", {context.loading} loading" if context and context.loading else ""
-    )
+    yield _standing(context) if context else "0 hot"
     yield f"{model.running} running"
     if model.tokens_per_s:
         yield f"{model.tokens_per_s:,.0f} tokens/s"
@@ -175,6 +176,8 @@ def _model_facts(
         yield f"TTFT {_ttft_in_words(model.ttft_s)}{objective}"
     if model.met is not None:
         yield f"{100 * model.met:.1f} % met"
+    if model.refused:
+        yield f"{model.refused:,} refused"
     if context and not context.hot and context.last_failure:
         yield f"could not be loaded: {context.last_failure}"
     yield from _shares(model, all_of_them, status.libraries)
@@ -187,7 +190,7 @@ def _ttft_in_words(seconds: float) -> str:
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """`shares n014 with qwen-7b`: other models on the same device."""
+    """Yield the names of other models on the model's devices."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -207,14 +210,14 @@ S = TypeVar("S", bound=StoryFacts)
 
 
 def with_arguments(story: S) -> S:
-    """Return the story with its call's arguments in short instead of their bytes."""
+    """Return the story with its call's arguments as short text instead of bytes."""
     if not story.payload:
         return story
     return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.short_payload(story.payload))
 
 
 def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
-    """Return the lines of `stoker explain`. A date comes before the first line of each day except `today`."""
+    """Return the lines of `stoker explain`. A date precedes the first line of each day except `today`."""
     story = with_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
@@ -240,7 +243,7 @@ _SHOWN_NOTICES = 5
 
 
 def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `stoker status`. `policy`: if not the default; `served`: `gateway_rows`."""
+    """Return the lines of `stoker status`. `policy`: empty for the default. `served`: from `gateway_rows`."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
@@ -250,6 +253,7 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
             *_rows("maps", [] if over else [_map(each) for each in status.maps]),
             *_rows("models", served),
             *_rows("objects", _objects(status.objects)),
+            *_rows("excluded", [] if over else show_nodes.excluded_nodes(status)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),
             *_rows("notices", _notices(status)),
             *_rows("trouble", [] if over else _troubles(status)),
@@ -275,7 +279,7 @@ def _headline(status: SessionFacts, *, over: bool) -> str:
 
 
 def calls_in_words(status: SessionFacts) -> str:
-    """`6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`: each call counts once."""
+    """Return `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
     calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     without = {"failed": status.failed, "cancelled": status.cancelled}
     calls += [f"{number:,} {how}" for how, number in without.items() if number]
@@ -283,8 +287,9 @@ def calls_in_words(status: SessionFacts) -> str:
 
 
 def forecast_in_words(status: SessionFacts) -> str:
-    """Return `done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty
-    if no call is open or nothing is known."""
+    """Return `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`. Empty if no call is
+    open or no forecast is known.
+    """
     open_calls = status.running + status.queued
     if not open_calls:
         return ""
@@ -300,7 +305,7 @@ def forecast_in_words(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """`apart`: several contexts wait, so the headline's forecast is not that of this one."""
+    """Say how calls wait. `apart`: True if several contexts wait, so each needs its own forecast."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -328,7 +333,6 @@ def _pilots(status: SessionFacts, *, over: bool) -> str:
 
 
 def _kinds(pilots: Sequence[PilotStatus]) -> str:
-    """` (11 a10, 6 titanx)`, unless the pilots have only cores."""
     mixed = (pilot for pilot in pilots if any(device.kind != "cpu" for device in pilot.devices))
     kinds = Counter(device.kind for pilot in mixed for device in pilot.devices)
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
@@ -341,20 +345,21 @@ def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """A name without most of its digest: `file-f65dedc2….gguf`."""
+    """Shorten the digest in a context's name."""
     stem, dot, suffix = name.partition(".")
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
 
 def _travels(each: ObjectStatus) -> Iterator[str]:
     yield show_bytes(each.size_bytes)
-    yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (f", {each.fetching} get it" if each.fetching else "")
+    yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (
+        f", {each.fetching} fetch it" if each.fetching else ""
+    )
     if each.origin_bytes or each.peer_bytes:
         yield f"{show_bytes(each.origin_bytes)} read from its source, {show_bytes(each.peer_bytes)} from peers"
 
 
 def _notices(status: SessionFacts) -> list[str]:
-    """Latest first."""
     shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
     return [f"{datetime.datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
@@ -383,7 +388,7 @@ def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
 
 
 def _facts(context: ContextStatus) -> Iterator[str]:
-    yield f"{context.hot} hot" + (f", {context.loading} loading" if context.loading else "")
+    yield _standing(context)
     if context.memory_bytes:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
@@ -392,12 +397,21 @@ def _facts(context: ContextStatus) -> Iterator[str]:
             yield _use(context)
     if context.queued:
         yield f"{context.queued:,} queued"
+    for slower in context.speeds:
+        yield slower.text
     if context.last_failure:
         yield f"could not be loaded: {context.last_failure}"
 
 
+def _standing(context: ContextStatus) -> str:
+    loading = f", {context.loading} loading" if context.loading else ""
+    if not context.asleep:
+        return f"{context.hot} hot{loading}"
+    wakes = f" (the last one took {show_seconds(context.wake_s)} to wake)" if context.wake_s else ""
+    return f"{context.hot} hot{loading}, {context.asleep} asleep{wakes}"
+
+
 def _map(each: MapStatus) -> str:
-    """`verify   13,809 of 100,000   25.1/s   about 57 min left`."""
     kept = f" ({each.kept:,} kept by earlier runs)" if each.kept else ""
     if each.total < 0:
         return f"{each.function}   {each.done:,} done{kept}   its length is unknown, so there is no forecast"
@@ -407,7 +421,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """`used 612 times a load`. Cancelled calls that never ran do not count."""
+    """Return the context's reuse, without cancelled calls that never ran."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads
@@ -427,7 +441,6 @@ def _losses(status: SessionFacts) -> str:
 
 
 def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
-    """One row for a pilot with one device, else one for the pilot and one per device."""
     libraries = {library.library: library for library in status.libraries}
     standing = "" if over or pilot.state == "here" else pilot.state
     if standing and pilot.draining:
@@ -471,7 +484,6 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _rows(head: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Only the first one has the heading."""
     return [(head if number == 0 else "", text) for number, text in enumerate(texts)]
 
 

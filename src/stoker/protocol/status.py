@@ -1,4 +1,4 @@
-"""The facts about a session, or one subject of it, at one moment. `show_status` writes both as text."""
+"""The state of a session, or of one subject in it. `show_status` writes both as text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import BARE
-from stoker.protocol.blocks import BlockStatus
+from stoker.protocol.blocks import BlockStatus, NodeRecord
+from stoker.protocol.calls import FailureGroup, ListedCall
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """`state`: a LibraryState's value; memory is measured. For a loading one: the seconds so far and its last output.
-    `batch`: the last load of its engine's batch."""
+    """`state`: a LibraryState's value. Memory is measured. `loading_s`, `line`: a load's seconds so far and last output
+    line. `batch`: its engine's last report.
+    """
 
     library: int
     recipe: str
@@ -30,7 +32,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """`promised_bytes`: the promised part of its memory; `cores`: 0 = unknown."""
+    """`promised_bytes`: memory reserved for libraries. `cores`: 0 if unknown."""
 
     device: str
     kind: str
@@ -42,8 +44,9 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """`ends_in_s`: walltime left, 0 = no limit; `ended`: calls that ended there; `rate`: calls per second in the last
-    half minute."""
+    """`ends_in_s`: walltime left (0: no limit). `ended`: calls that ended on the pilot. `rate`: calls per second in the
+    last 30 s.
+    """
 
     pilot: str
     host: str
@@ -60,7 +63,7 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
-    """Transfers of an object: pilots that hold or fetch it, bytes read from its origin and from pilots."""
+    """Transfers of an object: pilots that hold or fetch it, and bytes by origin."""
 
     name: str
     size_bytes: int
@@ -71,10 +74,30 @@ class ObjectStatus(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
+class KindSpeed(msgspec.Struct, frozen=True):
+    """A device kind's speed for a context, relative to its fastest kind.
+
+    `calls`: calls that ended on it in the session. `measured`: False if the speed is from earlier sessions.
+    """
+
+    kind: str
+    speed: float
+    fastest: str
+    calls: int
+    measured: bool
+
+    @property
+    def text(self) -> str:
+        """`cpu: 0.31 of NVIDIA A10's speed, 120 calls`."""
+        source = f"{self.calls:,} call{'s' * (self.calls != 1)}" if self.measured else "from earlier sessions"
+        return f"{self.kind}: {self.speed:.2f} of {self.fastest}'s speed, {source}"
+
+
 class ContextStatus(msgspec.Struct, frozen=True):
-    """One context: its libraries, the cost of loads, and its reuse. `ended`: calls that ended in any way; `served`:
-    calls that its libraries completed, a gang's call once per library. `arguments`: of its loader, in short. `rate`,
-    `left_s`: as in Status."""
+    """A context: its libraries, loads and reuse. `ended`: calls that ended in any way. `served`: calls that its
+    libraries completed, a gang's call once per library. `arguments`: the loader's, as text. `speeds`: slower device
+    kinds, if their speeds are known. `wake_s`: seconds that the last sleeping library took to wake (0: none has).
+    """
 
     key: str
     name: str
@@ -95,6 +118,9 @@ class ContextStatus(msgspec.Struct, frozen=True):
     rate: float = 0.0
     left_s: float = 0.0
     served: int = 0
+    speeds: tuple[KindSpeed, ...] = ()
+    asleep: int = 0
+    wake_s: float = 0.0
 
     @property
     def title(self) -> str:
@@ -103,10 +129,23 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """An event, at `at` seconds since the epoch."""
+    """`at`: seconds since 1970."""
 
     at: float
     text: str
+
+
+class SlowCall(msgspec.Struct, frozen=True):
+    """A call that returned a result after a long run. `run_s`: seconds in its function. `ended_s`: seconds since its
+    end.
+    """
+
+    call: str
+    function: str
+    context: str
+    pilot: str
+    run_s: float
+    ended_s: float
 
 
 JOURNAL = "journal"
@@ -114,14 +153,16 @@ JOURNAL = "journal"
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """The whole session at one moment. Rates in calls per second over the last half minute.
+    """The whole session at one moment. Rates are calls per second over the last 30 s.
 
-    An ended call counts once: in `done`, `failed` or `cancelled`. `left_s`: seconds until all open calls are done (0 =
-    none, or unknown), counted from when the first pilot is here; `pilot_in_s`: until the batch system expects to start
-    one. `emptied_blocks`: the program's own blocks that have lost all their pilots. `gone_pilots` include
-    `lost_pilots`, by reason in `losses`. `jobs`: blocks that are not over; `ended_blocks` counts the others by how they
-    ended. `trouble`: faults of batch systems, of connections between pilots (`peers`), or of the journal (`journal`),
-    which delays calls and results.
+    An ended call counts once, in `done`, `failed` or `cancelled`. `left_s`: seconds until all open calls are done,
+    counted from the first pilot's start (0: none or unknown). `pilot_in_s`: seconds until the expected start of a
+    pilot. `emptied_blocks`: the program's own blocks that have lost all their pilots. `gone_pilots` includes
+    `lost_pilots`; `losses` counts these by reason. `jobs`: blocks that are not over. `ended_blocks`: numbers of blocks
+    by kind of end. `trouble`: faults of batch systems, of connections between pilots (`peers`), and of the journal
+    (`journal`), which delays calls and results. `excluded_nodes`: nodes on which no block may start.
+    `failure_groups`: the largest. `longest`: the calls that have run longest and still run. `slowest`: the longest runs
+    that ended with a result.
     """
 
     session: str
@@ -150,11 +191,16 @@ class SessionFacts(msgspec.Struct, frozen=True):
     pilot_in_s: float = 0.0
     emptied_blocks: tuple[str, ...] = ()
     maps: tuple[MapStatus, ...] = ()
+    excluded_nodes: tuple[NodeRecord, ...] = ()
+    failure_groups: tuple[FailureGroup, ...] = ()
+    longest: tuple[ListedCall, ...] = ()
+    slowest: tuple[SlowCall, ...] = ()
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all (-1 =
-    unknown), those with a result, and with an earlier run's. `rate`: items per second; `left_s`: 0 = unknown."""
+    """An open `stoker.map` of the program with the number `client`. `total`: all items (-1: unknown). `done`: items
+    with a result. `kept`: items with an earlier run's result. `left_s`: 0 if unknown.
+    """
 
     function: str
     client: int
@@ -169,9 +215,8 @@ class MapStatus(msgspec.Struct, frozen=True):
 class StoryFacts(msgspec.Struct, frozen=True):
     """Why a call, pilot, library or context is in its state.
 
-    For a call: `payload`: its pickled arguments, if small; `arguments`: the same as text. `runs_in`: its libraries.
-    `runs_from`: the byte of that library's log where its output begins; -1: the library runs several calls at once and
-    writes their output when they end.
+    For a call: `payload`: its pickled arguments, if small. `arguments`: the same as text. `runs_in`: its libraries.
+    `runs_from`: the byte of the library's log where its output begins (-1: the library writes output when calls end).
     """
 
     subject: str

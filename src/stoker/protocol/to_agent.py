@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.inference.adapter import EngineLoad, TokenCache
 from stoker.contexts.step_times import StepTimes
 from stoker.protocol.calls import CallEnd, CallProgress, Failure
 from stoker.protocol.ids import CallId
@@ -15,15 +15,15 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The library process is up."""
-
     library: int
     pid: int
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """Seconds and bytes (0 = not measured). `start_s`: time before the load that the pilot cannot measure. `slots`:
-    concurrent calls; 0: as the recipe says."""
+    """0 bytes: not measured. `start_s`: seconds from the order to the load (None: the pilot measures). `slots`:
+    concurrent calls (0: as in the recipe). `cache`: see `to_manager.LibraryReady`. `sleeps`: True if the context can
+    sleep.
+    """
 
     load_s: float
     resident_bytes: int
@@ -31,10 +31,12 @@ class Loaded(_Message, frozen=True, tag="loaded"):
     device_bytes: int = 0
     start_s: float | None = None
     slots: int = 0
+    cache: TokenCache | None = None
+    sleeps: bool = False
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):
-    """The loader failed; the process exits."""
+    """The loader failed, and the library's process exits."""
 
     failure: Failure
 
@@ -44,8 +46,9 @@ class RunsEnded(_Message, frozen=True, tag="ended"):
 
 
 class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Calls were not started. `need_function`: the library no longer has the function. `order`: the order that this
-    answers; 0 = none."""
+    """Unstarted calls. `need_function`: True if the library no longer has the function. `order`: the number of the
+    answered `GiveBack` (0: none).
+    """
 
     calls: tuple[CallId, ...]
     need_function: bool = False
@@ -57,8 +60,9 @@ class Reports(_Message, frozen=True, tag="reports"):
 
 
 class Yielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of a running call: pickled, numbered from 0 within one `run`. `waits`: the call waits until all are
-    acknowledged; then there may be no pieces."""
+    """Pieces of a running call's result: pickled, numbered from 0 within one `run`. `waits`: True if the call waits for
+    acknowledgement of all pieces; `items` may then be empty.
+    """
 
     call: CallId
     run: int
@@ -74,7 +78,7 @@ class RunEvicted(_Message, frozen=True, tag="evicted"):
 
 
 class Listens(_Message, frozen=True, tag="listens"):
-    """Rank 0 of a call's gang awaits the others at this port of its host."""
+    """Rank 0 of a gang waits for other ranks at this port of its host."""
 
     call: CallId
     port: int
@@ -84,9 +88,31 @@ class Resized(_Message, frozen=True, tag="resized"):
     device_memory_bytes: int
 
 
+class Slept(_Message, frozen=True, tag="slept"):
+    """The context sleeps. `resident_bytes`: host memory of the process; `more_bytes`: how much it has grown by the
+    sleep. `device_bytes`: what torch still holds of the fullest device.
+    """
+
+    resident_bytes: int
+    more_bytes: int = 0
+    device_bytes: int = 0
+    sleep_s: float = 0.0
+
+
+class Woke(_Message, frozen=True, tag="woke"):
+    wake_s: float
+
+
+class SleepFailed(_Message, frozen=True, tag="sleep-failed"):
+    """The context's `sleep` or `wake` raised, and the library's process exits."""
+
+    failure: Failure
+
+
 class SnapshotMade(_Message, frozen=True, tag="snapshot"):
-    """A fast-loading form of the context is in this folder. `form` names it, the same everywhere; it took `made_s` to
-    make."""
+    """A snapshot of the context was written. `form`: its format, named alike on every pilot. `made_s`: seconds to make
+    it.
+    """
 
     form: str
     folder: str
@@ -94,7 +120,7 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
 
 
 class BatchReport(_Message, frozen=True, tag="batch"):
-    """The load of the engine's batch, and the times of its steps since the last report."""
+    """The library's part of a `to_manager.LibraryBatch`."""
 
     load: EngineLoad
     times: StepTimes = StepTimes()
@@ -102,5 +128,5 @@ class BatchReport(_Message, frozen=True, tag="batch"):
 
 ToAgent = (
     Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | Yielded | RunEvicted | Listens | Resized
-    | SnapshotMade | BatchReport
+    | SnapshotMade | BatchReport | Slept | Woke | SleepFailed
 )  # fmt: skip

@@ -16,8 +16,9 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """`number`: the high part of its calls' ids. `again`: the manager lost some of the client's messages. The client
-    repeats what it still waits for, then sends `Resubmitted`."""
+    """`number`: the high bits of the client's call ids. `again`: messages were lost, so the client submits its open
+    calls again and sends `Resubmitted`.
+    """
 
     session: str
     number: int
@@ -25,20 +26,20 @@ class ClientWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class ClientRefused(_Message, frozen=True, tag="refused"):
-    """Wrong session or protocol."""
+    """The client has a wrong session or protocol."""
 
     reason: str
 
 
 class Results(_Message, frozen=True, tag="results", gc=False):
-    """`first`: the number of the first one among all that this client was sent, from 0."""
+    """`first`: the number of the first among all results for this client, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(_Message, frozen=True, tag="rejected"):
-    """A client's message changed nothing. `calls`: the calls in it."""
+    """A client's message was rejected and changed nothing. `calls`: the calls in it."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
@@ -49,8 +50,7 @@ class ProgressReports(_Message, frozen=True, tag="progress"):
 
 
 class Pieces(_Message, frozen=True, tag="pieces", gc=False):
-    """Pieces of a running call: pickled, numbered from 0 within one `run`. `waits`: the call waits until all are
-    acknowledged (`to_manager.PiecesTaken`)."""
+    """Pieces of a call's result (`to_agent.Yielded`); answered with `to_manager.PiecesTaken`."""
 
     call: CallId
     run: int
@@ -60,22 +60,24 @@ class Pieces(_Message, frozen=True, tag="pieces", gc=False):
 
 
 class Forecasts(_Message, frozen=True, tag="forecasts"):
-    """Expected ends of calls with deadlines, sent first and after each change. `said_at`: the manager's clock; 0 =
-    unknown."""
+    """Expected ends of calls with deadlines, sent after each change. `said_at`: the manager's clock when sent (0:
+    unknown).
+    """
 
     forecasts: list[CallForecast]
     said_at: float = 0.0
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """Frames up to this number are in the manager's journal."""
+    """The client's frames up to this number are in the manager's journal."""
 
     sequence: int
 
 
 class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
-    """To a new factory: every block that is not over. It manages their jobs, submits the others, and cancels other jobs
-    of the session."""
+    """All blocks that are not over, for a new factory. The factory submits the blocks without a job, and cancels the
+    session's other jobs.
+    """
 
     blocks: tuple[KnownBlock, ...]
 
@@ -85,14 +87,14 @@ class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
 
 
 class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
-    """A BlockUpdate answers when they are over."""
+    """Cancel blocks; answered with BlockUpdate when they are over."""
 
     blocks: tuple[BlockId, ...]
     reason: str
 
 
 class Status(SessionFacts, frozen=True, tag="status"):
-    """The whole session at one moment."""
+    """The session's status."""
 
     def __str__(self) -> str:
         return "\n".join(show_status.render(self))
@@ -104,8 +106,7 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(_Message, frozen=True, tag="calls"):
-    """The longest running, the next to run, the last failed calls; the numbers count all of each state. `groups`: all
-    failed calls by function, exception and line."""
+    """The longest running, next, and last failed calls. The numbers are totals. `groups`: all failed calls by kind."""
 
     session: str
     running: int

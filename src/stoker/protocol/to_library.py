@@ -1,4 +1,4 @@
-"""Messages of a pilot's agent to one of its libraries, over a Unix socket."""
+"""Messages of a pilot's agent to a library, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """`objects`: the local path of each object. `device_memory_bytes`: the limit per device; 0: the recipe states
-    none."""
+    """Load the context. `objects`: the local path of each object. `device_memory_bytes`: the limit per device (0:
+    none).
+    """
 
     recipe: Recipe
     devices: tuple[str, ...]
@@ -25,7 +26,7 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Run these calls in order. `waited_s`: their tokens are due this much earlier."""
+    """Run calls. `waited_s`: how much earlier their tokens are due, because they waited."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -37,8 +38,9 @@ class Run(_Message, frozen=True, tag="run"):
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Give back up to `count` calls that have not started, newest first (or just these). `order`: the answer repeats
-    it."""
+    """Return up to `count` unstarted calls, newest first, or exactly `calls`. `order`: a number that `GivenBack`
+    repeats.
+    """
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
@@ -46,14 +48,15 @@ class GiveBack(_Message, frozen=True, tag="give-back"):
 
 
 class Evict(_Message, frozen=True, tag="evict"):
-    """Stop the running call with its last checkpoint, at its wait for a model or its next `stoker.progress(...)`.
-    RunEvicted or the call's end answers."""
+    """Stop the running call when it next waits for a model or reports progress; answered with RunEvicted (with the last
+    checkpoint) or RunsEnded.
+    """
 
     call: CallId
 
 
 class Meet(_Message, frozen=True, tag="meet"):
-    """The `host:port` at which rank 0 of a call's gang waits."""
+    """Rank 0 of the call's gang waits at this `host:port`."""
 
     call: CallId
     address: str
@@ -68,13 +71,21 @@ class Taken(_Message, frozen=True, tag="taken"):
 
 
 class Resize(_Message, frozen=True, tag="resize"):
-    """Change the reservation of device memory. Calls the context's `resize(bytes)` if it has one."""
+    """Change the library's reservation of device memory."""
 
     device_memory_bytes: int
 
 
+class Sleep(_Message, frozen=True, tag="sleep"):
+    """Put the context to sleep (its `sleep`); answered with Slept or SleepFailed."""
+
+
+class Wake(_Message, frozen=True, tag="wake"):
+    """Wake the context (its `wake`); answered with Woke or SleepFailed."""
+
+
 class Stop(_Message, frozen=True, tag="stop"):
-    """Finish running calls, give back the others, exit."""
+    """Finish running calls, return other calls, exit."""
 
 
-ToLibrary = Load | Run | GiveBack | Evict | Meet | Taken | Resize | Stop
+ToLibrary = Load | Run | GiveBack | Evict | Meet | Taken | Resize | Sleep | Wake | Stop

@@ -1,4 +1,4 @@
-"""Messages of clients, the factory and pilots to the manager. The core gets each with its proven sender."""
+"""Messages of clients, the factory and pilots to the manager."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.inference.adapter import EngineLoad, TokenCache
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.step_times import StepTimes
 from stoker.protocol.blocks import BlockPhase, LossReason
@@ -22,9 +22,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientHello(_Message, frozen=True, tag="client-hello"):
-    """A client joins or reconnects. `received`: the results that it has. An `observer` submits no calls; the `factory`
-    carries out orders for blocks. It has dropped its frames up to `acknowledged`. `number`: from an earlier welcome, or
-    -1."""
+    """A client joins or reconnects. An `observer` submits no calls. The `factory` submits and cancels blocks.
+    `received`: the number of results that the client has. `acknowledged`: the client no longer has its frames up to
+    this number. `number`: the client's, from an earlier welcome, or -1.
+    """
 
     protocol: int
     session: str
@@ -36,12 +37,10 @@ class ClientHello(_Message, frozen=True, tag="client-hello"):
 
 
 class Resubmitted(_Message, frozen=True, tag="resubmitted"):
-    """The client has submitted all its open calls again (`ClientWelcome.again`), and waits for no others."""
+    """The client has submitted all its open calls again (`ClientWelcome.again`)."""
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
-    """A context recipe that calls may name from now on."""
-
     recipe: Recipe
 
 
@@ -53,7 +52,7 @@ class DefineManifest(_Message, frozen=True, tag="manifest"):
 
 
 class DefineFunction(_Message, frozen=True, tag="function"):
-    """A function that calls may name from now on. `blob`: its cloudpickle; `place`: see `to_pilot.FunctionBlob`."""
+    """`blob`: the function's cloudpickle. `place`: see `to_pilot.FunctionBlob`."""
 
     key: FunctionKey
     name: str
@@ -62,10 +61,8 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Calls of one function on one context, in running order.
-
-    `due_in_s`: seconds until their deadline, negative if it has passed; None = no deadline, or one in `options`. Client
-    and manager have different clocks.
+    """Calls of one function on one context, in running order. `due_in_s`: seconds until the deadline, negative if it
+    has passed (None: no deadline, or the one in `options`).
     """
 
     function: FunctionKey
@@ -76,10 +73,10 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class MapReport(_Message, frozen=True, tag="map"):
-    """The progress of a `stoker.map`. `map`: its number among the client's; `name`: its function's.
+    """The progress of a `stoker.map`. `map`: its number.
 
-    `total` and `done` count items (-1 = unknown), `kept` those with an earlier run's result. `unsent`: calls on
-    `context` that are still to be submitted (-1 = unknown).
+    `total`, `done`: numbers of items (-1: unknown). `kept`: items with a result of an earlier run. `unsent`: calls that
+    the client will still submit (-1: unknown).
     """
 
     map: int
@@ -93,23 +90,25 @@ class MapReport(_Message, frozen=True, tag="map"):
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """The client no longer waits for these calls. Stop the running ones if `running`, else drop their results."""
+    """Cancel calls. `running`: True to stop running ones, False to drop their results."""
 
     calls: list[CallId]
     running: bool = False
 
 
 class Received(_Message, frozen=True, tag="received"):
-    """The client holds its first `total` results. The manager may forget them, and the `unused` functions once no open
-    call needs them: the client defines one again before it uses it."""
+    """The client has its first `total` results, so the manager may forget them. It may also forget the `unused`
+    functions once no open call needs them.
+    """
 
     total: int
     unused: tuple[FunctionKey, ...] = ()
 
 
 class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
-    """The client has the first `upto` pieces of this run of a call. `again`: it asks for later ones again. Never
-    numbered, and not in the journal."""
+    """The client has the first `upto` pieces of this run of a call. `again`: True to request the later pieces again.
+    This message is never numbered or in the journal.
+    """
 
     call: CallId
     run: int
@@ -118,25 +117,26 @@ class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
 
 
 class AskStatus(_Message, frozen=True, tag="ask-status"):
-    """Answered with `to_client.Status`."""
+    """Request the status; answered with `to_client.Status`."""
 
 
 class AskStory(_Message, frozen=True, tag="ask-story"):
-    """`subject`: a call, pilot, library or context as people write it. Answered with `to_client.Story`."""
+    """Request a call's, pilot's, library's or context's story (`subject`); answered with `to_client.Story`."""
 
     subject: str
 
 
 class AskCalls(_Message, frozen=True, tag="ask-calls"):
-    """Up to `limit` calls of each state, or of `state` alone. Answered with `to_client.Calls`."""
+    """Request up to `limit` calls of `state`, or of each state; answered with `to_client.Calls`."""
 
     limit: int
     state: ListedState | None = None
 
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
-    """The state of each block of the client's provider, for `status`; sent when it has changed. `ended`: blocks whose
-    job is over: no lost pilot of theirs returns. `most_pilots`: at once, 0 = any number."""
+    """The states of the blocks of a client's Parsl provider, sent when they change. `ended`: blocks whose jobs have
+    ended, so lost pilots never return. `most_pilots`: the pilots' limit (0: none).
+    """
 
     blocks: dict[str, str]
     ended: tuple[str, ...] = ()
@@ -144,13 +144,13 @@ class WantPilots(_Message, frozen=True, tag="want-pilots"):
 
 
 class ReleaseBlock(_Message, frozen=True, tag="release-block"):
-    """Drain the pilots of this block."""
+    """Drain this block's pilots."""
 
     block: str
 
 
 class EndSession(_Message, frozen=True, tag="end-session"):
-    """The client is done: cancel its open calls, let pilots end, and exit."""
+    """The manager should cancel the client's open calls, stop the pilots, and exit."""
 
     reason: str = ""
 
@@ -159,8 +159,9 @@ class EndSession(_Message, frozen=True, tag="end-session"):
 
 
 class BlockUpdate(_Message, frozen=True, tag="block-news"):
-    """The state of a block at its batch system, sent when it has changed. `job`: the batch system's id.
-    `expected_in_s`: until its start, 0 = unknown. `loss`: why a running job has ended."""
+    """A block's new state at its batch system. `job`: the batch system's id. `expected_in_s`: seconds until its start
+    (0: unknown). `loss`: why a running job ended. `no_node`: the batch system has no node on which it may run.
+    """
 
     block: BlockId
     phase: BlockPhase
@@ -169,16 +170,17 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     expected_in_s: float = 0.0
     loss: LossReason | None = None
     source: str = ""
-    """For a manager that may have lost the block with its journal."""
+    """The block's source, for a manager that may have lost the block with its journal."""
     cause: str = ""
-    """Why the batch system holds the job, or held it last (`memory`)."""
+    """Why the batch system holds the job, or last held it (`memory`)."""
     advice: str = ""
-    """The remedy for the hold."""
+    """What the user can do to release the held job."""
     holds: int = 0
+    no_node: bool = False
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
-    """A batch system does not answer or refuses. An empty `text`: it works again."""
+    """A batch system does not answer, or refuses commands. Empty `text`: it works again."""
 
     source: str
     text: str
@@ -188,22 +190,22 @@ class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """One device: its kind (`cpu`, `NVIDIA A10`), memory and cores.
+    """A device of a pilot. `kind`: `cpu`, `NVIDIA A10`.
 
-    `processes`: how many may use it at once (0 = any number). `process_bytes`: memory that it takes for each, in
-    addition to what the process allocates. `fault`: why nothing may be loaded on it. `spare`: cores left by the pilot's
-    GPUs, only for contexts whose `kinds` name them.
+    `processes`: how many may use it at once (0: any number). `process_bytes`: its memory overhead per process. `fault`:
+    why nothing may be loaded on it. `spare`: True for cores that the GPUs do not need, for contexts that name them in
+    `kinds`. `island`: a number that devices with a fast link (NVLink, else one NUMA node) share; 0 = unknown.
     """
 
     device: DeviceId
     kind: str
     memory_bytes: int
     cores: int = 1
-    speed: float = 1.0
     processes: int = 0
     process_bytes: int = 0
     fault: str = ""
     spare: bool = False
+    island: int = 0
 
     @property
     def on_host(self) -> bool:
@@ -211,8 +213,13 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device; `memory_bytes`,
-    `device_bytes`: measured on host and device. `slots`: concurrent calls; 0: as the recipe says, or unknown."""
+    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device. `memory_bytes`,
+    `device_bytes`: measured on host and device. `slots`: 0 if unknown, or stated in the recipe. `cache`: as in
+    `LibraryReady`.
+
+    `sleeps`: True if its context can sleep. `asleep`: True if it sleeps, or is told to. `awake_bytes`: its reservation
+    per device before it slept. `host_bytes`: reserved host memory of a sleeping context.
+    """
 
     library: LibraryId
     recipe: RecipeKey
@@ -223,16 +230,25 @@ class LibraryFacts(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     device_bytes: int = 0
     slots: int = 0
+    cache: TokenCache | None = None
+    sleeps: bool = False
+    asleep: bool = False
+    awake_bytes: int = 0
+    host_bytes: int = 0
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or reconnects with its state. `ends_in_s`: its remaining walltime (0 = no limit).
+    """A pilot joins, or reconnects and reports its state. `number`: the count of its hellos. `ends_in_s`: remaining
+    walltime (0: no limit).
 
-    `peer`: the `host:port` at which it serves objects (empty: none). Pilots with the same `cache` share it. It has
-    dropped its frames up to `acknowledged`. A manager that has lost a part of its journal needs the `recipes` of the
-    libraries, `last_library`, the highest library number received, and `faults` of devices. `troubles`: faults of the
-    job's devices (a lost GPU). `lacks`: what the site requires and the node lacks, so that nothing may be loaded.
-    `number`: the count of its hellos.
+    `peer`: the `host:port` at which it serves objects. Pilots with the same `cache` share a cache. `acknowledged`: it
+    no longer has its frames up to this number. `troubles`: faults of the job's devices (a lost GPU). `lacks`: a missing
+    requirement of the site; the manager then loads nothing there. `node`: its node's name in the batch system.
+
+    `sleeper_bytes`: host memory for sleeping contexts of GPUs.
+
+    A manager that lost the end of its journal needs `recipes`, `faults`, and `last_library`, the highest library number
+    received.
     """
 
     protocol: int
@@ -254,18 +270,21 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     troubles: tuple[str, ...] = ()
     lacks: str = ""
     number: int = 0
+    node: str = ""
+    sleeper_bytes: int = 0
 
 
 class LibraryPhase(enum.Enum):
     FETCHING = "fetching"
     WAITING = "waiting for room"
-    """Its objects are there; another library holds the memory or the place."""
+    """Its objects are cached, but another library occupies the memory or the device."""
     STARTING = "starting"
     LOADING = "loading"
+    WAKING = "waking"
 
 
 class LibraryUpdate(_Message, frozen=True, tag="library-news"):
-    """A library that is not ready has entered a phase, or printed another last `line` in it."""
+    """A library that is not ready has entered a phase, or printed a new last `line`."""
 
     library: LibraryId
     phase: LibraryPhase
@@ -273,8 +292,10 @@ class LibraryUpdate(_Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(_Message, frozen=True, tag="library-ready"):
-    """A library serves calls. `resident_bytes`, `peak_bytes`: on the host. `slots`: calls at once; 0: as its recipe
-    says."""
+    """A library has loaded. `resident_bytes`, `peak_bytes`: host memory. `slots`: concurrent calls (0: as in the
+    recipe). `cache`: a language model's memory by cached tokens (None: another context). `sleeps`: True if its context
+    can sleep.
+    """
 
     library: LibraryId
     start_s: float
@@ -284,14 +305,38 @@ class LibraryReady(_Message, frozen=True, tag="library-ready"):
     device_bytes: int = 0
     fetch_s: float = 0.0
     slots: int = 0
+    cache: TokenCache | None = None
+    sleeps: bool = False
+
+
+class LibraryAsleep(_Message, frozen=True, tag="asleep"):
+    """A library sleeps. `device_memory_bytes`: its reservation per device, and `host_bytes` its reservation of host
+    memory, both as measured. `sleep_s`: how long its context took.
+    """
+
+    library: LibraryId
+    device_memory_bytes: int
+    host_bytes: int = 0
+    sleep_s: float = 0.0
+
+
+class LibraryAwake(_Message, frozen=True, tag="awake"):
+    """A library serves calls again (`wake_s`: how long its context took to wake), or refuses to sleep (`refused`: why).
+    `device_memory_bytes`: its reservation per device.
+    """
+
+    library: LibraryId
+    device_memory_bytes: int
+    wake_s: float = 0.0
+    refused: str = ""
 
 
 class LibraryGone(_Message, frozen=True, tag="library-gone"):
-    """A library has ended: retired, stopped, failed to load, or died.
+    """A library has retired, stopped, failed to load, or died.
 
-    `running`: the calls that it was computing; `unstarted`: its other calls. `failure`: None if it ended by order.
-    `loading`: it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in the pilot's
-    cache for its objects.
+    `running`: the calls that it was computing. `unstarted`: its other calls. `failure`: None if the manager ordered the
+    end. `loading`: True if it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in
+    the pilot's cache.
     """
 
     library: LibraryId
@@ -308,15 +353,29 @@ class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
 
 
 class CallsReturned(_Message, frozen=True, tag="returned"):
-    """Calls that a library gives back unstarted by order, or that a pilot refuses for a reason. `need_function`: the
-    pilot no longer has the function. `required_bytes`: the memory per device that the library would need to take the
-    call too; 0 = refused for another reason."""
+    """A library returns unstarted calls by order, or a pilot refuses calls (`refused`: why). `need_function`: True if
+    the pilot no longer has the function. `required_bytes`: the reservation per device with which the library could
+    accept the call (0: refused for another reason). `over_s`: seconds by which a decode step of each engine on the
+    device would exceed the time per output token (0: refused for another reason).
+    """
 
     library: LibraryId
     calls: tuple[CallId, ...]
     refused: str = ""
     need_function: bool = False
     required_bytes: int = 0
+    over_s: float = 0.0
+
+
+class OfferAccepted(_Message, frozen=True, tag="accepted"):
+    """A library accepted an offered call on the condition that the libraries `preempts` end. `reserve_bytes`: as in the
+    offer.
+    """
+
+    library: LibraryId
+    call: CallId
+    preempts: tuple[LibraryId, ...]
+    reserve_bytes: int = 0
 
 
 class CallsProgress(_Message, frozen=True, tag="progress"):
@@ -325,8 +384,9 @@ class CallsProgress(_Message, frozen=True, tag="progress"):
 
 
 class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces that a running call has yielded (`to_agent.Yielded`). Never numbered, and not in the journal. The pilot
-    keeps them until they are acknowledged, and sends them again after each welcome."""
+    """Pieces of a running call (`to_agent.Yielded`). The pilot keeps them until they are acknowledged, and sends them
+    again after each welcome. This message is never numbered or in the journal.
+    """
 
     library: LibraryId
     call: CallId
@@ -337,14 +397,14 @@ class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
 
 
 class CallEvicted(_Message, frozen=True, tag="evicted"):
-    """A running call was stopped by order; `progress.state` lets it resume elsewhere."""
+    """A running call was stopped by order. `progress.state` lets it resume elsewhere."""
 
     library: LibraryId
     progress: CallProgress
 
 
 class GangMeets(_Message, frozen=True, tag="gang-meets"):
-    """Rank 0 of a gang waits for the others at this `host:port`."""
+    """Rank 0 of a gang waits for other ranks at this `host:port`."""
 
     library: LibraryId
     call: CallId
@@ -352,8 +412,9 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
-    """A library's reservation on each of its devices. `measured`: the pilot has measured this use, and it answers no
-    order. `ordered_bytes`: the size in the order that this answers; -1: unknown."""
+    """A library's new reservation per device. `measured`: True if measured without an order. `ordered_bytes`: the size
+    in the order (-1: unknown).
+    """
 
     library: LibraryId
     device_memory_bytes: int
@@ -362,8 +423,7 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(_Message, frozen=True, tag="batch"):
-    """The load of the engine's batch, and the times of its steps since the last such message. Sent at most every 10
-    s."""
+    """How full the batch of an engine is, and its step times since the last report. Sent at most every 10 s."""
 
     library: LibraryId
     load: EngineLoad
@@ -371,7 +431,7 @@ class LibraryBatch(_Message, frozen=True, tag="batch"):
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
-    """Measured use of a library; `cpu_s`: its processor time so far."""
+    """A library's measured use of memory and processors. `cpu_s`: in total."""
 
     library: LibraryId
     memory_bytes: int
@@ -386,13 +446,13 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
 
 
 class WantObjects(_Message, frozen=True, tag="want-objects"):
-    """Objects that a pilot lacks. Answered with `to_pilot.FetchObject`, now or when a source is free."""
+    """Objects that a pilot lacks; answered with `to_pilot.FetchObject`."""
 
     objects: tuple[ObjectRef, ...]
 
 
 class ObjectArrival(msgspec.Struct, frozen=True):
-    """An object in a pilot's cache, and where its bytes came from."""
+    """An object that a pilot has cached, with the bytes from origin and peers."""
 
     name: str
     size_bytes: int
@@ -406,14 +466,15 @@ class ObjectsHere(_Message, frozen=True, tag="objects-here"):
 
 
 class ObjectsGone(_Message, frozen=True, tag="objects-gone"):
-    """Objects have left a pilot's cache, or are no longer wanted there."""
+    """Objects that have left a pilot's cache, or are no longer needed there."""
 
     names: tuple[str, ...]
 
 
 class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
-    """`peers` could not be reached, hung, or served wrong bytes. `origin`: the pilot could not read the object's
-    origin."""
+    """A failed fetch of an object. `peers`: pilots that did not answer, hung, or sent wrong bytes. `origin`: True if
+    its origin could not be read.
+    """
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -422,22 +483,20 @@ class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
 
 
 class DeviceFault(_Message, frozen=True, tag="device-fault"):
-    """A device failed its probe. An empty `reason`: it works again."""
+    """A device failed its probe. Empty `reason`: it works again."""
 
     device: DeviceId
     reason: str
 
 
 class WalltimeUpdate(_Message, frozen=True, tag="walltime-news"):
-    """The batch system has told the pilot another walltime. A second hello would revoke the manager's orders since the
-    first."""
+    """The batch system has changed the pilot's walltime. (Another hello would revoke orders sent since.)"""
 
     ends_in_s: float
 
 
 class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
-    """A library has written its loaded context as an object, from which others load faster. `form`: dtype and
-    layout."""
+    """A library has written its loaded context as an object for faster loads. `form`: dtype and layout."""
 
     recipe: RecipeKey
     form: str
@@ -447,8 +506,7 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot ends in good order, and has given back its calls. `loss`: why, unless the manager, its walltime or
-    idleness ends it."""
+    """A pilot exits and has returned its calls. `loss`: the reason (None: the manager, walltime or idleness)."""
 
     reason: str
     loss: LossReason | None = None
@@ -460,7 +518,8 @@ FromClient = (
     | MapReport
 )  # fmt: skip
 FromPilot = (
-    PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
-    | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
-    | SnapshotHere | WalltimeUpdate | GangMeets | CallYielded | LibraryBatch
+    PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | OfferAccepted | CallsProgress
+    | CallEvicted | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed
+    | DeviceFault | SnapshotHere | WalltimeUpdate | GangMeets | CallYielded | LibraryBatch | LibraryAsleep
+    | LibraryAwake
 )  # fmt: skip

@@ -15,9 +15,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls. `again`: the
-    manager has lost some of the pilot's messages; the pilot repeats what its hello does not state. `hello`: the number
-    of the hello (0: unknown)."""
+    """The manager accepts the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls. `again`:
+    messages were lost, so the pilot repeats everything that its hello lacks. `hello`: the number of the answered hello
+    (0: unknown).
+    """
 
     session: str
     heartbeat_s: float
@@ -27,14 +28,13 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):
-    """The manager had given the pilot up, or its last hello is older than frames that the manager has handled, up to
-    `acknowledged`."""
+    """Request another hello: the manager had declared the pilot lost, or has handled frames newer than the hello."""
 
     acknowledged: int = 0
 
 
 class PilotRefused(_Message, frozen=True, tag="refused"):
-    """Wrong session or protocol, or the session is over. The pilot should exit."""
+    """The pilot should exit: wrong session or protocol, or the session is over."""
 
     reason: str
 
@@ -42,10 +42,10 @@ class PilotRefused(_Message, frozen=True, tag="refused"):
 class StartLibrary(_Message, frozen=True, tag="start-library"):
     """Start a library of this recipe on these devices.
 
-    `memory_bytes`: the limit on its host memory; `device_memory_bytes`: the reservation per device (0 = no limit).
-    `snapshots`: of its loaded context, by form; they are worth `snapshot_wait_s` of waiting. `planned`: objects that
-    the manager believes to be missing; `FetchObject` follows unasked. `steps`: step times of its engine on such
-    devices, if known.
+    `memory_bytes`: the limit on host memory. `device_memory_bytes`: the reservation per device (0: no limit).
+    `snapshots`: snapshots of its context, by form. `snapshot_wait_s`: how long to wait until they are fetched.
+    `planned`: objects that the pilot probably lacks; `FetchObject` follows for each. `steps`: known step times of its
+    engine on such devices.
     """
 
     library: LibraryId
@@ -60,7 +60,7 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):
-    """With `drain` it first finishes what it runs, and gives back the rest."""
+    """`drain`: True to finish running calls first and return other calls."""
 
     library: LibraryId
     reason: str
@@ -68,7 +68,7 @@ class StopLibrary(_Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that is new to the library. `place`: the file of its program, or its module if that is installed."""
+    """A function that is new to the library. `place`: the file of its program, or its installed module."""
 
     key: FunctionKey
     name: str
@@ -77,16 +77,15 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def measured_as(self) -> str:
-        """The name under which its times are stored: `/home/ana/claims.py:verify`."""
+        """Name of the function's stored times: `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
 class RunCalls(_Message, frozen=True, tag="run", gc=False):
-    """Calls for one library, in order, of one function with the same options.
-
-    `function_blob`: with the first calls of a function. An `offer` may be refused. With `reserve_bytes` the library is
-    resized for it, and keeps its size if the offer is refused. `waited_s`: how long an offered call has waited beyond
-    the load of its library: its tokens are due earlier by this.
+    """Calls of one function for one library, in order. `offer`: True if the library may refuse. `reserve_bytes`: the
+    library's new reservation for the offer. `waited_s`: seconds that an offered call has waited beyond the load of its
+    library. Its tokens are due this much earlier. `preempts`: libraries on its devices that the manager ends if the
+    pilot accepts the offer (`to_manager.OfferAccepted`).
     """
 
     library: LibraryId
@@ -98,18 +97,20 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
     offer: bool = False
     reserve_bytes: int = 0
     waited_s: float = 0.0
+    preempts: tuple[LibraryId, ...] = ()
 
 
 class TakeBack(_Message, frozen=True, tag="take-back"):
-    """Give back up to `count` calls that have not started, newest first. CallsReturned answers."""
+    """Return up to `count` unstarted calls, newest first; answered with CallsReturned."""
 
     library: LibraryId
     count: int
 
 
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop these calls if they have not started; if `running`, stop them. A running call has at least `grace_s` to
-    react; then its library ends when its other calls have ended."""
+    """Drop unstarted calls. `running`: True to stop running calls. A running call has at least `grace_s` to react. Then
+    its library stops, after its other calls.
+    """
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -118,7 +119,7 @@ class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
 
 
 class MeetGang(_Message, frozen=True, tag="meet-gang"):
-    """The address at which rank 0 of a call's gang waits; this library is a member."""
+    """The address at which rank 0 of a call's gang waits."""
 
     library: LibraryId
     call: CallId
@@ -126,14 +127,14 @@ class MeetGang(_Message, frozen=True, tag="meet-gang"):
 
 
 class EvictCall(_Message, frozen=True, tag="evict-call"):
-    """Checkpoint a running call and give it back. CallEvicted or the call's end answers."""
+    """Checkpoint and return a running call; answered with CallEvicted or the call's end."""
 
     library: LibraryId
     call: CallId
 
 
 class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has the first `upto` pieces of this run of a call. `again`: send the others again."""
+    """The client has the first `upto` pieces of this run of a call. `again`: True to send later pieces again."""
 
     library: LibraryId
     call: CallId
@@ -143,7 +144,26 @@ class AckPieces(_Message, frozen=True, tag="ack-pieces"):
 
 
 class ResizeLibrary(_Message, frozen=True, tag="resize"):
-    """Change the reservation on each device. LibraryResized answers."""
+    """Change a library's reservation on each device; answered with LibraryResized."""
+
+    library: LibraryId
+    device_memory_bytes: int
+
+
+class SleepLibrary(_Message, frozen=True, tag="sleep"):
+    """Put a library without calls to sleep; answered with LibraryAsleep, LibraryAwake (refused) or LibraryGone.
+
+    `device_memory_bytes`: what it should keep of each device. `host_bytes`: the host memory that its context will take.
+    A second order repeats the answer.
+    """
+
+    library: LibraryId
+    device_memory_bytes: int
+    host_bytes: int = 0
+
+
+class WakeLibrary(_Message, frozen=True, tag="wake"):
+    """Wake a library, with this reservation on each device; answered with LibraryAwake or LibraryGone."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -157,9 +177,10 @@ class ServingPeer(msgspec.Struct, frozen=True):
 
 
 class FetchObject(_Message, frozen=True, tag="fetch"):
-    """The sources of an object from now on. `origin`: this pilot alone may read the object's origin. Without peers and
-    origin the object is unavailable. `manifest`: the digests of its parts, sent once. `keep`: fetch it although nothing
-    here needs it, because only a leaving pilot has it."""
+    """The current sources of an object: `peers`, and `origin` if this pilot alone should read its origin (neither:
+    unavailable). `manifest`: the digests of its parts, sent once. `keep`: True to fetch an object that the pilot does
+    not need, because its only holder is leaving.
+    """
 
     object: ObjectRef
     peers: tuple[ServingPeer, ...] = ()
@@ -169,14 +190,15 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """Frames up to this number are in the manager's journal."""
+    """The pilot's frames up to this number are in the manager's journal."""
 
     sequence: int
 
 
 class Exit(_Message, frozen=True, tag="exit"):
-    """With `drain`, running calls finish first and others are given back. The pilot then stays for at most `hand_on_s`,
-    while others fetch what only it has; a repeated Exit without it ends this stay."""
+    """Exit. `drain`: True to finish running calls first and return other calls. The pilot then stays up to `hand_on_s`,
+    while other pilots fetch objects that only it holds. A second Exit without `hand_on_s` ends this wait.
+    """
 
     reason: str
     drain: bool = False
@@ -185,5 +207,5 @@ class Exit(_Message, frozen=True, tag="exit"):
 
 ToPilot = (
     PilotWelcome | HelloAgain | PilotRefused | StartLibrary | StopLibrary | RunCalls | TakeBack | CancelCalls
-    | MeetGang | EvictCall | AckPieces | ResizeLibrary | FetchObject | Ack | Exit
+    | MeetGang | EvictCall | AckPieces | ResizeLibrary | SleepLibrary | WakeLibrary | FetchObject | Ack | Exit
 )  # fmt: skip

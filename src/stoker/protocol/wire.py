@@ -1,19 +1,17 @@
-"""Frames of messages. Data outside the protocol raises ProtocolError and changes nothing.
+"""Encode and decode frames of messages. Invalid data raises ProtocolError and changes nothing.
 
-A frame is a MessagePack array `[sequence, [message, ...]]`; sequence 0 means that the frame is not numbered.
+A frame is a MessagePack array `[sequence, [message, ...]]`. An unnumbered frame has the sequence 0.
 
-Three things are the same in every version, so that peers of two versions part with a clear error: the shape of a
-frame; a hello, which is a map with `protocol` and `session` and the first message of its frame; and the answer
-`refused`, a map with a `reason`.
+Every version keeps three things, so peers of two versions get a clear error: the shape of a frame; a hello, a map with
+`protocol` and `session` that is the first message of its frame; and the answer `refused`, a map with a `reason`.
 
-Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged,
-and sends the rest again after a reconnect. The receiver (`Inbox`) handles frames in order: it drops a frame that it
-has handled, and refuses one that skips a number (its predecessors were lost with a connection and are sent again after
-the next hello).
+Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
+sends unacknowledged frames again after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. It
+refuses a frame that skips a number, because all unacknowledged frames follow after the next hello.
 
-The receiver may lose frames that it had acknowledged: a manager restarted with a shorter journal. So a hello states up
-to which number the sender's frames were acknowledged, because the sender no longer has them. A receiver that has
-handled fewer continues from that number (`Inbox.skip_to`), and asks its peer to repeat the content of the lost frames.
+A manager that restarts after losing the end of its journal lacks frames that it had acknowledged. The sender no longer
+has these frames, so its hello states their last number. The receiver continues from that number (`Inbox.skip_to`) and
+asks its peer to repeat the lost content.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
-VERSION = 9
-"""Part of every hello: peers of another version are refused."""
+VERSION = 10
+"""Part of every hello. Peers of another version are refused."""
 
 M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """`sequence`: 0, or the frame's number among its sender's."""
+    """`sequence`: the frame's number among its sender's, or 0."""
 
     sequence: int
     messages: list[M]
@@ -52,7 +50,7 @@ class Decoder(Generic[M]):
         self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
 
     def __call__(self, data: Any) -> Frame[M]:
-        """Decode bytes or a memoryview. Raises ProtocolError with the name of the wrong field."""
+        """Decode bytes or a memoryview. Raises ProtocolError, which names the wrong field."""
         try:
             return self._decode(data)
         except UNREADABLE as error:
@@ -71,7 +69,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def hello_of_another(data: Any) -> AnyHello | None:
-    """Return the hello of another protocol version in a frame, or None."""
+    """Return the data's hello if it has another protocol version, else None."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -122,7 +120,7 @@ class Outbox:
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """The highest acknowledged number: frames up to it are not kept."""
+        """The highest acknowledged number. The sender keeps only later frames."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -133,7 +131,7 @@ class Outbox:
         self._unacked.append((sequence, frame))
 
     def acked(self, sequence: int) -> None:
-        if sequence > self.sequence:  # an acknowledgement of frames that were never sent
+        if sequence > self.sequence:  # these frames were never sent
             return
         self.acknowledged = max(self.acknowledged, sequence)
         unacked = self._unacked
@@ -145,7 +143,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def begin_again(self) -> list[bytes]:
-        """Forget the unacknowledged frames and reuse their numbers. Return them: their content must be sent again."""
+        """Forget the unacknowledged frames and reuse their numbers. Return these frames."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -157,25 +155,26 @@ class Inbox:
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
-        self.has_hole = False
-        """True if handled frames are lost (see `RecordsLost`): until the next hello any later frame is accepted."""
+        self.lost_handled_frames = False
+        """True if handled frames are lost (see `RecordsLost`). Until the next hello a frame may skip numbers."""
 
     def accept(self, sequence: int) -> bool:
-        """True if a frame with this number is to be handled. Frames without a number (0) always are."""
+        """True if the caller should handle the frame with this number."""
         if sequence == 0:
             return True
-        if sequence != self.last + 1 and not (self.has_hole and sequence > self.last):
+        if sequence != self.last + 1 and not (self.lost_handled_frames and sequence > self.last):
             return False
         self.last = sequence
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """Accept that the sender keeps no frame up to this number. Return True if acknowledged frames were lost here.
+        """Continue after this number, because the sender keeps no earlier frames. True if acknowledged frames were lost
+        here.
 
-        Frames that were handled after a hole are handled again when they are repeated: they describe what happened
-        since the hello, and may have had no meaning before it.
+        Frames handled after a skipped number are handled again when repeated: without the skipped ones they may have
+        meant nothing.
         """
-        lost = sequence > self.last or self.has_hole
-        self.last = sequence if self.has_hole else max(self.last, sequence)
-        self.has_hole = False
+        lost = sequence > self.last or self.lost_handled_frames
+        self.last = sequence if self.lost_handled_frames else max(self.last, sequence)
+        self.lost_handled_frames = False
         return lost

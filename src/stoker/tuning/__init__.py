@@ -1,23 +1,23 @@
-"""Soft prompts tuned next to a hot model, on one device or a gang, from the best text of a prompt bank.
+"""Soft-prompt tuning of a hot model, on one device or a gang, from the best text in a prompt bank.
 
     job = read_job("facts.toml")                 a user's job (PromptTuner, Table 3)
     samples = read_samples(job.data)             pairs of input and target
-    tuned = run_job(model, Order(job, samples))  inside a call: `model` is a causal LM context; every rank calls it
+    tuned = run_job(model, Order(job, samples))  inside a call, on every rank: `model` is a causal LM context
     write_tuned(tuned, folder)                   a folder for `peft.PeftModel.from_pretrained`
 
-Each name is resolved on first use: jobs, samples and results need no PyTorch, so a login node reads them. `run_job`
-and `fill_bank` need it and run inside libraries: write `tuning.run_job(...)` there, not `from stoker.tuning import`.
+Python imports each name on first use, because a login node has no PyTorch. `run_job` and `fill_bank` need PyTorch and
+run inside libraries: write `tuning.run_job(...)` there, not `from stoker.tuning import`.
 
 job.py         a job and its data
 order.py       the argument and the result of a call
-call.py        a job as a call on a library, from its initial prompt to its tuned one
+call.py        a job as a call on a library
 tune.py        the loop, and its checkpoints
-passes.py      PEFT's soft prompt on a context's model; gradients and measures
-encoding.py    samples and prompts as tokens; the samples of an iteration and of a rank
+passes.py      the soft prompt on a model; gradients and measurements
+encoding.py    samples and prompts as tokens; the samples of an iteration
 metrics.py     accuracy, ROUGE-L, BLEU and loss, as sums over ranks
-exchange.py, gang_store.py  how ranks meet and add up
-pace.py        where time goes, how much is left, the budget of a lookup
-bank/          candidates for initial prompts, and the search among them by score
+exchange.py    sums over ranks; gang_store.py is where ranks meet
+pace.py        times of a job and of lookups
+bank/          candidates for initial prompts, and the search by score
 """
 
 from __future__ import annotations

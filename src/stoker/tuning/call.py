@@ -1,16 +1,17 @@
-"""One job as a call on a library: the gang meets, chooses the initial prompt, tunes, and stores the tuned prompt.
+"""One job as a call on a library. The gang meets, chooses the initial prompt, tunes it, and stores the result in the
+bank.
 
-**Initial prompt.** The job's own, else the bank's best, else one made from the job's targets. A lookup in the bank must
-be worth its time (`pace.BUDGET`), which is known in advance: a fixed number of scores (`lookup.default_limit`) times
-the seconds per score. These are stored with the bank for each kind of device and number of virtual tokens, or measured
-by a few scores.
+**Initial prompt.** It is the job's own, else the bank's best, else one made from the job's targets. A lookup in the
+bank must fit its budget (`pace.BUDGET`). It scores a fixed number of prompts (`lookup.default_limit`). The bank stores
+the seconds per score for each kind of device and number of virtual tokens. If they are unknown, the call measures a few
+scores.
 
-A gang scores together: rank 0 searches, and every rank computes its share of the prompts. The stored seconds are those
-of one device: the scheduler decides about a job before it knows its gang, and divides by its size
-(`Features.shared_s`). Samples for scoring are part of the training data.
+Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are those of one device, because the
+scheduler decides about a job before it knows the gang's size (`Features.shared_s`). Samples for scoring are training
+data.
 
-**Resuming.** A call that was evicted, or whose gang was broken, resumes from the state that rank 0 reported: its
-checkpoint and the initial prompt. Reports are at least 0.2 s apart, so that each leaves the library before the next.
+**Resuming.** After an eviction or the loss of a rank, a call resumes from the state that rank 0 last reported. Reports
+are at least 0.2 s apart, because a report replaces an unsent one.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ _LOOKUP_LIMIT_S = 6 * 3600.0
 
 
 def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, the same on every rank; all ranks call it. `known`: of an earlier attempt. An unusable
-    bank is no failure: `note` describes its fault."""
+    """Return the initial prompt, the same on every rank. All ranks must call this. `known`: the prompt of an earlier
+    attempt. The result's `note` says why the bank was unusable.
+    """
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
     score = None
     if samples:
         scorer = build.scorer(model, samples, virtual_tokens=virtual_tokens)
-        score = _Together(scorer, exchange, device=_device(model))
+        score = _GangScorer(scorer, exchange, device=_device(model))
     if exchange.rank:
         if score is not None:
             score.serve()
@@ -112,12 +114,12 @@ def _look_up(
 
 
 def _over_budget(made: Initial, lookup_s: float, slo_s: float) -> Initial:
-    note = f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} that there are"
+    note = f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} until the deadline"
     return msgspec.structs.replace(made, note=note)
 
 
 def _measure(score: Score, *, count: int) -> float:
-    """Return seconds per score over `count` scores, after one that warms up."""
+    """Return seconds per score, after a warm-up."""
     texts = [one.text for one in read_candidates(SHIPPED_PROMPTS)[:count]]
     score(texts[:1])
     began = time.monotonic()
@@ -149,8 +151,8 @@ def _kind(model: CausalLM) -> str:
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
-class _Together:
-    """Scores of a gang. Rank 0 calls it; the others `serve` until it has ended."""
+class _GangScorer:
+    """Scores prompts on all ranks. Rank 0 calls it; others call `serve`."""
 
     def __init__(self, score: Score, exchange: Exchange, *, device: torch.device) -> None:
         self._score = score
@@ -180,7 +182,7 @@ class _Together:
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""Seconds that a rank waits for the others. A lost rank is noticed at once; a busy machine may be slow."""
+"""Seconds that a rank waits for other ranks. A lost rank is noticed at once, but a busy machine may be slow."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
@@ -230,7 +232,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
     Args:
         model: The hot model.
         place: The bank's folder.
-        candidates: Prompts to add to those in the bank.
+        candidates: Prompts to add.
 
     Returns:
         Number of prompts in the bank.
@@ -246,7 +248,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
 
 
 class Reporter:
-    """Reports the progress of tuning: the loss, and from time to time a state to resume from."""
+    """Reports the loss, and sometimes a state to resume from."""
 
     def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial
@@ -258,11 +260,11 @@ class Reporter:
         self._told_at = 0.0
 
     def begun(self, iteration: int) -> None:
-        """Report that preparation is over: a scheduler times iterations from here."""
+        """Report that preparation has ended. Schedulers time iterations from here."""
         try:
             state = None if self._saved is None else pack(self._saved)
             ambient.progress(iteration, self._iterations, 0.0, state)
-        except Evicted:  # it leaves with the other ranks, after the first iteration
+        except Evicted:  # this rank leaves with the other ranks, after the first iteration
             self._leaves = True
 
     def __call__(self, progress: TuningProgress) -> None:
@@ -278,7 +280,7 @@ class Reporter:
         ambient.progress(progress.iteration, progress.iterations, progress.loss, state)
 
     def leaving(self, evicted: Evicted) -> Evicted:
-        """Return the error that ends the call, with the initial prompt and the checkpoint."""
+        """Return the error that ends the call, with the state to resume from."""
         checkpoint = payloads.loads(evicted.state)
         return Evicted(payloads.dumps(self._state(checkpoint), what="checkpoint"))
 
@@ -287,8 +289,7 @@ class Reporter:
 
 
 def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add a tuned prompt as text to the bank, unless tuning did not improve it. Errors are only logged: the job is
-    done."""
+    """Add the text of a tuned prompt to the bank if tuning improved it. Only log errors: the job is done."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(
@@ -300,4 +301,4 @@ def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
             Path(place.folder), candidate, model=place.model, reading=build.reading_of(), read=build.reader(model)
         )
     except (StokerError, OSError, ValueError) as error:
-        log.warning("the tuned prompt of %s did not get into the bank %s: %s", tuned.name, place.folder, error)
+        log.warning("the tuned prompt of %s could not be added to the bank %s: %s", tuned.name, place.folder, error)

@@ -1,12 +1,11 @@
-"""Samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
+"""Encode samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
 
-A text as a soft prompt is its tokens' embeddings, repeated or cut to the job's `virtual_tokens` (at most 64 without).
-The bank scores its candidates as `encode_prompt` makes them, so tuning starts with the scored prompt and loss (eq. 1).
+A text becomes a soft prompt as its tokens' embeddings, repeated or cut to the job's `virtual_tokens`. The bank scores
+its candidates with `encode_prompt`, so tuning starts with the scored loss (eq. 1).
 
-The samples of an iteration, and a rank's share of them, are functions of the seed and the numbers alone: a run that
-resumes on any number of devices takes the same samples as an uninterrupted one. Epochs are shuffled one by one and read
-consecutively. A rank takes every n-th sample of the batch by length, so that ranks have as many samples, and nearly as
-many tokens.
+Seed and iteration alone decide an iteration's samples, so a run that resumes on any number of devices takes the same
+ones. Each epoch is shuffled. Of n ranks, each takes every n-th sample of the batch, sorted by length, so all have about
+as many tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from stoker.tuning.job import PLACE, Data, Prompt, Sample
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
-"""The most virtual tokens of a job that gives no number: its initial prompt's, up to this."""
+"""Maximum number of virtual tokens of a job that does not set the number."""
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """A sample's tokens: `source` is read, `target` is generated, with its end token. `text`: the target as text."""
+    """A sample's tokens. The model reads `source` and generates `target`, which includes the end token. `text`: the
+    target.
+    """
 
     source: Ids
     target: Ids
@@ -39,9 +40,9 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt: repeated or cut to `virtual_tokens` (PEFT's rule), or, if these are
-    0, the first ones up to `most`. Raises ConfigError for an empty prompt, and for one that does not fit the model
-    (`longest` tokens; 0: no bound)."""
+    """Return the tokens of the initial soft prompt, repeated or cut to `virtual_tokens` (PEFT's rule), or cut to
+    `most`. Raises ConfigError if the prompt is empty, or does not fit the model (`longest` tokens; 0: no limit).
+    """
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
@@ -51,7 +52,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
     key = "virtual_tokens" if prompt.virtual_tokens > len(ids) else "initial"
     if longest and max(len(ids), prompt.virtual_tokens) >= longest:
         raise ConfigError(
-            f"[prompt] {key} comes to {max(len(ids), prompt.virtual_tokens)} tokens, and the model reads {longest} in"
+            f"[prompt] {key} has {max(len(ids), prompt.virtual_tokens)} tokens, and the model reads {longest} in"
             " all, input and target with it; shorten it",
             key=key,
         )
@@ -69,7 +70,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
     alone = _encode(tokenizer, [sample.target for sample in samples])
     rows = []
     for sample, source, whole, target in zip(samples, of_sources, together, alone, strict=True):
-        # As the two are written together, unless the target's first letters would change the source's last token.
+        # Take the target's tokens from the joint text, unless the target changes the source's last token.
         tail = whole[len(source) :] if whole[: len(source)] == source else target
         rows.append(EncodedSample(source=source, target=(tail or target) + ends, text=sample.target))
     return rows
@@ -78,7 +79,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raise ConfigError if prompt and sample exceed the model's context length (`longest`; 0: no bound)."""
+    """Raise ConfigError if prompt and sample together exceed the context length (`longest` tokens; 0: no limit)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):
@@ -103,7 +104,7 @@ Row = TypeVar("Row", bound=Sized)
 
 
 def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[int]:
-    """Return the samples of an iteration (from 0), as indices into `count` samples."""
+    """Return an iteration's samples, as indices into `count` samples."""
     places = range(iteration * batch, (iteration + 1) * batch)
     epochs = {place // count for place in (places[0], places[-1])}
     orders = {epoch: _order(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}
@@ -111,12 +112,12 @@ def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[
 
 
 def share(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
-    """Return the rows of this rank: every `size`-th, longest first."""
+    """Return a rank's rows: every `size`-th, longest first."""
     return sorted(rows, key=len, reverse=True)[rank::size]
 
 
 def chunks(rows: Sequence[Row], *, most: int) -> list[Sequence[Row]]:
-    """Split rows into pieces that fit the device; `most` 0: one piece."""
+    """Split rows into parts of at most `most` rows (0: no limit)."""
     step = most or len(rows) or 1
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 

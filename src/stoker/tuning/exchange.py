@@ -1,12 +1,11 @@
-"""How the ranks of a gang meet, and how they add up their results.
+"""The meeting of a gang's ranks, and the sums that they exchange.
 
-They meet at a store that rank 0 serves at the rendezvous, for ranks that prove the gang's key (`gang_store`). Each
-states its job there, so that ranks of two gangs with one address part with an error and not with wrong sums. Then they
-form a process group of torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function
-instances). The group is an object and not the process's default group: a library serves one gang call after another,
-and two calls of two slots must not share a group.
+The ranks meet at a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job there, so two
+gangs on one address get an error, not wrong sums. The ranks then form a process group of torch.distributed, Gloo on
+CPUs or NCCL on GPUs. This is not the process's default group, because calls in two slots of a library must not share a
+group.
 
-Sums are of 64-bit numbers, and every rank gets the same bits, so all ranks stop at the same iteration.
+Sums are 64-bit numbers. Every rank gets the same bits, so all ranks stop at the same iteration.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ _AGAIN_S = 0.05
 
 
 class ExchangeError(GangBroken):
-    """The ranks of a gang did not meet, or one of them was lost. The manager starts the job again. Facts: `rank`,
-    `size`, `rendezvous`.
-    """
+    """The ranks of a gang did not meet, or a rank was lost. Facts: `rank`, `size`, `rendezvous`."""
 
 
 class Exchange:
-    """One rank's connection to the others of its gang. A gang of one exchanges nothing."""
+    """One rank's connection to the other ranks of its gang."""
 
     def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
         self.rank = rank
@@ -52,8 +49,8 @@ class Exchange:
         self._shared = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add every rank's `values` (64-bit, of one shape) in place. All ranks call it, and each gets the same bits.
-        Raises ExchangeError if a rank is lost or silent.
+        """Add every rank's `values` (64-bit, of one shape) in place. All ranks must call this. Raises ExchangeError if
+        a rank is lost or silent.
         """
         if self.size > 1:
             try:
@@ -65,8 +62,9 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return rank 0's data on every rank. All ranks call it. `limit_s`: how long rank 0 may take. Raises
-        ExchangeError if rank 0 is lost or silent."""
+        """Return rank 0's data on every rank. All ranks must call this. `limit_s`: seconds that rank 0 may take. Raises
+        ExchangeError if rank 0 is lost or silent.
+        """
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -79,10 +77,10 @@ class Exchange:
                 self._store.wait([name], datetime.timedelta(seconds=limit_s))
             return bytes(self._store.get(name))
         except RuntimeError as error:
-            raise self._failed(f"did not get from rank 0 what it shares ({_first_line(error)})") from error
+            raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Tell the others that this rank is done. Rank 0, which serves the store, waits briefly for all of them."""
+        """Announce that this rank is done. Rank 0, which serves the store, waits up to 5 s until all ranks are."""
         if self.size == 1:
             return
         try:
@@ -94,7 +92,7 @@ class Exchange:
             log.warning("rank %d: the others did not say that they are done: %s", self.rank, _first_line(error))
 
     def close(self) -> None:
-        """Close the connections: the other ranks notice at once if they still need this one."""
+        """Close the connections. Other ranks notice at once."""
         group, self._group = self._group, None
         met, self._store = self._store, None
         if group is not None:
@@ -126,16 +124,15 @@ def meet(
 
     Args:
         rendezvous: `host:port` on rank 0's machine.
-        job: the same text on all ranks of a gang.
-        device: as PyTorch names it.
-        limit_s: how long to wait for the others, here and in each exchange.
-        listener: rank 0's socket that already listens there; it is taken over.
-        key: the ranks prove this key to each other first (`stoker.gang().key`); without one anybody who reaches the
-            address can join.
+        job: A text that all ranks must share.
+        device: The PyTorch name of this rank's device.
+        limit_s: Seconds to wait for other ranks, also in each exchange.
+        listener: Rank 0's listening socket at the rendezvous; this function takes ownership.
+        key: The ranks' common secret (`stoker.gang().key`). Without it anyone who reaches the address can join.
 
     Raises:
-        ConfigError: for an impossible rank or address.
-        ExchangeError: if the others do not come, or have another job.
+        ConfigError: The rank or the address is impossible.
+        ExchangeError: Other ranks do not join, or have another job.
     """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
@@ -146,7 +143,9 @@ def meet(
     began = time.monotonic()
     met = _store(host, port, rank=rank, size=size, key=key, limit_s=limit_s, listener=listener)
     try:
-        _roll_call(met, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began))
+        _check_all_ranks(
+            met, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began)
+        )
         group = _group(met, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
     except ExchangeError:
         met.close()
@@ -161,7 +160,7 @@ def meet(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # Not after an error: ranks that have lost a rank would wait for it again.
+        # Skipped after an error, because this rank would wait again for the lost rank.
         exchange.part()
     finally:
         exchange.close()
@@ -184,7 +183,7 @@ def _store(
         return _reach(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
     except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
-        do = "give a free port of this machine" if rank == 0 else "is it running, and is it that address?"
+        do = "give a free port of this machine" if rank == 0 else "is rank 0 running, and is the address right?"
         within = f" within {show_seconds(limit_s)}" if rank else ""
         raise ExchangeError(
             f"rank {rank} of {size} {what} at {host}:{port}{within}: {_first_line(error)}; {do}",
@@ -199,7 +198,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
-    """Rank 0's store, as soon as it listens. Raises PeerError."""
     while True:
         try:
             return gang_store.reach(address, key=key, limit_s=limit_s)
@@ -209,8 +207,8 @@ def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_
             time.sleep(_AGAIN_S)
 
 
-def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """All ranks are present, and for this job. Two processes of one rank show in the number of hands."""
+def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
+    """Check that each rank is present once and has this job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again, at its own address"
@@ -220,7 +218,7 @@ def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_
         store.set(f"here/{rank}", mine)
         store.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=max(0.1, limit_s)))
         theirs = [bytes(store.get(f"here/{each}")).decode() for each in range(size)]
-        with contextlib.suppress(RuntimeError):  # rank 0 may leave before it has answered this
+        with contextlib.suppress(RuntimeError):  # rank 0 may leave before it answers
             store.set(f"read/{rank}", "")
     except RuntimeError as error:
         raise ExchangeError(
@@ -229,12 +227,12 @@ def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_
         ) from error
     strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
     if strangers:
-        if rank == 0:  # the rank that serves the store leaves last, so that the others can read the reason
+        if rank == 0:  # leave last, because the other ranks read the reason in rank 0's store
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]
                 store.wait(reads, datetime.timedelta(seconds=_GOODBYE_S))
         raise ExchangeError(
-            f"rank {rank} of {size} has met others at {where} that came for another job or gang (rank"
+            f"rank {rank} of {size} found ranks of another job or gang at {where} (rank"
             f" {', '.join(strangers)}); {again}",
             **facts,
         )
@@ -244,8 +242,8 @@ def _absent(store: Any, *, size: int) -> str:
     try:
         late = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
     except RuntimeError:
-        return "rank 0, which serves the rendezvous, has left"
-    return f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} did not come"
+        return "rank 0, which serves the rendezvous, has disconnected"
+    return f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} did not connect"
 
 
 def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: int, limit_s: float) -> Any:
@@ -259,13 +257,13 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
     options = gloo._Options()
     options._timeout = limit
     options._threads = 1
-    # By default Gloo listens at this machine's name, which other ranks may not reach, or strangers may.
+    # By default Gloo listens at this machine's name: other ranks may not reach that address, or strangers may.
     options._devices = [gloo.create_device(hostname=_own_address(host, port))]
     return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return this machine's address on the network that leads to the rendezvous. Nothing is sent."""
+    """Return this machine's address on the network that leads to the rendezvous. Sends nothing."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -1,11 +1,10 @@
-"""The rendezvous store of a gang: names and values on rank 0, for ranks that prove the gang's key.
+"""The store where a gang's ranks meet: names and values on rank 0, for ranks that prove the gang's key.
 
-torch.distributed's own store answers anybody who can reach its port: a stranger could read a job's name and break the
-gang with one wrong value. Here both sides of a connection first prove the key (`pilot.transfer.wire`), every header
-carries a MAC, and every value the digest that its header names. Values are not encrypted.
+torch.distributed's own store answers anyone who reaches its port: a stranger could read a job's name, or break the gang
+with a wrong value. Here both sides of a connection first prove the key (`pilot.transfer.wire`). Every header carries a
+MAC and the digest of its value. Values are not encrypted.
 
-The store is a `torch.distributed.Store`, by which Gloo and NCCL find their ranks. The connections that they make among
-themselves prove nothing (see docs/security.md).
+Gloo and NCCL find their ranks through this store. Their own connections check no key (docs/security.md).
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
-"""The longest value."""
+"""The maximum size of a value."""
 _WAIT_S = 0.5
-"""The most seconds that rank 0 takes for an answer."""
+"""Maximum seconds that rank 0 waits for a missing value before it answers."""
 _IDLE_S = 7 * 86_400.0
-"""A computing rank is silent; the loss of one shows in its connection or the gang's exchange."""
+"""Maximum silence of a connection in seconds. A computing rank is silent; a lost rank closes its connection."""
 
 
 class StoreError(RuntimeError):
-    """A value did not come in time, or rank 0 is lost."""
+    """A value was not set in time, or rank 0 is lost."""
 
 
 class LocalValues:
-    """Names and values that rank 0 keeps. Thread-safe. `wait_s`: how long to wait for missing values."""
+    """Rank 0's values by name. Thread-safe. `wait_s`: seconds to wait for missing values."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -65,7 +64,7 @@ class LocalValues:
             return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it equals `expected` (empty: if there is no value); return the value after that."""
+        """Set the value if it equals `expected` (empty: no value). Return the resulting value."""
         with self._changed:
             there = self._values.get(name)
             if there == expected or (there is None and not expected):
@@ -83,7 +82,7 @@ class LocalValues:
 
 
 class RemoteValues:
-    """The same as `LocalValues`, asked of rank 0 by another rank. Thread-safe. Raises StoreError if rank 0 is lost."""
+    """Another rank's access to rank 0's `LocalValues`. Thread-safe. Raises StoreError if rank 0 is lost."""
 
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
@@ -133,7 +132,7 @@ class RemoteValues:
 
 
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes have no types here
-    """One rank's store, as torch.distributed wants it. Blocking calls raise StoreError after `limit_s`."""
+    """One rank's `torch.distributed.Store`. Blocking calls raise StoreError after `limit_s`."""
 
     def __init__(self, values: LocalValues | RemoteValues, *, limit_s: float, close: Callable[[], None]) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes hav
 
 
 def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
-    """Serve rank 0's store to the other ranks at this listening socket, which is taken over."""
+    """Serve rank 0's store to other ranks at this listening socket. The store closes the socket."""
     listener.setblocking(True)
     values = LocalValues()
     limits = wire.WireLimits(silence_s=_IDLE_S)
@@ -182,14 +181,12 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
 
 
 def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
-    """Return rank 0's store at `host:port`. Raises PeerError."""
+    """Connect to rank 0's store at `host:port`. Raises PeerError."""
     values = RemoteValues(wire.connect(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0)))
     return RankStore(values, limit_s=limit_s, close=values.close)
 
 
 class _Nothing:
-    """Rank 0 serves no objects."""
-
     def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
         return nullcontext()
 
@@ -198,7 +195,7 @@ class _Nothing:
 
 
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
-    """Return rank 0's handlers. A malformed question raises PeerError, which ends its connection alone."""
+    """Return rank 0's handlers. A malformed request raises PeerError and closes its connection."""
 
     def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
         def handle(channel: wire.Channel, question: dict[str, Any]) -> None:
@@ -206,7 +203,7 @@ def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str,
             try:
                 said, value = work(question, given)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise wire.PeerError(f"a rank asks what makes no sense: {error}") from error
+                raise wire.PeerError(f"a rank sent a malformed question: {error}") from error
             _send(channel, said, value)
 
         return handle
@@ -254,5 +251,5 @@ def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
     data = bytearray(size)
     channel.receive_body(memoryview(data))
     if size and hashlib.sha256(data).hexdigest() != header.get("sha256"):
-        raise wire.PeerError("a value was changed on its way")
+        raise wire.PeerError("a value was changed in transit")
     return bytes(data)

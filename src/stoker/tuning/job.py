@@ -1,39 +1,41 @@
-"""A prompt-tuning job: the attributes of PromptTuner's Table 3, from Python or from a TOML file.
+"""A prompt-tuning job from Python or a TOML file: the attributes of PromptTuner's Table 3.
 
     name = "facts"
     model = "models/SmolLM2-135M"       a folder, a .gguf file or a name on the hub; empty: the small default model
 
+    devices = 1                         devices that hold one replica of the model together
+
     [data]
-    path = "train.jsonl"                CSV, JSONL or Parquet with an input and a target a row
-    input = "input"                     the names of the two fields
+    path = "train.jsonl"                CSV, JSONL or Parquet
+    input = "input"                     field names
     target = "target"
-    template = "\n{input}\n"            what stands between the prompt and the target
-    evaluation_samples = 16             how many decide whether the target is reached
-    held_out = 0.2                      the share that the result is measured on in the end
+    template = "\n{input}\n"            the text between the prompt and the target
+    evaluation_samples = 16             samples per evaluation
+    held_out = 0.2                      share of the samples for the final measurement
 
     [prompt]
-    initial = "Say whether it is true." what the soft prompt begins as; empty: the prompt bank finds one
-    virtual_tokens = 0                  how long it is; 0: as the initial prompt, at most 64
+    initial = "Say whether it is true." empty: the prompt bank finds one
+    virtual_tokens = 0                  0: as many as the initial prompt, at most 64
 
     [until]
     metric = "accuracy"                 or "rouge-l", "bleu", "loss"
-    reach = 0.9                         stop at this value; left out: run all iterations
+    reach = 0.9                         stop at this value; default: run all iterations
     iterations = 500                    at most
     evaluate_every = 10
-    slo = "15 min"                      from submission; or deadline = 2030-01-31T18:00:00+01:00
+    slo = "15 min"                      time from submission; or deadline = 2030-01-31T18:00:00+01:00
 
     [training]
-    batch = 16                          samples an iteration, over all devices
-    micro_batch = 0                     at most this number of these at a time on a device; 0: all
+    batch = 16                          samples per iteration, over all devices
+    micro_batch = 0                     samples at a time on a device; 0: all
     learning_rate = 0.01
     optimizer = "adamw"                 or "sgd"
     seed = 0
     checkpoint_every = "30 s"
 
-Every setting but `path` may be left out. Metrics are shares from 0 to 1; the loss is nats a target token.
+Only `[data] path` is required.
 
-A hash of the seed and a sample's input decides its part (training, evaluation, held out), in whatever order the rows
-are. Equal inputs are in one part, so the measure in the end is of inputs that the tuning has not seen.
+A hash of the seed and a sample's input decides the sample's part: training, evaluation or held out. Equal inputs are in
+one part, so the final measurement uses inputs that the tuning has not seen.
 """
 
 from __future__ import annotations
@@ -59,32 +61,32 @@ from stoker.site import Duration
 from stoker.units import show_seconds
 
 PLACE = "{input}"
-"""The place of the input in a template."""
+"""The placeholder of the input in a template."""
 
 
 class Metric(enum.Enum):
     """The measure of a prompt's quality."""
 
     ACCURACY = "accuracy"
-    """Share of samples for which the model, taking the likeliest token each time, generates the target and its end."""
+    """Share of samples for which the model, decoding greedily, generates the target and its end token."""
     ROUGE = "rouge-l"
     """ROUGE-L: F1 of the longest common subsequence of words, mean over samples."""
     BLEU = "bleu"
-    """Corpus BLEU of up to four words, from 0 to 1."""
+    """Corpus BLEU over runs of up to four words, from 0 to 1."""
     LOSS = "loss"
-    """Mean negative log-likelihood of a target token, in nats: the only metric whose smaller values are better."""
+    """Mean negative log-likelihood of a target token, in nats. The only metric for which smaller is better."""
 
     def better(self, one: float, other: float) -> bool:
-        """True if one value is better than another.
+        """True if `one` is a better value than `other`.
 
         Args:
-            one: The first value.
-            other: The second value.
+            one: A value.
+            other: Another value.
         """
         return one < other if self is Metric.LOSS else one > other
 
     def reached(self, value: float, target: float | None) -> bool:
-        """True if a value is at least as good as its target; False without one.
+        """True if a value is at least as good as its target.
 
         Args:
             value: A measured value.
@@ -122,14 +124,14 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The initial prompt, and the length of the soft prompt in tokens (0: its own, at most 64)."""
+    """The initial prompt, and the length of the soft prompt in tokens (0: the initial prompt's, at most 64)."""
 
     initial: str = ""
     virtual_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
 
 class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Termination condition and deadline. `slo_s` counts from submission (0: none)."""
+    """When the job ends, and its deadline. `slo_s` counts from submission (0: none)."""
 
     metric: Metric = Metric.ACCURACY
     reach: float | None = None
@@ -145,16 +147,16 @@ class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"reach = {self.reach:g} can never be reached: a loss is above 0")
             if self.metric is not Metric.LOSS and not 0 < self.reach <= 1:
                 hint = f"; write {self.reach / 100:g} for {self.reach:g} %" if 1 < self.reach <= 100 else ""
-                why = "can never be reached" if not self.reach <= 0 else "is no target"
+                why = "can never be reached" if not self.reach <= 0 else "is not a target"
                 raise ValueError(f"reach = {self.reach:g} {why}: {metric} goes from 0 to 1{hint}")
         if self.slo_s and self.deadline is not None:
             raise ValueError("deadline and slo say the same in two ways; leave one out")
         if not self.slo_s >= 0:
-            raise ValueError("slo must be a duration of more than nothing")
+            raise ValueError("slo must be longer than 0 s")
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hyperparameters, and how often a checkpoint is written."""
+    """Hyperparameters, and seconds between checkpoints."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 16
     micro_batch: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
@@ -165,17 +167,18 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One job. Its result is the tuned prompt (`result.Tuned`)."""
+    """One prompt-tuning job. Its result is `order.Tuned`."""
 
     data: Data
     name: str = ""
     model: str = ""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     prompt: Prompt = Prompt()
     until: Until = Until()
     training: Training = Training()
 
     def deadline_s(self, *, submitted_s: float) -> float | None:
-        """Return the job's deadline in seconds since the epoch; None without one. A time without a zone is local.
+        """Return the deadline in seconds since the epoch, or None. A time without a zone is local.
 
         Args:
             submitted_s: Seconds since the epoch.
@@ -189,8 +192,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         Args:
             now_s: Seconds since the epoch.
-            file: Name of the job's file, for the error.
-            line: Line of the deadline, for the error.
+            file: The job's file, for the error.
+            line: Line of the deadline.
         """
         deadline = self.until.deadline
         if deadline is not None and deadline.timestamp() <= now_s:
@@ -207,14 +210,14 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
     """Read the job in a TOML file.
 
     Args:
-        path: The file; paths in it are relative to its folder.
-        now_s: Time to compare the deadline with, in seconds since the epoch; by default the present.
+        path: The file. Its paths are relative to its folder.
+        now_s: The current time in seconds since the epoch; None: the clock's.
 
     Returns:
         The checked job.
 
     Raises:
-        ConfigError: The job is wrong; with the facts `file`, `line` and `key`, where known.
+        ConfigError: The job is wrong; with `file`, `line` and `key`, if known.
     """
     path = Path(path).expanduser()
     try:
@@ -227,7 +230,7 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
-    """Parse a job; `file`: its name in errors. Raises ConfigError."""
+    """Parse a job. `file`: for errors; `folder`: for relative paths. Raises ConfigError."""
     data = parse_toml(text, file=file)
     try:
         job: Job = msgspec.convert(data, type=Job, dec_hook=read_unit)
@@ -242,19 +245,18 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
 
 
 def _with_absolute_paths(job: Job, folder: Path) -> Job:
-    """A model that does not exist as a path is a name on the hub."""
+    """Make paths absolute. A model that is no path is a name on the model hub."""
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
     return msgspec.structs.replace(job, model=model, data=data)
 
 
 def digest_job(job: Job, *more: Any) -> str:
-    """Return 16 hex digits of the job's facts that decide the numbers of a run: not its name, deadline, limit of
-    iterations, checkpoint interval, or number of devices.
+    """Return a digest (16 hex digits) of the settings that decide a run's numbers.
 
     Args:
         job: The job.
-        *more: Further facts, as JSON has them.
+        *more: Further JSON values.
     """
     until = (job.until.metric, job.until.evaluate_every)
     training = msgspec.structs.replace(job.training, checkpoint_every_s=Duration(0.0), micro_batch=0)
@@ -264,7 +266,7 @@ def digest_job(job: Job, *more: Any) -> str:
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One pair. `place`: its place in the file."""
+    """A pair of input and target. `place`: its line or index in the file."""
 
     input: str
     target: str
@@ -278,10 +280,10 @@ class SplitData(msgspec.Struct, frozen=True):
 
 
 def read_samples(data: Data) -> tuple[Sample, ...]:
-    """Read every sample of a data set.
+    """Read all samples of a data set.
 
     Args:
-        data: The file and its fields.
+        data: The data set.
 
     Returns:
         Samples in the order of the file.
@@ -304,14 +306,14 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
 
     Args:
         samples: All samples.
-        data: Has `evaluation_samples` (at most a third is taken) and the share `held_out`; the rest is for training.
+        data: Has `evaluation_samples` (at most a third of the inputs) and the share `held_out`.
         seed: Chooses the split.
 
     Returns:
         The three parts.
 
     Raises:
-        ConfigError: There are fewer than three distinct inputs.
+        ConfigError: The samples have fewer than three distinct inputs.
     """
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -319,7 +321,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
     count = len(groups)
     if count < 3:
         raise ConfigError(
-            f"{data.path}: has {count} different inputs; tuning wants at least 3: to train on, to evaluate, to measure",
+            f"{data.path}: has {count} different inputs; tuning needs at least 3: to train on, to evaluate, to measure",
             file=data.path,
         )
     ordered = sorted(groups.items(), key=lambda group: _chance(group[0], seed=seed))
@@ -327,7 +329,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
     held_out = min(max(1, round(data.held_out * count)), count - evaluation - 1)
     borders = (0, evaluation, evaluation + held_out, count)
     parts = [
-        # In one group the file's order would decide which sample comes first; by target it does not.
+        # Sort a group by target, because the order of the file must not matter.
         tuple(sample for _, group in ordered[start:end] for sample in sorted(group, key=lambda one: one.target))
         for start, end in itertools.pairwise(borders)
     ]
@@ -335,7 +337,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
 
 
 def digest_samples(samples: Sequence[Sample]) -> str:
-    """Return 16 hex digits of samples.
+    """Return a digest of samples (16 hex digits).
 
     Args:
         samples: Their order counts.

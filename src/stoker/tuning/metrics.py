@@ -1,10 +1,9 @@
-"""Measures of written texts, as sums over samples that ranks can add up.
+"""Measure generated texts, as sums over samples that ranks can add.
 
-ROUGE-L (Lin, 2004) is the F1 of the longest common subsequence of words: runs of letters and digits in lower case,
-without stemming, as in the package `rouge-score`. BLEU (Papineni et al., 2002) is the corpus form: matches of one to
-four words are added over all samples before they are divided. A count of no match is halved from one order to the next
-("exponential smoothing") and words are cut as WMT's 13a does, both as in sacreBLEU. Both packages bring more
-dependencies than these lines replace; the tests hold figures of theirs.
+ROUGE-L (Lin, 2004) is the F1 of the longest common subsequence of words. As in the package `rouge-score`, a word is a
+run of letters and digits in lower case, without stemming. BLEU (Papineni et al., 2002) is the corpus form: matches of
+one to four words are added over all samples before division. As in sacreBLEU, orders without a match use "exponential
+smoothing", and words are split as WMT's 13a does.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ _SPLIT = (
 
 
 class MetricSums(msgspec.Struct, frozen=True):
-    """Sums over samples. `matches` and `grams` are of one to four words in a row; lengths are in words."""
+    """Sums over samples. `matches`, `grams`: counts of one to four consecutive words. `written`, `wanted`: lengths in
+    words.
+    """
 
     samples: float = 0.0
     tokens: float = 0.0
@@ -90,7 +91,7 @@ def count_words(text: str) -> int:
 
 
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
-    """Raise ConfigError if the job's metric is the same for every prompt, or no prompt reaches its target.
+    """Raise ConfigError if the metric is the same for every prompt, or no prompt can reach the target.
 
     Args:
         job: The job.
@@ -99,14 +100,14 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(
             f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
-            f" {job.data.path} that decides has as many; choose 'accuracy' or 'rouge-l'",
+            f" {job.data.path} for evaluation has as many; choose 'accuracy' or 'rouge-l'",
             file=job.data.path, key="metric",
         )  # fmt: skip
     if job.until.metric is not Metric.ROUGE:
         return
-    # The words of ROUGE-L are of a to z and digits: a target in another script is 0 whatever is written.
+    # ROUGE-L's words have only a to z and digits, so a target in another script always scores 0.
     best = sum(bool(_words_of_rouge(target)) for target in targets) / max(1, len(targets))
-    words = f"its words are of the letters a to z and digits, and {{}} of {job.data.path} that decide have none"
+    words = f"it counts words of the letters a to z and digits, and {{}} of {job.data.path} have none"
     if not best:
         raise ConfigError(
             f"[until] metric = 'rouge-l' is 0 for every prompt: {words.format('the targets')}; choose 'accuracy' or"
@@ -123,7 +124,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
 
 
 def of_text(written: str, wanted: str) -> MetricSums:
-    """Return the sums of one sample that need the generated text: ROUGE-L and BLEU."""
+    """Return one sample's ROUGE-L and BLEU sums."""
     ours, theirs = _words_13a(written), _words_13a(wanted)
     matches, grams = [], []
     for order in range(1, _ORDERS + 1):
@@ -137,7 +138,7 @@ def of_text(written: str, wanted: str) -> MetricSums:
 
 
 def rouge_l(written: str, wanted: str) -> float:
-    """ROUGE-L's F1 of one text against one reference, from 0 to 1."""
+    """Return ROUGE-L's F1 of a text against a reference."""
     ours, theirs = _words_of_rouge(written), _words_of_rouge(wanted)
     common = _common(ours, theirs)
     if not common:

@@ -1,4 +1,4 @@
-"""A tuning call: its argument, the state that it keeps between libraries, its result and the result's folder."""
+"""A tuning call: its argument, its saved state, its result and the result's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.tuning.job import Job, Metric, Sample
 
 
 class BankPlace(msgspec.Struct, frozen=True):
-    """The place of a model's bank: a folder that the library may or may not see, and the model's identity."""
+    """A model's bank: its model and folder, which a library may not see."""
 
     folder: str
     model: str
@@ -26,7 +26,7 @@ class BankPlace(msgspec.Struct, frozen=True):
 
         Args:
             model: The model's identity.
-            folder: Folder of the bank; by default one in the user's state folder.
+            folder: The bank's folder; by default in the user's state folder.
         """
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)[:80]
         path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
@@ -45,9 +45,7 @@ class Initial(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The state for resuming a job: its initial prompt, which is not looked up again, and its checkpoint. `metric`: of
-    the last evaluation, for people.
-    """
+    """The state for resuming a job. `metric`: the last evaluation's, for display."""
 
     initial: Initial
     checkpoint: bytes
@@ -55,8 +53,8 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The work of one call. `slo_s`: seconds from submission to deadline (0: none); `start`: a packed `Saved` of an
-    earlier attempt; `bank`: None to use no bank.
+    """The work of one call. `slo_s`: seconds from submission to deadline (0: no deadline). `start`: a packed `Saved` of
+    an earlier attempt.
     """
 
     job: Job
@@ -67,7 +65,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def pack(saved: Saved) -> bytes:
-    """Encode a state without code.
+    """Encode a state without pickle.
 
     Args:
         saved: The state.
@@ -82,10 +80,10 @@ def unpack(data: bytes) -> Saved | None:
     """Decode a state.
 
     Args:
-        data: Bytes of `pack`.
+        data: Bytes from `pack`.
 
     Returns:
-        The state; None for no or invalid bytes, because a job can start again.
+        The state; None for empty or invalid bytes, because a job can start again.
     """
     try:
         return msgspec.msgpack.decode(data, type=Saved) if data else None
@@ -100,11 +98,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 class TuningEnd(enum.Enum):
     REACHED = "reached"
-    """The target metric is reached."""
     ITERATIONS = "iterations"
-    """All iterations have run."""
     DIVERGED = "diverged"
-    """The loss is not finite; the result is the best prompt before. A smaller learning rate helps."""
+    """The loss is no longer finite. The result is the best earlier prompt. A smaller learning rate helps."""
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -118,12 +114,11 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 class Tuned(msgspec.Struct, frozen=True):
     """The result of a job (Table 3's last attribute) and its cost.
 
-    `text`: the tokens nearest to the soft prompt, for people and not for use. `initial_from`: the origin of the
-    initial prompt. `held_out`: measured on samples that neither trained nor chose the prompt. `best`: the evaluation
-    that chose it, the first that reached the target, else the best; `points`: all evaluations, starting with the
-    initial prompt's. `spent_s`: seconds by `pace.Part` over all runs of the job; `devices`: of the last run. `adapter`
-    and `adapter_config`: the contents of PEFT's files. `first_step_at`: the first step of the last run on its device's
-    clock (seconds since the epoch; 0 without a step).
+    `text`: the tokens nearest to the soft prompt, for display only. `initial_from`: the initial prompt's origin.
+    `held_out`: an evaluation on samples used neither to train nor to choose the prompt. `best`: the first evaluation
+    that reached the target, else the best. `spent_s`: seconds by `pace.Part` over all runs of the job. `devices`:
+    number in the last run. `adapter`, `adapter_config`: PEFT's files. `first_step_at`: time of the last run's first
+    step, in seconds since the epoch (0: no step).
     """
 
     name: str
@@ -154,7 +149,7 @@ def write_tuned(tuned: Tuned, folder: Path) -> Path:
         folder: Created if missing.
 
     Returns:
-        Path of `tuned.json`, which is written last, so that the folder is complete if it exists.
+        Path of `tuned.json`, which is written last.
 
     Raises:
         ConfigError: The folder cannot be written.

@@ -1,14 +1,12 @@
-"""The time of a job: where it goes, how much is left, and the budget of a lookup in the bank.
+"""The time of a job: where it is spent, how much is left, and the budget of a lookup in the bank.
 
-PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. An iteration
-is data, computation and exchange; evaluations are counted by their number and longest time. The first iteration after a
-start is left out, because it includes one-time work. The longest is taken over recent ones, so that one slow iteration
-does not spoil the forecast. For a number of devices without measurements, computation is scaled with the largest share
-of the batch per device, and exchange stays: a forecast and no bound (`measured`).
+PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. We add the
+remaining evaluations, at their longest time. The first iteration after a start does not count, because it includes
+one-time work. Only recent iterations count, so a slow one does not spoil the forecast for long. For a number of devices
+without measurements, computation scales with the batch per device, the exchange does not.
 
-PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO. Time that a job has waited is not subtracted. The time of a score
-depends on the device and the number of virtual tokens, so a measured pace counts only for jobs with the same
-`virtual_tokens`; 0 is treated as a number like any other.
+PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO. A job's wait is not subtracted. The time of a score depends on
+the device and on `virtual_tokens`, so a pace is used only for jobs with the same ones.
 """
 
 from __future__ import annotations
@@ -31,23 +29,23 @@ _KEPT = 50
 
 class Part(enum.Enum):
     BANK = "bank"
-    """Looking up the initial prompt in the bank, and putting the tuned one into it."""
+    """Looking up the initial prompt, and adding the tuned prompt to the bank."""
     START = "start"
-    """Meeting the other ranks, making the soft prompt, reading a checkpoint."""
+    """Meeting other ranks, making the soft prompt, reading a checkpoint."""
     DATA = "data"
     """Choosing and encoding samples."""
     COMPUTE = "compute"
-    """Forward and backward passes, and the optimizer's steps."""
+    """Forward and backward passes, and optimizer steps."""
     COMMUNICATION = "communication"
     """The exchange of gradients, including the wait for the slowest rank."""
     EVALUATION = "evaluation"
-    """Evaluating the soft prompt while tuning and at the end."""
+    """Evaluating the soft prompt."""
     CHECKPOINTS = "checkpoints"
-    """Making and writing them."""
+    """Making and writing checkpoints."""
 
 
 class PartClock:
-    """Seconds by part."""
+    """Seconds by part of a job."""
 
     def __init__(self) -> None:
         self._spent_s = dict.fromkeys(Part, 0.0)
@@ -69,14 +67,14 @@ class PartClock:
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """Return the exchange's share of the time of iterations (computation and exchange); 0 without any."""
+    """Return the exchange's part of the iterations' time; 0 without iterations."""
     exchange = spent_s.get(Part.COMMUNICATION.value, 0.0)
     both = exchange + spent_s.get(Part.COMPUTE.value, 0.0)
     return exchange / both if both > 0 else 0.0
 
 
 class TimeLeft(msgspec.Struct, frozen=True):
-    """Seconds left. `measured`: a bound from iterations on that many devices; otherwise scaled."""
+    """Seconds left. `measured`: True for an upper bound, False if scaled from another number of devices."""
 
     seconds: float
     measured: bool
@@ -98,13 +96,13 @@ class IterationPace:
         self._evaluations.append(seconds)
 
     def longest_s(self, *, devices: int) -> float | None:
-        """Return the longest recent iteration on that many devices; None without a measurement."""
+        """Return the seconds of the longest recent iteration on this number of devices, or None."""
         kept = self._kept.get(devices)
         return max(seconds for seconds, _ in kept) if kept else None
 
     def time_left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> TimeLeft | None:
-        """Return the time of `iterations` on `devices` devices, after `allocation_s` for getting them. None before the
-        first measured iteration.
+        """Return the time of `iterations`, plus `allocation_s` for getting the devices. None before the first
+        measurement.
         """
         evaluations = math.ceil(iterations / self._evaluate_every)
         pauses_s = allocation_s + evaluations * max(self._evaluations, default=0.0)
@@ -125,9 +123,7 @@ _PACE_FILE = "pace.json"
 
 
 class ScoringPace(msgspec.Struct, frozen=True):
-    """Seconds per score, and of the last lookup, on one device of a kind, for this number of virtual tokens. A gang of
-    n devices takes 1/n of them.
-    """
+    """Seconds per scored prompt, and of the last lookup, on one device."""
 
     score_s: float
     lookup_s: float
@@ -135,11 +131,11 @@ class ScoringPace(msgspec.Struct, frozen=True):
 
 
 def is_over(lookup_s: float, *, slo_s: float) -> bool:
-    """True if a lookup exceeds its budget; False for a job without a deadline.
+    """True if a lookup exceeds its budget; False without a deadline.
 
     Args:
         lookup_s: Seconds of the lookup.
-        slo_s: Seconds from submission to deadline; 0 without one.
+        slo_s: Seconds from submission to deadline; 0: no deadline.
     """
     return 0 < slo_s * BUDGET < lookup_s
 
@@ -149,14 +145,14 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
 
     Args:
         folder: The bank's folder.
-        virtual_tokens: Only paces for this number.
+        virtual_tokens: Return only paces measured with this number.
     """
     known = _read_known(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Store a lookup's pace on this kind of device. Of two concurrent writes either may win."""
+    """Store a lookup's pace in the bank. Of two concurrent writes one may be lost."""
     known = _read_known(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):
@@ -164,7 +160,6 @@ def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
 
 
 def _read_known(folder: Path) -> dict[str, list[ScoringPace]]:
-    """Return paces by kind of device, one per number of virtual tokens; empty for files in an older format."""
     try:
         return msgspec.json.decode((folder / _PACE_FILE).read_bytes(), type=dict[str, list[ScoringPace]])
     except (OSError, *UNREADABLE):

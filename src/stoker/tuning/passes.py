@@ -1,17 +1,15 @@
-"""The soft prompt on a context's model through PEFT, removed after the call; gradients and measures.
+"""Run the soft prompt on a context's model with PEFT: gradients and measurements.
 
-PEFT wraps a model for prompt tuning (Lester et al., arXiv:2104.08691), but it freezes the weights, may change the
-model's configuration, and draws random numbers. All three are restored. The embeddings are made here, because PEFT
-would load the tokenizer from the hub again. The model stays in evaluation mode: with dropout the numbers would depend
-on how the batch is split over ranks.
+PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes all three
+after each call. It computes the embeddings itself, because PEFT would load the tokenizer from the hub again. The model
+stays in evaluation mode: with dropout the numbers would depend on how the batch is split over ranks.
 
-All results are sums over samples or tokens with their counts, divided after the ranks' sums are added. The gradient is
-that of the mean loss per target token over the whole batch, however it is split. Rows are padded on the right, so a
-row's numbers do not depend on its batch (up to rounding). Only the positions before target tokens pass through the
-output layer, which for a large vocabulary takes most of the memory.
+All results are sums over samples or tokens; the caller adds the sums of all ranks and then divides. Rows are padded on
+the right, so a row's results do not depend on the other rows (up to rounding). Only the positions before target tokens
+pass through the output layer, which takes most of the memory for a large vocabulary.
 
-Accuracy needs no generation: the model generates exactly the target if and only if each target token is the likeliest
-after those before it.
+Accuracy needs no generation. The model generates exactly the target if and only if each target token is the most likely
+one after the tokens before it.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ def embed(model: Any, ids: Ids) -> torch.Tensor:
 
 
 class SoftPrompt:
-    """A model with a soft prompt before its input. `vectors`: the trained parameter, `[tokens, width]`, float32."""
+    """A model with a soft prompt before its input. `vectors`: the trained parameter, `[tokens, width]`."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
-        """PEFT's model: takes token ids, and puts the soft prompt before their embeddings."""
+        """PEFT's model, which puts the soft prompt before the embeddings of its input tokens."""
         self.base = wrapped.get_base_model()
 
     @property
@@ -77,7 +75,7 @@ class SoftPrompt:
 
 @contextlib.contextmanager
 def soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
-    """Give the model this soft prompt for the block, and restore the model afterwards."""
+    """Give the model this soft prompt for the block, then restore the model."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     was_training = model.training
     slices = getattr(model.config, "pretraining_tp", None)
@@ -102,7 +100,7 @@ def soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
 
 
 def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
-    """Return for each vector of the soft prompt the token with the smallest angle to it."""
+    """Return, for each vector, the token whose embedding has the smallest angle to the vector."""
     table = model.get_input_embeddings().weight.detach().float()
     table = table / table.norm(dim=1, keepdim=True).clamp_min(1e-12)
     found: list[int] = (vectors.detach().to(table.device).float() @ table.T).argmax(dim=1).tolist()
@@ -113,9 +111,8 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient of the rows' summed loss, `[tokens, width]`; that loss in nats; the number of target tokens.
-
-    Zeros without rows.
+    """Return the gradient of the rows' summed loss, `[tokens, width]`; this loss in nats; the number of target
+    tokens.
     """
     soft.vectors.grad = None
     loss, tokens = 0.0, 0
@@ -138,7 +135,7 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
 def measure(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """Measure the soft prompt on these rows: loss and accuracy; ROUGE-L and BLEU if the metric is one of them."""
+    """Measure loss and accuracy on these rows, and ROUGE-L and BLEU if the metric is one of these two."""
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
@@ -151,8 +148,9 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate greedily after the prompt and each row's source, at most twice as many tokens as the longest target has.
-    Rows are padded on the left."""
+    """Generate text greedily after the prompt and each row's source, at most twice as many tokens as the longest
+    target.
+    """
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]
@@ -190,16 +188,14 @@ def _score(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
 
 
 def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits at each target token's place, `[rows, longest target, vocabulary]` (float32), and the wanted
-    tokens, `[rows, longest target]`; places after a target's end are ignored.
-    """
+    """Return float32 logits `[rows, longest target, vocabulary]`, and the target tokens `[rows, longest target]`."""
     device, longest, width = soft.device, max(len(row.target) for row in rows), max(map(len, rows))
     ids = torch.tensor([(*row.source, *row.target, *(0,) * (width - len(row))) for row in rows], device=device)
     seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
     wanted = torch.tensor(
         [(*row.target, *(_IGNORED,) * (longest - len(row.target))) for row in rows], device=device
     )  # fmt: skip
-    # A token is told at the place before it; the soft prompt stands before the row.
+    # The logits for a token are at the position before it, and the soft prompt is before the row.
     before = [len(soft) + len(row.source) - 1 for row in rows]
     places = [
         [start + min(at, len(row.target) - 1) for at in range(longest)] for start, row in zip(before, rows, strict=True)

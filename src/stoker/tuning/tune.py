@@ -1,20 +1,18 @@
-"""Soft-prompt tuning of a context's model, on one device or a gang; its checkpoints.
+"""Soft-prompt tuning of a context's model, on one device or a gang, with checkpoints.
 
-A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays
-fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It starts as the embeddings of a text.
+A soft prompt is a few vectors before the embeddings of the input. Gradient descent trains only these vectors (Lester et
+al., arXiv:2104.08691; PromptTuner §2, §5.1). The initial vectors are the embeddings of a text.
 
 Ranks are synchronous, and each has the whole model. In an iteration every rank computes the summed loss of its part of
-the batch and that sum's gradient; sums, with the count of target tokens, are added over the ranks and divided; each
-rank makes the same step. So one rank and four compute the same up to rounding, and the work may move to another number
-of devices at any iteration.
+the batch, and its gradient. The ranks add these and their token counts, divide, and make the same step. So the number
+of ranks changes the results by rounding only.
 
-A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank may
-raise `Evicted`; that rank announces it in the next exchange, and all ranks leave after the same iteration, each with
-the same checkpoint.
+If the progress report of a rank raises `Evicted`, this rank announces it in the next exchange. All ranks then leave
+after the same iteration with the same checkpoint.
 
-A checkpoint is safetensors (reading it runs no code) with a JSON header. It does not depend on ranks: the iteration
-decides which samples come next. Files are replaced atomically and synced. If one cannot be read, the log says so and
-the job starts again.
+A checkpoint is a safetensors file with a JSON header; reading it runs no code. A job may resume on any number of
+devices, because the iteration alone decides which samples come next. If the file is unreadable, the job logs a warning
+and starts again.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The facts of a checkpoint, next to its tensors. `job`: the digest of the settings that decide the numbers."""
+    """The header of a checkpoint. `job`: the digest of the settings that decide the numbers."""
 
     job: str
     iteration: int
@@ -89,7 +87,7 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """Decode a checkpoint; None for no bytes, and (with a warning) for invalid ones.
+    """Decode a checkpoint. Return None for empty or (with a warning) invalid `data`.
 
     Raises ConfigError for the checkpoint of another job.
     """
@@ -105,7 +103,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         }
         state = TuningState(header, tensors[_PROMPT], tensors[_BEST], optimizer)
     except (safetensors.SafetensorError, KeyError, TypeError, *UNREADABLE) as error:
-        log.warning("a checkpoint of %d bytes can't be read (%s); the job begins again", len(data), error)
+        log.warning("a checkpoint of %d bytes cannot be read (%s); the job begins again", len(data), error)
         return None
     if header.job != job:
         raise ConfigError(
@@ -116,7 +114,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
 
 
 def read_file(folder: Path) -> bytes:
-    """Return the checkpoint in the folder; empty without one. Raises ConfigError if it cannot be read."""
+    """Return the folder's checkpoint, or empty bytes. Raises ConfigError."""
     try:
         return (folder / FILE).read_bytes()
     except FileNotFoundError:
@@ -126,7 +124,7 @@ def read_file(folder: Path) -> bytes:
 
 
 def write_file(folder: Path, data: bytes) -> None:
-    """Write a checkpoint atomically. Raises ConfigError if the folder cannot be written."""
+    """Write a checkpoint atomically. Raises ConfigError."""
     write_whole(folder, data, name=FILE)
 
 
@@ -148,8 +146,9 @@ class TunableModel(Protocol):
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """The progress of a job after an iteration. `loss`: of the batch, per target token; `metric`: of the last
-    evaluation; `left_s`: a bound on the time left. `checkpoint`: of rank 0, if one was just made."""
+    """A job's progress. `loss`: per target token of the batch. `metric`: the last evaluation's. `left_s`: upper bound
+    of the seconds left. `checkpoint`: rank 0's, if it was just made.
+    """
 
     iteration: int
     iterations: int
@@ -161,7 +160,7 @@ class TuningProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[TuningProgress], None]
-"""Receives progress; may raise `Evicted`."""
+"""A function that receives the progress. It may raise `Evicted`."""
 
 
 def tune(
@@ -177,20 +176,19 @@ def tune(
     report: Report | None = None,
     limit_s: float = 120.0,
 ) -> Tuned:
-    """Run the job on this context as one rank of `size` that meet at `rendezvous` (`host:port` on rank 0's machine).
+    """Run the job as one rank. The ranks meet at `rendezvous`, a `host:port` on rank 0's machine. The model is not
+    changed.
 
     Args:
-        start: a checkpoint to resume from, as a report has given it.
-        folder: keeps checkpoints; the run resumes from the newer of the two.
-        limit_s: seconds to wait for other ranks.
-
-    The context's model is not changed.
+        start: A checkpoint from a report.
+        folder: Folder of checkpoints. The run resumes from its checkpoint or `start`, whichever is newer.
+        limit_s: Seconds to wait for other ranks.
 
     Raises:
-        ConfigError: for a job that cannot run (no prompt, too few or too long samples, an unreachable target, another
-            job's checkpoint).
-        ExchangeError: if a rank does not come or is lost.
-        Evicted: with a checkpoint, if `report` raised it.
+        ConfigError: The job cannot run: no prompt, too few or too long samples, an unreachable target, or another job's
+            checkpoint.
+        ExchangeError: A rank does not join or is lost.
+        Evicted: `report` raised it; with a checkpoint.
     """
     clock = PartClock()
     with contextlib.ExitStack() as stack:
@@ -216,8 +214,9 @@ def tune_with(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """As `tune`, for ranks that have met already. The job's time is added to `clock`. `begun` receives the number of
-    iterations done when the next one starts."""
+    """As `tune`, for ranks that have met. Adds the job's seconds to `clock`. Calls `begun` with the number of earlier
+    iterations first.
+    """
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)
@@ -231,7 +230,7 @@ def tune_with(
 
 
 def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
-    """Return 16 hex digits of the facts that ranks must have in common: the job's numbers, its samples, and the model's
+    """Return 16 hex digits of the facts that all ranks must share: the job's settings, its samples, and the model's
     shape.
     """
     shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
@@ -259,7 +258,7 @@ class _EncodedJob:
 def _begin(
     context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None
 ) -> TuningState:
-    """Return rank 0's state to resume from, or the initial prompt; the same on every rank."""
+    """Return rank 0's newest checkpoint or its initial state, the same on every rank."""
     data = b""
     if exchange.rank == 0:
         kept = [
@@ -273,7 +272,7 @@ def _begin(
         data = pack_state(found)
     state = unpack_state(exchange.share(data), job=digest)
     if state is None:
-        raise ConfigError("rank 0 shared what is no checkpoint: do all ranks run the same version of Stoker?")
+        raise ConfigError("rank 0 did not share a checkpoint: do all ranks run the same version of Stoker?")
     return state
 
 
@@ -418,7 +417,7 @@ class _RankRun:
         try:
             self._report(TuningProgress(done, most, loss, metric, iteration_s, left_s, checkpoint))
         except Evicted:
-            # The others must hear of it: this rank leaves with them, after the next exchange.
+            # All ranks must leave together, after the next exchange, which announces the eviction.
             self._leaving = True
 
 
@@ -432,7 +431,7 @@ def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
 
 
 def _better(point: Point, best: Point, *, metric: Metric) -> bool:
-    """Of two prompts with equal metric the one with less loss is better: accuracy on few samples has few values."""
+    """True if `point` is better. If metrics are equal, the loss decides."""
     if point.metric == best.metric:
         return point.loss < best.loss
     return metric.better(point.metric, best.metric)

@@ -1,1 +1,1 @@
-"""A pool of HTCondor for tests: its own daemons if they are on PATH, else a stand-in."""
+"""An HTCondor pool for tests: real daemons if they are on PATH, else a stand-in."""

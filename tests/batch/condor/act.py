@@ -1,6 +1,4 @@
-"""`condor_submit`: a description in, job ads into the queue. `condor_rm`, `condor_hold`, `condor_release`,
-`condor_vacate_job`: their output, and their changes of the queue.
-"""
+"""`condor_submit` adds jobs. `condor_rm`, `condor_hold`, `condor_release`, `condor_vacate_job` change the queue."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ def _submit(folder: Path, text: str, *, terse: bool, dry_run: str) -> int:
 
 
 def _ads(text: str, *, cluster: int) -> list[Ad]:
-    """Raises ValueError, RuntimeError (HTCondor's exceptions are both) in the command's words."""
+    """Raises ValueError or RuntimeError (HTCondor's exceptions are both) with the command's message."""
     if not re.search(r"^\s*queue\b", text, re.IGNORECASE | re.MULTILINE):
         raise ValueError("No 'queue' commands found in the submit file")
     ads = []
@@ -91,7 +89,7 @@ def _ads(text: str, *, cluster: int) -> list[Ad]:
 
 
 def _parsed(text: str) -> htcondor.Submit:
-    """The description. The bindings do not say which line is wrong: the first with which it can't be read."""
+    """Parse the description. The bindings do not name the wrong line: find the first line that makes it unreadable."""
     try:
         return htcondor.Submit(text)
     except htcondor.HTCondorException:
@@ -210,7 +208,7 @@ class _Act:
         return False
 
     def _do(self, ad: Ad) -> str:
-        """Act on one job; return the obstacle, if any."""
+        """Act on a job; return the obstacle or ""."""
         status = int(ad["JobStatus"])
         if self._force and status != REMOVED:
             return "not in `X' state to be forcibly removed"

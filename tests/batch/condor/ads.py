@@ -1,4 +1,4 @@
-"""ClassAds of machines, how jobs match them, and how HTCondor's commands print them."""
+"""ClassAds of machines, matching of jobs, and output of HTCondor's commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def now() -> int:
 
 
 def turn(ad: Ad, status: int, **attributes: Any) -> None:
-    """A job's new state, and what is new with it; None takes an attribute away. Holds are counted."""
+    """Set a job's state and attributes; None removes an attribute. Count holds."""
     if ad["JobStatus"] != status:
         if status == HELD:
             ad["NumHolds"] = int(ad.get("NumHolds", 0)) + 1
@@ -37,19 +37,19 @@ def turn(ad: Ad, status: int, **attributes: Any) -> None:
 
 
 def no_longer_held(ad: Ad) -> dict[str, Any]:
-    """Changes to the ad of a held job on release."""
+    """Return the changes to a held job's ad on release."""
     held = {"HoldReason": None, "HoldReasonCode": None, "HoldReasonSubCode": None}
     return {**held, **{f"Last{name}": ad[name] for name in held if name in ad}}
 
 
 def value(ad: Ad, name: str, default: Any = None) -> Any:
-    """The value of an attribute; `default` if it is undefined or an error."""
+    """Return the value of an attribute; `default` if it is undefined or an error."""
     found = ad.eval(name) if name in ad else None
     return default if found is None or isinstance(found, classad.Value) else found
 
 
 def is_true(ad: Ad, expression: str) -> bool:
-    """Whether an expression is true of this ad. Raises SyntaxError (ValueError, too) if it is not an expression."""
+    """Return True if an expression is true of this ad. Raises SyntaxError or ValueError if it is no expression."""
     return bool(classad.ExprTree(expression).eval(ad) is True)
 
 
@@ -58,7 +58,7 @@ def gpu_name(uuid: str) -> str:
 
 
 def machine_ad(machine: dict[str, Any], *, name: str, free: dict[str, int], gpus: Sequence[dict[str, Any]]) -> Ad:
-    """The ad of a slot of this machine: the `free` Cpus, Memory and Disk, and these GPUs."""
+    """Return the ad of a slot with the `free` Cpus, Memory and Disk, and these GPUs."""
     ad = Ad(
         {
             "MyType": "Machine", "Name": name, "Machine": machine["name"], "Arch": "X86_64", "OpSys": "LINUX",
@@ -86,7 +86,7 @@ def gpu_ad(gpu: dict[str, Any]) -> Ad:
     )  # fmt: skip
 
 
-# ---- how they are printed
+# ---- output
 
 
 def print_json(ads: Iterable[Ad], attributes: Sequence[str]) -> str:
@@ -94,7 +94,9 @@ def print_json(ads: Iterable[Ad], attributes: Sequence[str]) -> str:
 
 
 def print_values(ad: Ad, attributes: Sequence[str], *, letters: str) -> str:
-    """A line of `-af`: values parted by blanks; with `j` the id before them, with `r` expressions as they stand."""
+    """Return a line of `-af`: values separated by blanks. With `j` the id comes first; with `r` expressions are not
+    evaluated.
+    """
     words = [f"{ad['ClusterId']}.{ad['ProcId']}"] if "j" in letters else []
     for attribute in attributes:
         if attribute not in ad:

@@ -1,4 +1,4 @@
-"""One of HTCondor's commands as a process: `python -IS client.py FOLDER NAME WORDS...` (see `commands`)."""
+"""An HTCondor command as a process: `python -IS client.py FOLDER NAME WORDS...` (see `commands`)."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ import sys
 
 folder, *words = sys.argv[1:]
 here = os.open(".", os.O_RDONLY)
-os.chdir(folder)  # the path of a socket must be short
+os.chdir(folder)  # a socket's path must be short
 with socket.socket(socket.AF_UNIX) as door:
     door.connect("commands")
     socket.send_fds(door, ["\0".join(words).encode()], [1, 2, here])

@@ -31,7 +31,7 @@ def run(folder: Path, command: str, arguments: list[str]) -> int:
 
 def serve(folder: Path) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    os.chdir(folder)  # the path of a socket must be short
+    os.chdir(folder)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{SOCKET}.new")
         door.listen(64)

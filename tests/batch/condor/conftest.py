@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def start_pool(folder: Path, *machines: dict[str, Any], **options: Any) -> Pool:
-    """A pool of HTCondor's own daemons where they are on PATH, else of the stand-in."""
+    """Start a pool of real daemons if they are on PATH, else the stand-in."""
     if needs.daemons() is not None:
         from batch.condor.real import RealPool
 
@@ -63,7 +63,7 @@ def shared_pool(condor: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def pool(shared_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool on PATH for all tests; each test leaves it empty. It has two A10, a TITAN X, and a HasScratch."""
+    """Put a shared pool with two A10, a TITAN X and a HasScratch on PATH; empty it after the test."""
     monkeypatch.setenv("PATH", str(shared_pool.bin), prepend=":")
     yield shared_pool
     shared_pool.clear()

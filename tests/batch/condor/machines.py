@@ -1,12 +1,10 @@
-"""The machines of a pool, as a test describes them."""
-
 from __future__ import annotations
 
 from typing import Any
 
 
 def gpu(uuid: str, name: str, *, memory_mb: int = 24_000, capability: float = 8.6) -> dict[str, Any]:
-    """A GPU of a machine; `uuid` as HTCondor shortens them, `GPU-c4a646d7`."""
+    """Describe a GPU. `uuid` is short, as HTCondor prints it: `GPU-c4a646d7`."""
     return {"uuid": uuid, "name": name, "memory_mb": memory_mb, "capability": capability}
 
 

@@ -33,7 +33,7 @@ def daemons() -> Daemons | None:
 
 
 def missing() -> str:
-    """Why tests of HTCondor cannot run here; empty if they can."""
+    """Return the reason why tests of HTCondor cannot run here, or ""."""
     if daemons() is not None:
         return AS_ROOT if os.geteuid() == 0 else ""
     return "" if importlib.util.find_spec("htcondor") else NO_BINDINGS

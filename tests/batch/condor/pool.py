@@ -1,4 +1,4 @@
-"""A pool for a test: machines, commands for PATH, and faults of its jobs."""
+"""A pool for a test: machines, commands for PATH, faults of jobs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ _SHARED_PORT = {
     "SECMAN:2007": "SECMAN:2007:Failed to end classad message.",
     "SECMAN:2011": "SECMAN:2011:Connection closed during command authorization. Probably due to an unknown command.",
 }
-"""The commands' error if the schedd is dead and its shared_port daemon is not."""
+"""The commands' error if the schedd is dead but its shared_port daemon lives."""
 
 
 class Pool:
-    """A pool that runs."""
-
     is_real = False
 
     def __init__(
@@ -68,7 +66,7 @@ class Pool:
         self.start_schedd()
         until(lambda: (folder / "commands").exists(), what="the process for commands")
 
-    # ---- what a user does
+    # ---- a user's actions
 
     def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
@@ -83,14 +81,14 @@ class Pool:
         return [str(id_of(ad)) for ad in self._queue.jobs()]
 
     def status(self, job: str) -> int:
-        """JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
+        """Return JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
         return int(self.ad(job)["JobStatus"])
 
     def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> Ad:
         until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
         return self.ad(job)
 
-    # ---- what befalls jobs
+    # ---- events of jobs
 
     def evict(self, job: str, why: str = "PREEMPT expression evaluated to True", *, code: int = 1011) -> None:
         with self._queue.change():
@@ -102,7 +100,7 @@ class Pool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """HTCondor holds the job, which has used this much memory for a while."""
+        """Hold the job, which has used this much memory for `held_for_s`."""
         with self._queue.change():
             ad = self.ad(job)
             more = {"ResidentSetSize_RAW": used_mb * 1024} if used_mb else {}
@@ -117,7 +115,7 @@ class Pool:
             self._queue.put(ad)
 
     def hold_for_a_moment(self, job: str) -> None:
-        """A hold that is over before anybody looks, the schedd too."""
+        """Hold and release a job before the schedd or a client looks."""
         self.change(job, JobStatus=IDLE, LastJobStatus=HELD)
 
     def change(self, job: str, **attributes: Any) -> None:
@@ -128,13 +126,13 @@ class Pool:
             self._queue.put(ad)
 
     def clear(self) -> None:
-        """Hear of every machine again, remove every job, and wait until it is gone."""
+        """Find lost machines again, remove every job, and wait until they are gone."""
         for mark in (self.folder / "lost").glob("*"):
             mark.unlink()
         until(self._removed, what="the queue being empty")
 
     def _removed(self) -> bool:
-        """Whether no job is left. One that was just changing its state when it was removed is removed again."""
+        """Return True if no job is left. Remove jobs again that changed state during their removal."""
         with self._queue.change():
             for ad in self._queue.jobs():
                 if ad["JobStatus"] != REMOVED:
@@ -146,14 +144,14 @@ class Pool:
         (self.folder / "lost" / name).touch()
 
     def crash(self, name: str) -> None:
-        """A machine loses its power: its jobs die, and it sends nothing more."""
+        """Cut a machine's power: its jobs die, and it sends nothing."""
         self.lose(name)
         for start in self._starts():
             if start["machine"] == name:
                 _kill_tree(start["pid"])
 
     def kill_master(self, name: str) -> None:
-        """condor_master is killed on a machine: its starters end and their folders are cleared. The jobs live on."""
+        """Kill a machine's condor_master: its starters end and their folders are cleared, but the jobs live on."""
         for start in self._starts():
             if start["machine"] == name:
                 with suppress(psutil.Error):
@@ -164,7 +162,7 @@ class Pool:
                 shutil.rmtree(start["sandbox"], ignore_errors=True)
 
     def orphans(self) -> list[psutil.Process]:
-        """Living processes of the jobs whose starters were killed."""
+        """Return living processes of jobs whose starters were killed."""
         return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
 
     def _starts(self) -> list[dict[str, Any]]:
@@ -207,6 +205,7 @@ class Pool:
 def _kill_tree(pid: int) -> None:
     with suppress(psutil.Error):
         starter = psutil.Process(pid)
-        for process in [starter, *starter.children(recursive=True)]:  # or the starter could tell how its job ended
+        # kill the starter first: it could report how its job ended
+        for process in [starter, *starter.children(recursive=True)]:
             with suppress(psutil.Error):
                 process.kill()

@@ -1,6 +1,6 @@
-"""`condor_q -better-analyze` counts the slots that meet each requirement, as in HTCondor's manual. `condor_q`,
-`condor_history`: ads as JSON or values. `condor_status`, `condor_config_val`: slots, daemons, and the settings that
-Stoker reads.
+"""`condor_q -better-analyze` counts slots per requirement, as in HTCondor's manual. `condor_q` and `condor_history`
+print ads as JSON or values. `condor_status` and `condor_config_val` print slots, daemons, and the settings that Stoker
+reads.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to conn
 
 
 class Asked:
-    """Parse the command line. Raises ValueError with the real command's message."""
+    """A parsed command line. Raises ValueError with the real command's message."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.ids: list[str] = []
@@ -97,7 +97,7 @@ class Asked:
                 self.limit = int(next(words))
             elif word == "-autoformat" or word.split(":")[0] in ("-af", "-autoformat"):
                 self.letters = word.partition(":")[2]
-                self.attributes += list(words)  # whatever follows is an attribute, ids too
+                self.attributes += list(words)  # all further words are attributes, ids too
             elif word.startswith("-") and word not in ("-allusers", "-nobatch", "-all"):
                 raise ValueError(f"Error: unrecognized argument {word}")
             elif not word.startswith("-"):
@@ -110,14 +110,14 @@ class Asked:
 
 
 def condor_q(folder: Path, arguments: list[str]) -> int:
-    """Jobs in the queue. Prints nothing at all when `-json` finds none."""
+    """Print queued jobs. `-json` prints nothing if there are no jobs."""
     try:
         asked = Asked(arguments)
         if not schedd_is_up(folder):
             print(f"{_NOTHING}\n{why_down(folder)}", file=sys.stderr)
             return 1
         found = [ad for ad in Queue(folder).jobs() if asked.matches(ad)]
-    except (SyntaxError, TypeError):  # of the constraint
+    except (SyntaxError, TypeError):  # the constraint is invalid
         print(f"{_NOTHING}\n", file=sys.stderr)
         return 1
     except ValueError as error:
@@ -135,7 +135,7 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
 
 
 def condor_history(folder: Path, arguments: list[str]) -> int:
-    """Jobs that have left the queue, the latest first. It reads a file: the schedd need not be there."""
+    """Print jobs that have left the queue, latest first. This reads a file, so the schedd may be down."""
     try:
         asked = Asked(arguments)
         found = [ad for ad in Queue(folder).history() if asked.matches(ad)]
@@ -154,7 +154,7 @@ def _print(asked: Asked, ads: Iterable[Ad]) -> None:
         for ad in ads:
             print(print_values(ad, asked.attributes, letters=asked.letters))
     else:
-        print(" ID      ST")  # the table is for people; no program reads it
+        print(" ID      ST")  # no program reads this table
         for ad in ads:
             print(f"{id_of(ad)!s:8} {'UIRXCH>S'[int(ad['JobStatus'])]}")
 
@@ -166,7 +166,7 @@ _SETTINGS = {"UID_DOMAIN": "submit.pool", "FILESYSTEM_DOMAIN": "submit.pool"}
 
 
 def condor_status(folder: Path, arguments: list[str]) -> int:
-    """What `-af` asks for of slots, of daemons (`-startd`), or of the negotiator."""
+    """Print the `-af` attributes of slots, of daemons (`-startd`), or of the negotiator."""
     constraint, kind, attributes = "true", "", list[str]()
     words = iter(arguments)
     for word in words:

@@ -1,4 +1,4 @@
-"""The job queue and the history: job ads in SQLite, changed atomically by commands and the schedd."""
+"""Job ads of the queue and the history in SQLite, changed atomically by commands and the schedd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS history (number INTEGER PRIMARY KEY AUTOINCREMENT, cl
 CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
 """
 NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>"
-"""The commands' error for a killed schedd: its address is still known."""
+"""The commands' error for a killed schedd with a known address."""
 
 
 class Id(NamedTuple):
@@ -51,7 +51,7 @@ class Queue:
         self._db.execute("COMMIT")
 
     def new_cluster(self) -> int:
-        """The number of a new cluster; numbers are never used twice."""
+        """Return the number of a new cluster. Numbers are never reused."""
         return int(self._db.execute("INSERT INTO clusters DEFAULT VALUES").lastrowid or 0)
 
     def put(self, ad: classad.ClassAd) -> None:
@@ -95,7 +95,7 @@ def schedd_is_up(folder: Path) -> bool:
 
 
 def why_down(folder: Path) -> str:
-    """The commands' error for a schedd that does not answer."""
+    """Return the commands' error for a silent schedd."""
     door = folder / "shared_port"
     said = door.read_text() if door.exists() else ""
     return said or f"CEDAR:6001:{NOBODY}"

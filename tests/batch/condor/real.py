@@ -1,4 +1,4 @@
-"""A pool of HTCondor's own daemons, with the methods of the stand-in (`pool`)."""
+"""A pool of real HTCondor daemons with the stand-in's methods (`pool`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = (
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
 _DAEMONS = ("condor_startd", "condor_starter", "condor_procd")
-"""Daemons below a machine's condor_master, besides jobs (`condor_exec.exe` in old versions)."""
+"""Daemons below a machine's condor_master, without jobs (`condor_exec.exe` in old versions)."""
 _POOL = """\
 RELEASE_DIR = {release}
 BIN = {release}/bin
@@ -92,7 +92,7 @@ _FOLDERS = ("log", "spool", "execute", "lock", "run")
 
 
 class RealPool:
-    """A running pool. It takes the stand-in's options; HTCondor chooses `rematch_s`."""
+    """A running pool. It takes the stand-in's options, but HTCondor chooses `rematch_s`."""
 
     is_real = True
 
@@ -136,7 +136,7 @@ class RealPool:
         self.start_schedd()
         until(self._all_are_up, what="every machine in the pool")
 
-    # ---- what a user does
+    # ---- a user's actions
 
     def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
@@ -152,17 +152,17 @@ class RealPool:
         return self.run("condor_q", "-allusers", "-af:j", "Nothing").stdout.split()[::2]
 
     def status(self, job: str) -> int:
-        """JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
+        """Return JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
         return int(self.ad(job)["JobStatus"])
 
     def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> dict[str, Any]:
         until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
         return self.ad(job)
 
-    # ---- what befalls jobs
+    # ---- events of jobs
 
     def evict(self, job: str) -> None:
-        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job."""
+        """Make the machine reclaim the job's slot: its PREEMPT expression becomes true."""
         until(lambda: self.processes(job), what=f"the processes of job {job}")
         name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
         started = self.ad(job)["JobCurrentStartDate"]
@@ -174,7 +174,7 @@ class RealPool:
         self._set(name, "PREEMPT", "False")
 
     def _is_found_again(self, job: str) -> bool:
-        """Whether the new shadow of a job that ran when the schedd was killed has reached its machine."""
+        """Return True if a job's new shadow, after the schedd's death, has reached its machine."""
         ad = self.ad(job)
         return _attempts(ad) > self._attempts[job] and not isinstance(ad.get("JobCurrentReconnectAttempt"), int)
 
@@ -185,7 +185,7 @@ class RealPool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """HTCondor holds the job, which has used this much memory for a while."""
+        """Hold the job, which has used this much memory for `held_for_s`."""
         self.run("condor_hold", "-reason", reason, job)
         self.wait(job, _HELD)
         held_at = self.ad(job)["EnteredCurrentStatus"] - held_for_s
@@ -207,7 +207,7 @@ class RealPool:
         assert said.returncode == 0, said.stderr
 
     def clear(self) -> None:
-        """Hear of every machine again, remove every job, and wait until it is gone."""
+        """Find lost machines again, remove every job, and wait until they are gone."""
         self._wake()
         self.run("condor_rm", "-all")
         for name, master in self._masters.items():
@@ -225,7 +225,7 @@ class RealPool:
                     self._stopped.append(process)
 
     def crash(self, name: str) -> None:
-        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on."""
+        """Cut a machine's power: its daemons and jobs die, and it sends nothing."""
         until(lambda: self._jobs_of(name), what=f"the processes of jobs of {name}")
         master = psutil.Process(self._masters[name].pid)
         for process in [master, *master.children(recursive=True)]:
@@ -234,7 +234,7 @@ class RealPool:
         self._masters[name].wait()
 
     def kill_master(self, name: str) -> None:
-        """condor_master is killed on a machine, and started again as systemd does."""
+        """Kill a machine's condor_master and start it again, as systemd does."""
         self._orphans += self._jobs_of(name)
         daemons, starters = self._daemons_of(name), self._starters(name)
         self._masters[name].kill()
@@ -246,11 +246,11 @@ class RealPool:
         self._start_master(name)
 
     def orphans(self) -> list[psutil.Process]:
-        """Living processes of the jobs whose starters were killed."""
+        """Return living processes of jobs whose starters were killed."""
         return _running(self._orphans)
 
     def processes(self, job: str) -> list[psutil.Process]:
-        """The processes of a running job; none while it is being started."""
+        """Return the processes of a running job; none during its start."""
         slot, _, name = self.ad(job).get("RemoteHost", "").rstrip("@").partition("@")
         return [
             process for starter in self._starters(name) if slot in starter.cmdline() for process in _job_below(starter)
@@ -271,7 +271,7 @@ class RealPool:
     # ---- daemons
 
     def stop_schedd(self, *, shared_port: str = "") -> None:
-        """Kill the schedd and its shadows, which would compete with the next schedd's for jobs; jobs continue."""
+        """Kill the schedd and its shadows, which would compete with the next schedd's shadows; jobs continue."""
         if shared_port:
             pytest.skip("this pool has no shared_port daemon")
         if self._schedd is not None:
@@ -364,14 +364,14 @@ class RealPool:
 
 
 def _job_below(starter: psutil.Process) -> list[psutil.Process]:
-    """The processes of a starter's job: not what the starter forks to transfer files."""
+    """Return the processes of a starter's job, without the starter's own children for file transfer."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child for child in starter.children(recursive=True) if child.name() not in _DAEMONS]
     return []
 
 
 def _attempts(ad: dict[str, Any]) -> int:
-    """How often shadows have tried to find a job that ran."""
+    """Return how often shadows have tried to reconnect to a running job."""
     return int(ad.get("TotalJobReconnectAttempts", 0))
 
 
@@ -385,7 +385,7 @@ def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _inventory(gpus: Sequence[dict[str, Any]]) -> str:
-    """A script that prints what condor_gpu_discovery would, had the machine these GPUs."""
+    """Return a script with the output of condor_gpu_discovery for these GPUs."""
     names = ", ".join(gpu["uuid"] for gpu in gpus)
     lines = [f'DetectedGPUs="{names}"']
     for gpu in gpus:

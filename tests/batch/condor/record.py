@@ -1,4 +1,4 @@
-"""`make condor`: this folder's tests over HTCondor's own daemons, with a record of the run."""
+"""`make condor`: run this folder's tests over HTCondor's own daemons and record the run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RECORD = _ROOT / "benchmarks" / "records" / "condor.json"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests, write the record; the exit code of pytest."""
+    """Run the tests and write the record; return pytest's exit code."""
     found = daemons()
     if found is None:
         print("make condor: no HTCondor is on PATH (condor_master, condor_submit), so nothing was run or recorded")
         return 0
-    signal.signal(signal.SIGINT, lambda *_: None)  # pytest ends normally on it: completed tests are recorded
+    signal.signal(signal.SIGINT, lambda *_: None)  # pytest exits normally on SIGINT, and completed tests are recorded
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="condor-") as folder:
         results = Path(folder) / "results"
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _as_a_user() -> list[str]:
-    """The prefix of root's command: an ordinary user in a namespace, who owns root's files outside."""
+    """Return a prefix for root's commands: run as an ordinary user, to whom root's files belong in a new namespace."""
     if os.geteuid():
         return []
     user = next(each for each in pwd.getpwall() if 0 < each.pw_uid < 60_000 and each.pw_gid)
@@ -73,7 +73,7 @@ def _as_a_user() -> list[str]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how a test ended, as pytest's plugin: one that was interrupted has no end."""
+    """Record a test's outcome, as pytest's plugin. An interrupted test has no outcome."""
     results = os.environ.get(_RESULTS)
     if results and (report.when == "call" or report.outcome != "passed"):
         with open(results, "a") as file:

@@ -1,5 +1,5 @@
-"""Slots of machines and the environment of jobs; file transfer to and from a job's sandbox; and the schedd with the
-work of negotiator and shadows: it matches idle jobs with slots, starts them and notices their ends.
+"""The schedd, which also does the work of negotiator and shadows: it matches idle jobs with slots, transfers their
+files, starts them and notices their ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import htcondor  # gives ClassAds the functions of HTCondor's own, `countMatches` among them  # noqa: F401
+import htcondor  # adds HTCondor's own functions to ClassAds, for example `countMatches`  # noqa: F401
 import psutil
 from batch.condor.ads import (
     COMPLETED,
@@ -41,13 +41,13 @@ from batch.condor.queue import Id, Queue, hold_lock, id_of
 
 _AMOUNTS = ("Cpus", "Memory", "Disk")
 OWN_DOMAIN = "submit.pool"
-"""The domain of users, and of files, that the access point is in."""
+"""The access point's domain of users and files."""
 Start = dict[str, Any]
-"""The content of `start.json` of a running job: `machine`, `claimed` amounts, `gpus`, and how it was started."""
+"""The content of `start.json` of a running job: `machine`, `claimed` amounts, `gpus`, and how the job was started."""
 
 
 class Claim(NamedTuple):
-    """A part of a machine, for one job. `gpus` are UUIDs."""
+    """A part of a machine for one job. `gpus` are UUIDs."""
 
     machine: str
     slot: str
@@ -59,7 +59,7 @@ class Claim(NamedTuple):
 
 
 def find(job: Ad, machines: Sequence[dict[str, Any]], running: Sequence[Start]) -> Claim | None:
-    """The first part of a machine that suits the job, and that the job suits."""
+    """Return the first part of a machine that satisfies the job, and whose own conditions the job satisfies."""
     for machine in machines:
         taken = [start for start in running if start["machine"] == machine["name"]]
         free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
@@ -84,7 +84,7 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
 
 
 def sends_files(job: Ad, claim: Claim) -> bool:
-    """Whether a job's input files are sent to its machine, and its output files back."""
+    """Return True if files are transferred between the access point and the job's machine."""
     how = value(job, "ShouldTransferFiles", "IF_NEEDED")
     return how == "YES" or (how == "IF_NEEDED" and claim.ad["FileSystemDomain"] != OWN_DOMAIN)
 
@@ -95,12 +95,12 @@ def _number(taken: Sequence[Start]) -> int:
 
 
 def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
-    """A job's environment: without PATH and HOME."""
+    """Return a job's environment, which lacks PATH and HOME."""
     given = dict(word.split("=", 1) for word in shlex.split(value(job, "Environment", "")))
     if claim.gpus:
         names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
         given |= dict.fromkeys(names, ",".join(claim.gpus))
-    elif claim.has_gpus:  # HTCondor's value for a job without any of them
+    elif claim.has_gpus:  # HTCondor's values for a job without GPUs on a machine that has some
         given |= {"CUDA_VISIBLE_DEVICES": "10000", "NVIDIA_VISIBLE_DEVICES": "none", "_CONDOR_AssignedGPUs": "10000"}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP", "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_IWD"), str(sandbox))
     return {
@@ -118,7 +118,7 @@ def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
 
 
 class TransferError(Exception):
-    """A file of the job is unreadable. `number` is the errno."""
+    """A file of the job is unreadable. `number`: the errno."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"reading from file {path}: (errno {error.errno}) {os.strerror(error.errno or 0)}")
@@ -149,7 +149,7 @@ def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
 
 
 def bring_back(job: Ad, sandbox: Path, *, transferred: bool) -> None:
-    """Output of a job that has ended. Without TransferOutput every new file is sent back, as in HTCondor."""
+    """Send the output of an ended job back. Without TransferOutput, send every new file back, as HTCondor does."""
     if not transferred:
         return
     home = Path(job["Iwd"])
@@ -197,11 +197,11 @@ def _arguments(job: Ad) -> list[str]:
 
 _POLL_S = 0.05
 _POLICY_S = 0.3
-"""How often periodic expressions are evaluated (HTCondor: every minute)."""
+"""Seconds between two evaluations of periodic expressions (HTCondor: a minute)."""
 _BY_OWNER, _BY_POLICY, _NOT_RUN, _NOT_OPENED, _NOT_SENT, _OUT_OF_RESOURCES = 1, 3, 6, 7, 13, 34
 """Codes of holds."""
 _MEMORY = 102
-"""A subcode of the last."""
+"""Subcode of `_OUT_OF_RESOURCES`."""
 _STARTER_ERROR, _RECONNECT_FAILED = 1007, 1008
 """Codes of vacates."""
 _FIRST = "1 total failures: first failure: "
@@ -214,7 +214,7 @@ class Schedd:
         self._queue = Queue(folder)
         self._children: list[subprocess.Popen[bytes]] = []
         self._policy_at = 0.0
-        for ad in self._queue.jobs():  # each shadow starts again with its schedd
+        for ad in self._queue.jobs():  # a new schedd starts new shadows
             if self._place(id_of(ad)).is_dir() and ad["JobStatus"] == RUNNING:
                 self._turn(id_of(ad), RUNNING, was=RUNNING, NumShadowStarts=int(value(ad, "NumShadowStarts", 0)) + 1)
 
@@ -232,7 +232,7 @@ class Schedd:
                 with self._queue.change():
                     self._queue.leave(ad)
             elif ad["JobStatus"] == RUNNING:
-                self._turn(id_of(ad), IDLE, was=RUNNING)  # a schedd was killed while it started it
+                self._turn(id_of(ad), IDLE, was=RUNNING)  # the schedd was killed while it started the job
             elif ad["JobStatus"] == IDLE and now() >= value(ad, "NextRematch", 0):
                 self._match(ad)
 
@@ -255,11 +255,11 @@ class Schedd:
                 self._turn(id_of(ad), IDLE, was=HELD, **no_longer_held(ad))
 
     def _is_over_s(self, ad: Ad, seconds: int) -> bool:
-        """Whether a job has been in its state for longer than this."""
+        """Return True if a job has been in its state for longer than `seconds`."""
         return now() - int(ad["EnteredCurrentStatus"]) > seconds
 
     def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
-        """A job's new state, if it is still in the one that we saw it in; whether it was."""
+        """Change a job's state if it is still `was`; return True if it was."""
         with self._queue.change():
             for ad in self._queue.jobs():
                 if id_of(ad) == job and ad["JobStatus"] == was:
@@ -268,7 +268,7 @@ class Schedd:
                     return True
         return False
 
-    # ---- a job that is on a machine
+    # ---- a running job
 
     def _see(self, ad: Ad, place: Path, *, vacating: bool) -> None:
         start = json.loads((place / "start.json").read_text())
@@ -283,14 +283,14 @@ class Schedd:
         elif self._pool["hold_over_memory"] and ad["JobStatus"] == RUNNING and self._is_over_memory(ad, start):
             return
         elif vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE):
-            # An idle job with a place was held and released, or removed and put back, between two looks. A starter that
-            # has just begun may not take the signal yet (SIGQUIT is ignored below a background job): it gets another.
+            # An idle job with a sandbox was held and released, or removed and put back, between two looks. Signal a new
+            # starter again: it may not handle the signal yet (SIGQUIT is ignored below a background job).
             graceful = vacating or value(ad, "WantGracefulRemoval", False)
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
 
     def _disconnected(self, ad: Ad, place: Path, start: Start, *, since: float) -> None:
-        """The machine is silent: the job counts as running until its lease ends."""
+        """Count the job of a silent machine as running until the job's lease ends."""
         lease_s = int(value(ad, "JobLeaseDuration", 2400))
         if ad["JobStatus"] == RUNNING and time.time() - since > lease_s:
             why = f"Job disconnected too long: JobLeaseDuration ({lease_s} seconds) expired"
@@ -298,7 +298,7 @@ class Schedd:
             self._ended(id_of(ad), place, start, {}, vacated=True)
 
     def _is_over_memory(self, ad: Ad, start: Start) -> bool:
-        """Hold a job that takes more memory than it asked for, in the words of HTCondor's starter."""
+        """Hold a job that uses more memory than requested, with the starter's message."""
         asked_mb = start["claimed"]["Memory"]
         used_mb = 0
         for process in psutil.Process(start["pid"]).children(recursive=True):
@@ -314,14 +314,14 @@ class Schedd:
         return self._turn(id_of(ad), HELD, was=RUNNING, **held, ResidentSetSize_RAW=used_mb * 1024)
 
     def _evicted(self, ad: Ad, why: str, *, code: int) -> None:
-        """Why a job leaves its machine, as its ad keeps it."""
+        """Record in the ad why a job leaves its machine."""
         self._turn(id_of(ad), RUNNING, was=RUNNING, VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
 
     def _ended(self, job: Id, place: Path, start: Start, ending: dict[str, Any], *, vacated: bool) -> None:
         with self._queue.change():
             ad = next(ad for ad in self._queue.jobs() if id_of(ad) == job)
             ad["LastRemoteHost"] = ad["RemoteHost"]
-            if "code" in ending or "signal" in ending:  # the shadow writes it when it ends
+            if "code" in ending or "signal" in ending:  # the shadow writes the ending when it exits
                 ad["NumJobStarts"] = int(value(ad, "NumJobStarts", 0)) + 1
             self._queue.order_vacate(job, wanted=False)
             if "failure" in ending:
@@ -333,7 +333,7 @@ class Schedd:
             elif ad["JobStatus"] == RUNNING:
                 turn(ad, IDLE, LastVacateTime=now(), NextRematch=now() + self._pool["rematch_s"])
             turn(ad, int(ad["JobStatus"]), RemoteHost=None)
-            if "signal" in ending or "code" in ending:  # also of one that was evicted: its ad keeps that
+            if "signal" in ending or "code" in ending:  # an evicted job's ad also keeps the ending
                 ad["ExitBySignal"] = "signal" in ending
                 ad["ExitSignal" if "signal" in ending else "ExitCode"] = ending.get("signal", ending.get("code"))
             if ad["JobStatus"] in (REMOVED, COMPLETED):
@@ -343,11 +343,11 @@ class Schedd:
         shutil.rmtree(start["sandbox"], ignore_errors=True)
         shutil.rmtree(place)
 
-    # ---- a job that waits
+    # ---- a waiting job
 
     def _match(self, ad: Ad) -> None:
         if now() - int(ad["EnteredCurrentStatus"]) < self._pool["match_s"]:
-            return  # the negotiator comes round now and then
+            return  # the negotiator runs only at intervals
         lost = {path.name for path in (self._folder / "lost").iterdir()}
         machines = [machine for machine in self._pool["machines"] if machine["name"] not in lost]
         running = [json.loads(start.read_text()) for start in (self._folder / "running").glob("*/start.json")]
@@ -382,7 +382,7 @@ class Schedd:
             self._turn(job, HELD, was=IDLE, HoldReason=f"{why} {claim.slot}. Details: {_FIRST}{error}", **held)
             return
         if not self._turn(job, RUNNING, was=IDLE, **new):
-            shutil.rmtree(sandbox)  # it was removed just now
+            shutil.rmtree(sandbox)  # the job was removed while its files were sent
             return
         where = {"machine": claim.machine, "slot": claim.slot, "gpus": claim.gpus, "claimed": claim.claimed}
         how = {"environment": environment(ad, claim, sandbox), "kill_s": self._pool["kill_s"]}
@@ -396,7 +396,7 @@ class Schedd:
         (draft / "start.json").write_text(json.dumps({**start, "pid": child.pid}))
         draft.rename(self._place(job))
         if child.stdin is not None:
-            child.stdin.close()  # its sign to begin
+            child.stdin.close()  # the starter begins the job when its stdin closes
         self._children.append(child)
 
 
@@ -404,7 +404,7 @@ def main(folder: Path) -> None:
     hold_lock(folder)
     for name in ("running", "starting", "execute", "lost"):
         (folder / name).mkdir(exist_ok=True)
-    shutil.rmtree(folder / "starting")  # of one that was killed while it started them: nothing runs there yet
+    shutil.rmtree(folder / "starting")  # a killed schedd left this folder while starting a job: nothing runs there yet
     schedd = Schedd(folder)
     while True:
         schedd.look()

@@ -1,4 +1,4 @@
-"""A starter: runs one job on its slot and leaves nothing of it behind."""
+"""Runs one job on its slot and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUBREAPER = 36
 
 
 def main(folder: Path) -> None:
-    sys.stdin.read()  # the schedd closes it when everything is in place
+    sys.stdin.read()  # the schedd closes stdin when the job's files are in place
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     start = json.loads((folder / "start.json").read_text())
     asked: list[int] = []

@@ -50,7 +50,7 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
         (ad(1, NumJobStarts=1, LastJobStatus=5, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "idle"),
         (ad(2, RemoteHost="slot1_1@n1"), BlockPhase.RUNNING, "on slot1_1@n1"),
         (ad(3), BlockPhase.RUNNING, "is being removed"),
-        (ad(6), BlockPhase.RUNNING, "sends its output home"),
+        (ad(6), BlockPhase.RUNNING, "sends its output back"),
         (ad(7), BlockPhase.RUNNING, "suspended"),
         (ad(5, HoldReason="no\n such file", HoldReasonCode=13), BlockPhase.PENDING, "held: no such file"),
     ],
@@ -85,7 +85,7 @@ def test_an_evicted_job_is_over_for_its_reason(code: int, subcode: int, loss: Lo
 
 
 def evicted(code: int, **more: Any) -> Ad:
-    """An idle job that has left its machine, before or after a shadow had noted that it started."""
+    """Return an idle job that left its machine, before or after a shadow recorded its start."""
     return ad(1, LastJobStatus=2, NumJobStarts=0, LastRemoteHost="slot1@n1", VacateReasonCode=code, **more)
 
 
@@ -131,11 +131,11 @@ _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. 
         (21, 0, "memory usage exceeded request_memory", LossReason.OUT_OF_MEMORY, "memory",
          'memory = "3.2 GB" is too small: the pilot used 3.6 GB; raise [provider] memory in the site file'),
         (34, 104, "disk usage exceeded request_disk", LossReason.HELD, "disk",
-         "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"),
+         "the pilot used more disk than the job had requested; raise [pilot] cache_size, which sets the request"),
         (3, 0, "The job attribute PeriodicHold evaluated to TRUE", LossReason.HELD, "hold code 3",
-         "mend what HTCondor says, in the site file or on its machines"),
+         "fix the cause that HTCondor names, in the site file or on its machines"),
         (6, 13, _OTHER_USER, LossReason.HELD, "hold code 6",
-         "jobs run as users of the pool's own there, who may not use the session's folder; set [provider]"
+         "the pool runs jobs as its own users there, who may not use the session's folder; set [provider]"
          ' shared_files = false and [environment] kind = "packed" in the site file'),
         (1, 0, "via condor_hold (by user ana)", LossReason.HELD, "", ""),
     ],
@@ -240,7 +240,7 @@ Step    Matched  Condition
 """
 
 
-# As HTCondor 25.14 prints them.
+# Output of HTCondor 25.14.
 NOWHERE = """
 The Requirements expression for job 15.000 reduces to these conditions:
 
@@ -311,7 +311,7 @@ Step   Matched   Drained  Condition
     ("text", "told"),
     [
         (NOWHERE, "of 1 slots 1 are ruled out by the job's requirements: none meets TARGET.HasTape"),
-        (TAKEN, "of 1 slots 1 would suit, and are taken"),
+        (TAKEN, "of 1 slots 1 would suit, but are taken"),
         (
             "015.000:  Run analysis summary ignoring user priority.  Of 1 slots on 1 machines,\n"
             "      0 slots are rejected by your job's requirements\n"
@@ -335,7 +335,7 @@ Step   Matched   Drained  Condition
         ),
         (
             ANALYSIS.format("9 machines", "", 3, ""),
-            "of 9 slots 2 are ruled out by the job's requirements, 3 refuse it by their own",
+            "of 9 slots 2 are ruled out by the job's requirements, 3 refuse the job by their own requirements",
         ),
         ("781.000:  Job is running.\n", ""),
     ],
@@ -412,7 +412,7 @@ CEDAR:6001:Failed to connect to <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=sub
             "-- Failed to fetch ads from: <127.0.0.1:38977> : submit.pool; "
             "CEDAR:6001:Failed to connect to <127.0.0.1:38977>",
         ),
-        ("", "exit code 1, and not a word"),
+        ("", "exit code 1, no output"),
     ],
 )
 def test_what_condor_q_says_of_a_schedd_that_is_away(err: str, told: str) -> None:

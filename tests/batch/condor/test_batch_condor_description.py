@@ -1,5 +1,3 @@
-"""The submit description, parsed by HTCondor's bindings."""
-
 from __future__ import annotations
 
 import os
@@ -27,7 +25,7 @@ def site(text: str = "", *, pilot: str = "") -> Site:
 
 @pytest.fixture
 def ad_of(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the job ad of a description, in a folder whose name is as bad as can be."""
+    """Return a function that makes a description's job ad in a folder with a difficult name."""
     monkeypatch.setenv("CONDOR_CONFIG", os.devnull)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,5 +1,3 @@
-"""The factory over HTCondor: the process, its commands, and the jobs that run."""
-
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""The stand-in prints and exits as HTCondor 25 does."""
+"""The stand-in prints and exits like HTCondor 25."""
 
 from __future__ import annotations
 
@@ -135,4 +135,4 @@ def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, 
     new_pool.run("condor_rm", "1.0")
     until(lambda: new_pool.queued() == [], what="the job leaving")
     running = [process for process in processes if process.is_running() and process.status() != "zombie"]
-    assert not running, "one that has ended may still wait for its parent"
+    assert not running, "an ended process may still be a zombie"

@@ -1,5 +1,3 @@
-"""The life of a job in HTCondor, as the factory sees it."""
-
 from __future__ import annotations
 
 import os
@@ -21,7 +19,7 @@ from stoker.manager.factory import condor, condor_description
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
 from stoker.pilot.devices import cpu, gpu
-from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import AllowedNodes, BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 
 if TYPE_CHECKING:
@@ -199,9 +197,9 @@ def test_a_pool_without_a_negotiator_is_said_to_have_none(
     monkeypatch.setattr(condor, "_UNSEEN_S", 0.0)
     batch = submit()
     job = batch.submit(B7)
-    assert look(batch, job).reason == "idle", "there is one, and it takes its time"
+    assert look(batch, job).reason == "idle", "the pool has a negotiator, which takes its time"
     (pool.folder / "no-negotiator").touch()
-    assert look(submit(), job).reason == "idle; the pool has no negotiator just now, so no job starts"
+    assert look(submit(), job).reason == "idle; the pool has no negotiator at the moment, so no job starts"
 
 
 def test_lost_machine_keeps_its_job_until_the_lease_ends(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
@@ -323,7 +321,7 @@ def test_files_arrive_and_nothing_but_the_output_comes_back(
 
 def test_walltime_is_an_end(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     if pool.is_real:
-        pytest.skip("HTCondor's shadow counts by an ad of its own, which no command changes: it would take a minute")
+        pytest.skip("HTCondor's shadow counts in its own ad, which no command changes: this would take a minute")
     batch = submit('walltime = "2 min"')
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -359,7 +357,7 @@ def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
     pool.lose("n1")
     batch.cancel([job])
     assert look(batch, job) == BatchJobStatus(RUNNING, "is being removed", leaving=True)
-    assert batch.find() == {job: B7}, "it is not gone yet"
+    assert batch.find() == {job: B7}, "the job has not ended yet"
     pool.change(job, EnteredCurrentStatus=pool.ad(job)["EnteredCurrentStatus"] - 200)
     assert "does not answer" in look(batch, job).reason
     assert job not in pool.queued()
@@ -403,6 +401,19 @@ def test_requirements_choose_the_machine(pool: Pool, submit: Callable[..., Condo
     until(lambda: look(batch, job).reason == why, why="the analysis")
 
 
+def test_jobs_avoid_excluded_machines_and_probe_one(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit("requirements = 'TARGET.Arch == \"X86_64\"'", command="true")
+    for block, allowed, there in (
+        ("b1", AllowedNodes(exclude=("n1", "n2", "n4")), "n3"),
+        ("b2", AllowedNodes(only="n2"), "n2"),
+    ):
+        job = batch.submit_placed(BlockId(block), allowed)
+        seen(batch, job, ENDED)
+        assert pool.ad(job)["LastRemoteHost"].rstrip("@").endswith(f"@{there}")
+    job = batch.submit_placed(B7, AllowedNodes(exclude=("n1", "n2", "n3", "n4")))
+    until(lambda: look(batch, job).no_node, why="no machine is left")
+
+
 def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit("gpus = \"h100:1\"\noptions = ['reqest_memory = 5 TB', '+Fine = 3', 'request_cpus = 2']")
     job = batch.submit(B7)
@@ -412,7 +423,7 @@ def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Call
     assert reason.count("unused") == 1
     other = batch.submit(BlockId("b8"))
     looks = batch.query([job, other])
-    assert ["unused" in looks[each].reason for each in (job, other)] == [True, False], "it is told once"
+    assert ["unused" in looks[each].reason for each in (job, other)] == [True, False], "the warning is reported once"
 
 
 def test_a_dry_run_shows_what_is_submitted(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
@@ -450,7 +461,7 @@ def test_a_pool_without_history_tells_the_end_all_the_same(own_pool: Pool, submi
     batch = submit(command="true")
     job = batch.submit(B7)
     assert re.search("exit code 0|does not know it", seen(batch, job, ENDED)), (
-        "it may be seen before it leaves the queue"
+        "the job may be listed before it leaves the queue"
     )
 
 

@@ -1,5 +1,3 @@
-"""Programs over HTCondor with a real manager, factory and pilots; and the site suite."""
-
 from __future__ import annotations
 
 import importlib.metadata
@@ -16,7 +14,7 @@ from packaging.requirements import Requirement
 
 import stoker
 
-# ---- test batch condor programs
+# ---- programs
 
 
 SITE = """
@@ -49,7 +47,7 @@ def nothing():
 
 @stoker.app(context=nothing())
 def whereabouts(_, go=None):
-    """The grants of the pilot's job. With `go`, not before this file exists."""
+    """Return the grants of the pilot's job. Wait first until the file `go` exists, if given."""
     import time
 
     import psutil
@@ -110,7 +108,7 @@ def gate(path):
 
 
 def write(go, number):
-    """A call that needs the folder of its library. The later ones wait for a file."""
+    """Use the library's temporary folder. Calls from number 50 on wait for `go`."""
     import tempfile
     import time
 
@@ -123,7 +121,7 @@ def write(go, number):
 
 
 def machine_of(ad):
-    """The machine of a job: HTCondor takes any machine that matches."""
+    """Return a job's machine: HTCondor takes any matching machine."""
     return ad["RemoteHost"].rstrip("@").rpartition("@")[2]
 
 
@@ -159,7 +157,7 @@ def test_dead_machine_is_replaced_before_condor_notices(make_pool, world):
         status = session.status()
         assert (status.failed, status.lost_pilots) == (0, 1)
         assert pool.ad(block.job)["JobStatus"] == 3
-        assert "the batch system still says that its job runs" in str(session.explain(block.block))
+        assert "the batch system still lists its job as running" in str(session.explain(block.block))
 
 
 @pytest.mark.long
@@ -183,7 +181,7 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
 
 
 HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"""
-"""A second program of a job, which takes more memory than the job requested."""
+"""A job's second program, which uses more memory than requested."""
 
 
 @pytest.mark.long
@@ -194,7 +192,7 @@ def test_a_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, wor
     with stoker.load(site, run_dir=str(world.runs)) as session:
         never = whereabouts(world.path / "never")
         advice = 'memory = "256 MB" is too small: the pilot used'
-        until(lambda: advice in session.status().trouble.get("pool", ""), limit_s=60, why="the first hold is told")
+        until(lambda: advice in session.status().trouble.get("pool", ""), limit_s=60, why="the first hold is reported")
         with pytest.raises(stoker.StokerError) as failed:
             never.result(120)
         assert "jobs were held twice in a row for the same cause" in str(failed.value)
@@ -206,7 +204,7 @@ def test_a_block_says_why_it_waits(pool, world):
     site = write_site(world.path, provider="requirements = 'TARGET.HasTape'")
     with stoker.load(site, run_dir=str(world.runs)) as session:
         told = lambda: any("none meets TARGET.HasTape" in block.reason for block in session.status(20).jobs)  # noqa: E731
-        until(told, why="the analysis of a job that waits")
+        until(told, why="the analysis of a waiting job")
     assert pool.queued() == []
 
 
@@ -234,7 +232,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def small(tmp_path: Path) -> SmallEnvironment:
-    """An environment in which programs can load a site, and that is quickly packed."""
+    """Return a small environment that packs quickly and in which programs can load a site."""
     made = SmallEnvironment(tmp_path / "venv", tmp_path / "home")
     for name in needed("parsl") | needed("rich"):
         made.bring(name)
@@ -266,7 +264,7 @@ def test_machines_that_see_nothing_of_ours_get_everything_sent(pool, world, smal
     assert pool.queued() == []
 
 
-# ---- test batch condor site suite
+# ---- site suite
 
 
 @pytest.mark.long

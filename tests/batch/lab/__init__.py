@@ -1,1 +1,1 @@
-"""A real Slurm on this machine: munged, slurmctld and several slurmd, up in a second, removed without a trace."""
+"""A real Slurm on this machine: munged, slurmctld and slurmd start in a second and are removed completely."""

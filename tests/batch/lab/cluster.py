@@ -1,6 +1,4 @@
-"""A cluster: its machines with networks of their own (a bridge on the head, a cable to each node), started and
-removed.
-"""
+"""A cluster: machines with their own networks (a bridge on the head, a cable to each node)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from polling import PATIENCE_S
 
 
 def set_up_bridge(head: Handle, nodes: Sequence[Handle], *, shape: Shape, place: Place) -> None:
-    """Give every machine its name and its address, and connect them. Raises LabError."""
+    """Name and connect the machines. Raises LabError."""
     hosts = f"mount --bind {place.conf.parent}/hosts /etc/hosts"
     _shell(
         head,
@@ -32,7 +30,7 @@ def set_up_bridge(head: Handle, nodes: Sequence[Handle], *, shape: Shape, place:
     )
     for node in nodes:
         cable = _cable(node.name)
-        # made outside, where the process ids of both machines mean something
+        # run it outside the machines, where the process ids of both are visible
         _outside(
             "ip",
             "link",
@@ -82,12 +80,12 @@ def _outside(*command: str) -> None:
 
 
 _LONGEST = 60
-"""Characters of a folder's path that leave room for the names of sockets in it."""
+"""Longest path of a folder in characters, so that socket names fit."""
 _BROOM = 'cat; flock "$1" rm -rf "$2"'
 
 
 class Cluster(Commands):
-    """A real Slurm. To be used as a context manager; raises LabError when it does not come up."""
+    """A real Slurm as a context manager. Raises LabError if it does not start."""
 
     def __init__(self, shape: Shape | None = None) -> None:
         self.shape = shape or Shape()
@@ -119,7 +117,7 @@ class Cluster(Commands):
     # ---- machines and daemons; `where` is a node (n1, ...), or slurmctld, munged, slurmdbd, mariadb
 
     def on_head(self, *command: str) -> list[str]:
-        """A command as it must be written to run on the head."""
+        """Return the command that runs `command` on the head."""
         return self.machines["head"].inside(*command)
 
     def crash(self, node: str) -> None:
@@ -161,7 +159,7 @@ class Cluster(Commands):
     # ---- order between tests
 
     def clear(self, *, limit_s: float = PATIENCE_S) -> None:
-        """Make it as good as new: daemons up, no jobs, every node idle. Raises LabError."""
+        """Restore the cluster: daemons up, no jobs, every node idle. Raises LabError."""
         for machine in self.machines.values():
             for daemon in machine.daemons:
                 if machine.runs(daemon):
@@ -217,7 +215,7 @@ class Cluster(Commands):
         self._all_idle(limit_s=PATIENCE_S)
 
     def _up(self, true: Callable[[], bool], *, daemon: str) -> None:
-        """Wait until something holds that a daemon of the head makes true, no longer than it runs."""
+        """Wait for a condition, but only while the daemon runs."""
 
         def up_or_gone() -> bool:
             return true() or not self.machines["head"].runs(daemon)
@@ -227,7 +225,7 @@ class Cluster(Commands):
             raise LabError(f"{daemon} has ended")
 
     def _start_accounting(self, head: Handle) -> None:
-        (self.place.root / "db").mkdir()  # without grant tables mariadbd needs nothing in it
+        (self.place.root / "db").mkdir()  # without grant tables mariadbd needs no files there
         head.start("mariadb")
         self._up((self.place.run / "db.sock").is_socket, daemon="mariadb")
         head.start("slurmdbd")
@@ -243,12 +241,12 @@ class Cluster(Commands):
 
 
 def _folder() -> Path:
-    """A new folder whose path is short enough for sockets, and plain enough for slurm.conf."""
+    """Return a new folder with a path short enough for sockets and plain enough for slurm.conf."""
     base = tempfile.gettempdir()
     if len(base) > _LONGEST - 20 or set(base) & set(" \t#=,\"'\\%[]"):
         base = "/tmp"
     folder = Path(tempfile.mkdtemp(prefix="slurm-lab-", dir=base)).resolve()
-    folder.chmod(0o755)  # munged insists that everybody could reach its socket
+    folder.chmod(0o755)  # munged requires that every user can reach its socket
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The lab's requirements of this machine with advice, and tests' queries through Slurm's commands."""
+"""Requirements of the lab with advice, and queries of tests through Slurm's commands."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from polling import PATIENCE_S, polls
 
 
 PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
-"""Daemons lie where a user's PATH does not look."""
+"""A user's PATH plus the folders of daemons."""
 
 
 def missing_for_slurm() -> str:
-    """Why no cluster can be started here; empty: one can."""
+    """Return the reason why no cluster can start here, or ""."""
     return _missing(["slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "munged"], "slurm-wlm munge")
 
 
 def missing_for_accounting() -> str:
-    """Why a cluster here cannot have accounting; empty: it can."""
+    """Return the reason why a cluster cannot have accounting here, or ""."""
     packages = "slurmdbd slurm-wlm-mysql-plugin mariadb-server-core"
     why = missing_for_slurm() or _missing(["slurmdbd", "mariadbd"], packages)
     if not why and not list(Path("/usr/lib").glob("*/slurm-wlm/accounting_storage_mysql.so")):
@@ -75,14 +75,14 @@ def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, what: str = "it
 
 
 class Commands:
-    """Slurm's commands, spoken to one cluster. `inside` says how a command is written to run on its head."""
+    """Slurm's commands for one cluster. `inside` makes a command that runs on its head."""
 
     def __init__(self, place: Place, *, inside: Callable[..., list[str]]) -> None:
         self._inside = inside
         self.environ = {"SLURM_CONF": str(place.conf), "PATH": PATH}
 
     def ask(self, *command: str, limit_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-        """Run a command on the head node; return its result, good or bad."""
+        """Run a command on the head node; return its result, also after failure."""
         environ = {**_clean(), **self.environ}
         return subprocess.run(
             self._inside(*command), capture_output=True, text=True, env=environ, timeout=limit_s, check=False
@@ -95,12 +95,14 @@ class Commands:
         return done.stdout
 
     def submit(self, script: str, *options: str) -> str:
-        """Submit a line of shell; the job's id. Its output goes nowhere unless `options` say where. Raises LabError."""
+        """Submit a line of shell; return the job's id. The output is discarded unless `options` change that. Raises
+        LabError.
+        """
         command = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"]
         return self.run(*command).strip().partition(";")[0]
 
     def job(self, job: str) -> dict[str, str]:
-        """Slurm's record of a job (`JobState`, `Reason`, `NodeList`, ...); empty if it is unknown."""
+        """Return Slurm's record of a job (`JobState`, `Reason`, `NodeList`, ...); empty if it is unknown."""
         done = self.ask("scontrol", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 
@@ -123,7 +125,7 @@ class Commands:
         self.run("scancel", *jobs)
 
     def nodes(self) -> dict[str, str]:
-        """The state of each node: idle, mixed, drained, down*, ..."""
+        """Return each node's state: idle, mixed, drained, down*, ..."""
         lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
         return dict(line.split() for line in lines)
 
@@ -133,6 +135,6 @@ class Commands:
 
 
 def _clean() -> dict[str, str]:
-    """This process's environment without variables that steer Slurm's commands or mark a session's processes."""
+    """Return this process's environment without the variables of Slurm's commands and of sessions."""
     pattern = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SACCT|SALLOC|SRUN|STOKER)_")
     return {name: value for name, value in os.environ.items() if not pattern.match(name)}

@@ -1,5 +1,3 @@
-"""Handles of the lab's machines."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,7 @@ class Handle:
         self._answer("beginning")
 
     def start(self, daemon: str) -> None:
-        """Start a daemon; one that runs is left alone. Raises LabError."""
+        """Start a daemon unless it runs. Raises LabError."""
         self._ask(f"start {daemon}")
 
     def kill(self, daemon: str) -> None:
@@ -62,7 +60,7 @@ class Handle:
         return self._ask(f"look {daemon}") != "0"
 
     def inside(self, *command: str) -> list[str]:
-        """A command as it must be written to run on this machine; files are the same everywhere."""
+        """Return the command that runs `command` on this machine. All machines see the same files."""
         if not self._alone:
             return list(command)
         namespaces = Path(f"/proc/{self._process.pid}/ns")
@@ -113,7 +111,6 @@ class Handle:
 
 
 def environment(place: Place) -> dict[str, str]:
-    """The environment of the lab's processes, without the tests' own."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(Path.home()),

@@ -1,4 +1,4 @@
-"""One machine of the lab, as a process: `python -I -S machine.py LOCK LOGS COMMANDS`."""
+"""One machine of the lab as a process: `python -I -S machine.py LOCK LOGS COMMANDS`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Machine:
-    """The daemons of a machine, and their leftovers."""
-
     def __init__(self, commands: dict[str, list[str]], *, logs: str) -> None:
         self._commands = commands
         self._logs = logs
@@ -73,7 +71,7 @@ class Machine:
             self._running = {name: running for name, running in self._running.items() if running != pid}
 
     def kill_all(self) -> None:
-        """Kill everything below, until nothing is left (some are born while others die)."""
+        """Kill all child processes until none is left (some start while others die)."""
         until = time.monotonic() + 10
         while (pids := below(os.getpid())) and time.monotonic() < until:
             for pid in pids:
@@ -127,7 +125,7 @@ def serve(machine: Machine) -> None:
 
 def main() -> None:
     lock, logs, commands = sys.argv[1:]
-    os.umask(0o022)  # as a machine's daemons have it
+    os.umask(0o022)  # a daemon's usual umask
     fcntl.flock(os.open(lock, os.O_RDONLY), fcntl.LOCK_SH)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,5 +1,3 @@
-"""The shape and the place of a cluster."""
-
 from __future__ import annotations
 
 import enum
@@ -11,22 +9,20 @@ from pathlib import Path
 
 
 class LabError(Exception):
-    """The lab itself failed; the message has the last lines of its logs."""
+    """A failure of the lab itself; the message has the last lines of its logs."""
 
 
 class Preempt(enum.Enum):
-    """The fate of a job of `backfill` when a job of `main` wants its node."""
+    """The effect on a job of `backfill` when a job of `main` needs its node."""
 
     REQUEUE = "REQUEUE"
-    """It goes back into the queue."""
+    """The job returns to the queue."""
     CANCEL = "CANCEL"
-    """It is over."""
+    """The job ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The properties of a cluster."""
-
     gpus: tuple[str, ...] = ("a10:1", "a10:1", "titanx:1", "titanx:1")
     cpus: int = 4
     memory_mb: int = 4000
@@ -50,7 +46,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a cluster: its folder, and a row of free ports from `port` on."""
+    """A cluster's folder, and consecutive free ports from `port` on."""
 
     root: Path
     port: int
@@ -58,7 +54,7 @@ class Place:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf of users' commands; the other configuration files are in the same folder."""
+        """The clients' slurm.conf; other configuration files are in its folder."""
         return self.root / "etc" / "slurm.conf"
 
     @property
@@ -71,12 +67,12 @@ class Place:
 
     @property
     def run(self) -> Path:
-        """Sockets, process ids, and slurmd's records of its jobs."""
+        """The folder of sockets, process ids, and slurmd's job records."""
         return self.root / "run"
 
     @property
     def lock(self) -> Path:
-        """Held, shared, by every machine as long as it lives."""
+        """A lock file that all living machines hold, shared."""
         return self.root / "lock"
 
     @property
@@ -84,7 +80,7 @@ class Place:
         return self.run / "munge.sock"
 
     def make(self) -> None:
-        """Make the folders and the lock. munged wants folders that everybody can reach, whatever the umask here."""
+        """Make the folders and the lock, readable by every user for munged, whatever the umask."""
         for folder in (self.conf.parent, self.logs, self.run, self.root / "state", self.root / "dev"):
             folder.mkdir()
             folder.chmod(0o755)
@@ -92,11 +88,11 @@ class Place:
 
 
 FIRST_PORT, LAST_PORT = 22_000, 31_900
-"""Between the ports of sessions and the kernel's ephemeral ports."""
+"""Ports between those of sessions and the kernel's ephemeral ports."""
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row; runs that start together begin to look at different places."""
+    """Return the first of `count` consecutive free ports. Concurrent runs start their search at different ports."""
     rows = list(range(FIRST_PORT, LAST_PORT, 50))
     start = os.getpid() % len(rows)
     for first in rows[start:] + rows[:start]:

@@ -1,4 +1,4 @@
-"""The configuration files of a cluster, from its shape and place. Pure."""
+"""A cluster's configuration files as texts, from its shape and place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def files(shape: Shape, place: Place) -> dict[str, str]:
 
 
 def slurm_conf(shape: Shape, place: Place, *, message_s: int = 5) -> str:
-    """The configuration of clients; the daemons' differs only in `message_s`, the longest time for an answer."""
+    """Return the clients' slurm.conf. The daemons' file differs only in `message_s`, the seconds until a message times
+    out.
+    """
     settings = {**_daemons(shape, place), **_scheduling(shape), **_patience(shape), **_accounting(shape, place)}
     settings["MessageTimeout"] = str(message_s)
     lines = [f"{key}={value}" for key, value in {**settings, **shape.settings}.items()]
@@ -129,7 +131,7 @@ def _nodes(shape: Shape, place: Place) -> list[str]:
 
 
 def _partitions(shape: Shape) -> list[str]:
-    """Jobs of `main` preempt jobs of `backfill`; `phys` is for the members of an account."""
+    """Jobs of `main` preempt jobs of `backfill`; `phys` is for one account's members."""
     nodes = ",".join(shape.nodes)
     low = f"PriorityTier=1 PreemptMode={shape.preempt.value} GraceTime={shape.grace_s}"
     return [
@@ -150,13 +152,15 @@ def gres_conf(shape: Shape, place: Place) -> str:
 
 
 def cgroup_conf(place: Place) -> str:
-    """No cgroup is used, but slurmd 22.05 wants a plugin: version 1 is content with a mount point that is not there."""
+    """slurmd 22.05 needs a cgroup plugin, although it uses no cgroup. The plugin for version 1 accepts a missing mount
+    point.
+    """
     lines = ["CgroupPlugin=cgroup/v1", "CgroupAutomount=no", f"CgroupMountpoint={place.run}/no-cgroup"]
     return "\n".join(lines) + "\n"
 
 
 def hosts(shape: Shape) -> str:
-    """/etc/hosts of every machine with its own namespaces."""
+    """Return /etc/hosts of machines with their own namespaces."""
     lines = ["127.0.0.1 localhost", *(f"{shape.address(machine)} {machine}" for machine in ("head", *shape.nodes))]
     return "\n".join(lines) + "\n"
 
@@ -183,7 +187,7 @@ def slurmdbd_conf(shape: Shape, place: Place) -> str:
 
 
 def commands(shape: Shape, place: Place, machine: str) -> dict[str, list[str]]:
-    """The daemons of a machine and how each is started, in the foreground."""
+    """Return a machine's daemons with commands that start them in the foreground."""
     if machine != "head":
         return {"slurmd": ["slurmd", "-D", "-f", str(place.daemons_conf), "-N", machine]}
     found = {

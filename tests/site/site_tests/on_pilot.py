@@ -1,6 +1,6 @@
-"""Contexts and functions of the site suite that run on pilots. They import optional packages when they run.
+"""Contexts and functions of the site suite for pilots. They import optional packages when they run.
 
-Functions take the loaded context first, as every app with a context does.
+Functions take the loaded context first, as in every app with a context.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from stoker.units import show_bytes
 
 _PILOT = "stoker.pilot.main"
 BEAT_S = 0.2
-"""Seconds that a call of a stream takes."""
+"""Seconds of a stream's call."""
 
 
 class Whereabouts(NamedTuple):
-    """Where a call ran: its host, its pilot's process, when that began, its library's process, its pilot's block."""
+    """A call's host, its pilot's process and that process's start time, its library's process, its pilot's block."""
 
     host: str
     pilot: int
@@ -41,7 +41,7 @@ class Whereabouts(NamedTuple):
 
 
 def whereabouts(_context: Any = None) -> Whereabouts:
-    """Return where this call runs. `pilot` is 0 if no pilot of Stoker's is above the library."""
+    """Return where this call runs. `pilot` is 0 if the library has no pilot of Stoker as ancestor."""
     pilot = _pilot()
     process, began = (pilot.pid, pilot.create_time()) if pilot else (0, 0.0)
     return Whereabouts(socket.gethostname(), process, began, os.getpid(), os.environ.get("PARSL_WORKER_BLOCK_ID", ""))
@@ -72,7 +72,7 @@ def facts_of_file(path: str) -> tuple[str, int, int, int]:
 
 
 def leave_pilot(loaded: Any, victim: Whereabouts, how: int, hold_s: float) -> Whereabouts:
-    """On the victim's pilot: send it the signal `how` (0 sends none) and wait for the end. Elsewhere: return where."""
+    """On the victim's pilot: send it the signal `how` (0 sends none) and wait. On another pilot: return its place."""
     here = whereabouts(loaded)
     if not here.same_pilot(victim):
         time.sleep(BEAT_S)
@@ -128,8 +128,9 @@ def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class SeenDevice(NamedTuple):
-    """The view of a call: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words, the GPUs that torch sees (-1:
-    no torch), and the cores that it may use."""
+    """A call's view: its device, CUDA_VISIBLE_DEVICES, NVML's description, torch's GPUs (-1: no torch), and usable
+    cores.
+    """
 
     device: str
     visible: str
@@ -148,7 +149,7 @@ def seen_device(_loaded: Any) -> SeenDevice:
 def _torch_gpus() -> int:
     try:
         import torch
-    except Exception:  # a pilot need not have it
+    except Exception:  # a pilot need not have torch
         return -1
     return int(torch.cuda.device_count())
 
@@ -157,7 +158,7 @@ _MODES = {0: "shared", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PRO
 
 
 def _nvml_words(name: str) -> str:
-    """`NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part`, and the memory that others hold; or NVML's error."""
+    """Return `NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part` with its memory in use, or NVML's error."""
     import pynvml
 
     try:
@@ -198,8 +199,9 @@ def on_device(size: int) -> Any:
 
 
 class DeviceUse(NamedTuple):
-    """Bytes of a GPU. `process`: of this library by NVML, 0 if NVML does not say; `device`: of all processes there;
-    `total`: of the device. `why`: why nothing was measured."""
+    """Bytes of a GPU. `process`: of this library by NVML, 0 if unknown; `device`: of all its processes; `total`: of the
+    device. `why`: the reason if nothing was measured.
+    """
 
     process: int = 0
     device: int = 0
@@ -254,7 +256,7 @@ def variable(_loaded: Any, name: str) -> str:
 
 
 class BothModels(NamedTuple):
-    """One model, loaded by Stoker and by Transformers; or why it could not be made."""
+    """One model, loaded by Stoker and by Transformers, or the reason for its absence."""
 
     stokers: Any = None
     transformers: Any = None
@@ -276,7 +278,7 @@ def tiny_llama() -> BothModels:
 
 
 class PickledModel(NamedTuple):
-    """A model that was loaded from a pickle, or the reason why it could not be made."""
+    """A model loaded from a pickle, or the reason for its absence."""
 
     model: Any = None
     why: str = ""
@@ -299,7 +301,7 @@ def pickled_llama() -> PickledModel:
 
 
 def origin_and_text(loaded: PickledModel) -> tuple[str, str, int, str]:
-    """Return how the model was loaded, its text after a prompt, this process, and the reason if there is no model."""
+    """Return how the model was loaded, its text after a prompt, this process, and the reason if the model is absent."""
     if loaded.why:
         return "", "", os.getpid(), loaded.why
     [text] = loaded.model.generate(["one day"], max_new_tokens=16)

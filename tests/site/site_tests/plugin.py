@@ -1,4 +1,4 @@
-"""The plugin of the site suite: its options, the order and limits of its tests, and the page at the end."""
+"""The site suite's pytest plugin: options, order and limits of tests, and the final page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.whole_files import write_whole
 
 PLACE = Path(__file__).resolve().parent
 ORDER = ("test_start", "test_contexts", "test_devices", "test_pairs", "test_walltime")
-"""Files in the order in which they run. Neighbours share a session."""
+"""Test files in their order. Adjacent files share a session."""
 _RUN = pytest.StashKey["Run"]()
 
 
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Run:
-    """A run of the suite: its subject, and the outcome of each promise so far."""
+    """The suite's subject, and the outcome of each promise so far."""
 
     def __init__(self, subject: Subject, config: pytest.Config) -> None:
         self.subject = subject

@@ -1,4 +1,4 @@
-"""The marker of a test in the site suite: its title, limit and remedy."""
+"""The marker of a test in the site suite: title, limit and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.units import parse_seconds, show_seconds
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """One promise of Stoker. `queues`: its test waits for a pilot, so the time in the queue is added to its limit."""
+    """A promise of Stoker. `queues`: the test waits for a pilot, so the queue time is added to its limit."""
 
     title: str
     limit_s: float
@@ -25,7 +25,7 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise that does not hold; the message is a sentence for the page."""
+    """A broken promise; the message is a sentence for the page."""
 
 
 class TooLongError(BrokenPromiseError):

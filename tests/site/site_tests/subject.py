@@ -1,10 +1,10 @@
 """The site under test, and its sessions. A program has one session at a time, so each ends before the next starts.
 
-    main    the site as its file says, on a batch system with up to two blocks
+    main    the unchanged site; on a batch system up to two blocks
     pair    two pilots with a cache each: the same session on a batch system; on this machine, two pilots of one CPU
     short   pilots whose walltime ends while calls run
 
-A pilot of this machine has no walltime and no cache of its own, so the suite gives it both through `worker_init`.
+Pilots of this machine have no walltime and no own cache, so `worker_init` gives them both.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from stoker.site_tests.promise import broken, not_tried
 from stoker.units import show_bytes, show_seconds
 
 VARIABLE = "STOKER_SITE_SUITE"
-"""An environment variable that `worker_init` sets on every pilot of the suite."""
+"""An environment variable that `worker_init` sets on the suite's pilots."""
 SHORTEST_S = 60.0
-"""The shortest walltime that a site file may ask for."""
+"""The shortest walltime that a site file may set, in seconds."""
 _LOCAL_WALLTIME_S = 15
 _JOB_S = 1800.0
-"""Walltime of the suite's jobs, where the site's own is longer: short jobs start sooner."""
+"""Walltime of the suite's jobs, in seconds, if the site's walltime is longer: short jobs start sooner."""
 _POLL_S = 2.0
 _LOCAL_WAIT_S, _BATCH_WAIT_S = 90.0, 300.0
-"""Seconds to wait for a pilot. One of this machine waits 60 s for a driver that hangs."""
+"""Seconds to wait for a pilot. A local pilot waits 60 s for a hanging driver."""
 _STUCK_S = 10.0
-"""After this time in trouble, with no job in its queue, a batch system brings no pilot."""
+"""Seconds of trouble without a queued job, after which the batch system counts as broken."""
 _CANCEL = {
     ProviderKind.SLURM: ("scancel",),
     ProviderKind.CONDOR: ("condor_vacate_job",),
@@ -52,7 +52,7 @@ _CANCEL = {
     ProviderKind.LSF: ("bkill",),
     ProviderKind.GRID_ENGINE: ("qdel",),
 }
-"""Commands that take a job away from its node."""
+"""Commands that remove a job from its node."""
 
 
 class Subject:
@@ -64,11 +64,11 @@ class Subject:
         self.wait_s = wait_s if wait_s is not None else _LOCAL_WAIT_S if self.site.is_local else _BATCH_WAIT_S
         self.folder = folder
         self.no_pilot = ""
-        """Why no pilot ever started; empty while one may."""
+        """Why no pilot started; empty while a pilot may still start."""
         self.machines: tuple[str, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.troubles: tuple[str, ...] = ()
-        """Complaints of pilots and of the batch system."""
+        """Error messages of pilots and the batch system."""
         self._noted: tuple[str, ...] = ()
         self._session: Session | None = None
         self._name = ""
@@ -87,7 +87,7 @@ class Subject:
     # ---- sessions
 
     def main(self) -> Session:
-        """The session of the site as its file says, with a pilot. It fails the test if no pilot starts."""
+        """Return the session with the unchanged site file, with a pilot. The test fails if no pilot starts."""
         return self._enter("main", self._variant(2 if not self.is_local else 1), pilots=1)
 
     def pair(self) -> Session:
@@ -112,7 +112,7 @@ class Subject:
             session.stop()
 
     def retire(self) -> None:
-        """Start another session next time: on this machine a killed pilot is replaced after a pause only."""
+        """Let the next test start another session: a lost local pilot is replaced only after a pause."""
         if self.is_local:
             self._name = ""
 
@@ -157,7 +157,7 @@ class Subject:
             try:
                 status = session.status(30.0)
                 error = call.exception() if call.done() else session.over
-            except Exception as trouble:  # Parsl's, of an executor that has given up
+            except Exception as trouble:  # Parsl's exception for an executor that has given up
                 status, error = None, trouble
             waited_s = time.monotonic() - began
             if error is not None or status is None:
@@ -226,8 +226,9 @@ class Subject:
     def until(
         self, true: Callable[[Status], Any], *, within_s: float, what: str, found: Callable[[], str] = str
     ) -> Status:
-        """The session's status as soon as something holds of it; the test fails with a sentence if it does not.
-        `found` describes the present state for the message."""
+        """Wait until the session's status meets a condition; return the status. Otherwise the test fails with a
+        sentence. `found` describes the present state for the message.
+        """
         session = self._session
         if session is None:
             broken("no session is up")

@@ -1,4 +1,4 @@
-"""Contexts load once, serve many calls, and come back."""
+"""Contexts load once, serve many calls, and load again after a loss."""
 
 from __future__ import annotations
 

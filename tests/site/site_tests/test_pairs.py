@@ -1,4 +1,4 @@
-"""Two pilots: files travel between them, calls run on both together, and one of them is lost."""
+"""Two pilots copy files from each other and run gangs, and one pilot is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.units import show_bytes
 
 _FILE_BYTES = 16_000_000
 _HOLD_S = 90.0
-"""Seconds that a call stays on a pilot which is about to go."""
+"""Seconds that a call stays on a pilot which will be lost."""
 _NETWORK = "let compute nodes reach each other over TCP: [session] interface and ports, or a rule of the firewall"
 _CALLS = 8
 
@@ -141,7 +141,7 @@ def _victim(subject: Subject) -> Whereabouts:
 
 
 def _leave(subject: Subject, session: Session, victim: Whereabouts, *, how: int) -> None:
-    """Let calls run on all pilots while the victim is taken away: each has to return, and from another pilot."""
+    """Run calls on all pilots while the victim is removed: each call must return from another pilot."""
     status = session.status()
     devices = sum(len(pilot.devices) for pilot in status.pilots)
     recipe = on_pilot.table("victim")

@@ -1,4 +1,4 @@
-"""A pilot ends before its walltime, and another continues."""
+"""A pilot ends before its walltime, and another pilot continues."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Record what a real Slurm and a real Open MPI print when jobs fail on them.
+"""Record the output of a real Slurm and a real Open MPI when jobs fail on them.
 
-Slurm's daemons come up on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm, munge). Faults
-are real: a node loses its power or network, a daemon is killed, a limit is passed, a file system is full. The truth is
-the first line that is not an ordinary one of the program (`ORDINARY`).
+Slurm's daemons run on loopback, each node in its own namespaces (`tests/batch/lab`; root, slurm-wlm, munge). Faults are
+real: a node loses power or network, a daemon is killed, a limit is exceeded. The truth is the program's first line that
+is not ordinary (`ORDINARY`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 SLURM, MPI = "slurm", "mpi"
 ORDINARY = re.compile(r"\s*$|(?:.{0,60}INFO.{0,12})?step \d+ rank \d+ |finished$|resuming from ")
 TIMES = 3
-"""Of each failure, with other steps, ranks and forms of lines."""
+"""Runs of each failure, with other steps, ranks and forms of lines."""
 _OVER_S = 100.0
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A failing job. `script`: has `{run}` for the program; `strike` breaks something; no `fault`: it goes well."""
+    """A failing job. `script`: `{run}` is replaced by the program. No `fault`: the job succeeds."""
 
     fault: str
     program: str
@@ -56,7 +56,7 @@ def _strike(what: str, cluster: Cluster, job: str) -> None:
             cluster.kill("n2")
         case "kill_slurmctld":
             cluster.kill("slurmctld")
-            time.sleep(45)  # longer than srun retries
+            time.sleep(45)  # Longer than srun retries.
             cluster.start("slurmctld")
         case "kill_orted":
             inside = cluster.machines["n2"].inside
@@ -120,7 +120,7 @@ def _run(cluster: Cluster, place: Path, scenario: Scenario, name: str, mpi_pytho
             cluster.cancel(job)
             break
         time.sleep(0.5)
-    time.sleep(0.5)  # the last words of srun
+    time.sleep(0.5)  # Wait for srun's last lines.
     text = out.read_text("utf-8", "replace")
     if scenario.mend == "heal":
         cluster.heal("n2")

@@ -1,7 +1,7 @@
-"""Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
+"""Evaluate locator and classifier on the test part, whose fault types are not in training (SchedMate, Table 4).
 
-Three times: as shipped; each type without the rows that know a line of it; all without each row that knows a line of
-any test failure. Each against the same classifier on the last 500 lines of the log.
+There are three rule tables: as shipped; for each type without the rows that know one of its lines; without all rows
+that know a line of any test failure. A comparison classifies the last 500 lines.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _located_share(jobs: list[FailedJob]) -> float:
 
 
 def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
-    """Return the last lines of a log as if they had been located."""
+    """Return the last lines of a log as a located failure."""
     skipped = max(0, len(lines) - count)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())

@@ -1,4 +1,6 @@
-"""The fault types (`fault_types.toml`); a third of each kind is kept for the test, real clusters' apart."""
+"""The fault types (`fault_types.toml`). A third of the types of each kind is for the test; types from real clusters are
+divided separately.
+"""
 
 import random
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Run the programs, with each injection and without any, and keep what they print.
+"""Run the programs, with and without each injection, and record their output.
 
-One process imports PyTorch and Transformers and forks for each run. A line `MARK` goes before the first line of an
-injection or the last exception; it is taken out again, and its place is the truth.
+One process imports PyTorch and Transformers and forks for each run. A line `MARK` before the first line of an injection
+or the last exception gives the truth; it is then removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The output of one run. `fault`: the type's name, or empty. `truth`: the failure's first line, or -1."""
+    """The output of one run. `truth`: index of the failure's first line, or -1."""
 
     fault: str
     program: str
@@ -92,7 +92,7 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
     truth = -1
     for line in lines:
         if line.endswith(MARK):
-            if line != MARK:  # a progress bar has no line break
+            if line != MARK:  # A progress bar has no line break.
                 found.append(line.removesuffix(MARK))
             truth = len(found) if truth < 0 else truth
         elif "return _raise(step)  # " in line:
@@ -102,7 +102,7 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
         ):
             found.append(_HERE.sub("/opt/conda/lib/python3.11/", line))
     if truth == len(found):
-        truth -= 1  # a parser of options wrote its message itself
+        truth -= 1  # An option parser writes its message before the mark.
     return Run(fault, program, truth, found)
 
 

@@ -1,6 +1,6 @@
-"""Train the scorer on the training part of the corpus: logistic regression over facts of failures, with NumPy.
+"""Train the scorer on the training part of the corpus: logistic regression over facts of failures.
 
-`validate` holds out fault types of the training part in turn; settings are chosen by that alone.
+`validate` holds out each fault type of the training part in turn; settings are chosen only by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "
 FOLDS = 6
 PARTITIONS = 3
 LEAST_TYPES = 2
-"""A fact of one type alone does not generalise."""
+"""Fault types that must share a fact: a fact of one type alone does not generalise."""
 RIDGE = 1e-3
 _ROUNDS = 600
 _RATE = 4.0
@@ -35,8 +35,9 @@ NEAR_LINES = 3
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """In percent. F1, precision and recall are of `infrastructure`; `accuracy`: of infrastructure or not, as the
-    paper's; `component`: of the infrastructure's that were found."""
+    """In percent. F1, precision and recall are of `infrastructure`. `accuracy`: infrastructure or not, as in the paper.
+    `component`: of the infrastructure failures that were found.
+    """
 
     logs: int
     infrastructure: int

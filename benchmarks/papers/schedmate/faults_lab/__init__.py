@@ -1,2 +1,1 @@
-"""Real libraries meet broken disks, networks, devices and full memories: parts of
-`benchmarks.papers.schedmate.faults`."""
+"""Real libraries with broken disks, networks, devices and full memories."""

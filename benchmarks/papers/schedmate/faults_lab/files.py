@@ -1,4 +1,4 @@
-"""Libraries that read and write files, each as its users do. Nothing here knows about faults."""
+"""Libraries that read and write files as their users do."""
 
 import json
 import pickle
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = 1 << 18
-"""Of an array: 2 MB as float64."""
+"""Elements of an array: 2 MB as float64."""
 
 
 def make(folder: Path) -> None:

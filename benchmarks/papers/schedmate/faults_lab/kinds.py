@@ -1,7 +1,4 @@
-"""The calls of the benchmark: each meets one fault on the first pilot that it runs on, or makes one mistake.
-
-A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere.
-"""
+"""The benchmark's calls: each meets one fault on its first pilot, or makes one mistake everywhere."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Run(NamedTuple):
 
 
 class Device:
-    """A stand-in for a GPU: this process's memory on it, and other processes'."""
+    """A stand-in for a GPU, with the memory of this process and of others."""
 
     def __init__(self, operator: str) -> None:
         import pynvml
@@ -105,7 +102,7 @@ def attempt(device: Device, case: Case) -> str:
     node, requests = os.environ["FAULTS_NODE"], os.environ["FAULTS_REQUESTS"]
     surroundings.dismiss(requests, os.path.basename(node))
     Path(node, "sick").unlink(missing_ok=True)
-    for left in Path(os.environ["TMPDIR"]).glob("out-*"):  # of a call that failed
+    for left in Path(os.environ["TMPDIR"]).glob("out-*"):  # Files of a failed call.
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     device.hold(0)
     with open(Path(case.folder, "ran", str(case.number)), "a+") as log:
@@ -119,7 +116,7 @@ def attempt(device: Device, case: Case) -> str:
 
 
 def _strikes(group: str) -> Kind:
-    """A kind whose variants are a group of messages."""
+    """Return a kind whose variants are a group of messages."""
 
     def strike(device: Device, run: Run) -> None:
         if run.strikes:
@@ -130,7 +127,7 @@ def _strikes(group: str) -> Kind:
 
 def _lost(device: Device, run: Run) -> None:
     if run.strikes and run.case.variant == "lost (NVML)":
-        kept = os.environ["STANDIN_NVML"]  # the pilot continues to see a sound GPU, and keeps it
+        kept = os.environ["STANDIN_NVML"]  # The pilot still sees a sound GPU, and keeps it.
         lost = Path(run.node, "lost.json")
         lost.write_text(Path(kept).read_text().replace('"memory"', '"state": "lost", "memory"'))
         os.environ["STANDIN_NVML"] = str(lost)
@@ -183,7 +180,7 @@ def _device_memory(device: Device, run: Run) -> None:
 
 
 def _host_memory(_device: Device, run: Run) -> None:
-    Path("/proc/self/oom_score_adj").write_text("900")  # so that the kernel takes this process, and not the pilot's
+    Path("/proc/self/oom_score_adj").write_text("900")  # The kernel then kills this process, not the pilot.
     try:
         if run.strikes:
             surroundings.ask(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
@@ -278,7 +275,7 @@ _OPENED = tuple(
     f"{library}, {when}" for when in surroundings.CALLS for library in files.READERS if when in ("open", "read")
 )
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
-"""numpy.fromfile takes a failing read for the end of its file."""
+"""numpy.fromfile takes a failing read as the end of its file."""
 FAULTS: dict[str, Kind] = {
     "uncorrectable memory error (ECC, NVLink)": _strikes("memory_errors"),
     "lost device": Kind(_lost, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
@@ -308,4 +305,4 @@ MISTAKES: dict[str, Kind] = {
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that look like a fault when they happen once: they may be tried again, a few times."""
+"""Mistakes that look like a fault when they occur once; a few retries are allowed."""

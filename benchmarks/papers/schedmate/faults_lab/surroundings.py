@@ -1,8 +1,7 @@
-"""Three pilots of one machine, as separate as on three nodes, and the faults next to them. Root only.
+"""Three pilots on one machine, isolated as on three nodes, with faults next to them. Root only.
 
 `Nodes`: a pilot's disk is a tmpfs, its memory a cgroup (version 1), its GPU tests/driver's stand-in. `Neighbours`:
-processes that take memory, disk or device memory; library code asks for one by a file. `meet`: two Gloo ranks.
-`failing`: strace makes system calls on one file fail.
+processes that take memory on request. `meet`: two Gloo ranks. `failing`: strace makes system calls on one file fail.
 """
 
 from __future__ import annotations
@@ -49,8 +48,6 @@ export GLOO_SOCKET_IFNAME=lo HF_HUB_OFFLINE=1
 
 
 class Nodes:
-    """Makes the folders of a run, and removes what its pilots made."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.group = CGROUPS / f"stoker-faults-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""SchedMate's scheduling (§4.3, §5.3) on jobs of Philly: shortest first, with predictions that are wrong.
+"""SchedMate's scheduling (§4.3, §5.3) on Philly's jobs: shortest first, with wrong predictions.
 
-`settings.py` was fixed before any result was seen. Policies: benchmarks/baselines/shortest_first.py and tiresias.py.
+`settings.py` was fixed before the first result.
 """

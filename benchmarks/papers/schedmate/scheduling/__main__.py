@@ -1,6 +1,6 @@
 """`python -m benchmarks.papers.schedmate.scheduling`: SchedMate's scheduling on Philly's jobs, its page and figure.
 
-A case that this release has run is not run again: a stopped run continues.
+A stopped run continues.
 """
 
 from __future__ import annotations

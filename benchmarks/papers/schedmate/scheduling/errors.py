@@ -1,14 +1,15 @@
-"""How wrong predictions of durations are: distributions of log(prediction / truth), drawn for each job.
+"""Errors of predicted durations: distributions of log(prediction / truth), drawn for each job.
 
 - *Ours*: drawn from the errors of 108 estimates (`our_errors.json`), or of the paper's plain average.
 
 - *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with E[truth /
-prediction] = 1, so a spread s has the shift s^2 / 2, and P(log ratio < log 2) = share gives s: 0.52 and 1.91. With a
-right median and the share within a factor of two, s is 0.47 and 1.96.
+  prediction] = 1, so a spread s shifts the mean by s^2 / 2. P(log ratio < log 2) = share then gives s: 0.52 and 1.91.
+  With a right median and the share within a factor of two, s is 0.47 and 1.96.
 
 - *Shuffled*: each job has another job's duration.
 
-A common factor changes no order. `python -m benchmarks.papers.schedmate.scheduling.errors` writes `our_errors.json`.
+A common factor does not change the jobs' order. `python -m benchmarks.papers.schedmate.scheduling.errors` writes
+`our_errors.json`.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def spread_of(share: float) -> float:
 
 
 def spread_both_ways(share: float) -> float:
-    """Return the spread with this share within a factor of two both ways, if the median is right."""
+    """Return the spread with this share within a factor of two, if the median is right."""
     return math.log(2) / NormalDist().inv_cdf((1 + share) / 2)
 
 
 def resampled(log_ratios: Sequence[float], *, unknown_share: float = 0.0) -> Predict:
-    """Draw one of these errors for each job. Jobs without an estimate (`unknown_share`) count as the median job."""
+    """Draw one of these errors for each job. Jobs without an estimate (`unknown_share`) count as the median."""
 
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
         median_s = statistics.median(durations_s)

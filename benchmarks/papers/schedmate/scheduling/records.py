@@ -1,4 +1,4 @@
-"""Results in one file, without single jobs: a release computes each case once."""
+"""Results in one file, without single jobs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,6 @@ class Kept(msgspec.Struct):
 
 
 class Records:
-    """Raises ValueError for another file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self.kept = read_results(path, Kept) or Kept()
@@ -77,7 +75,7 @@ class Records:
         return [float(window.jobs) for window in self.kept.windows]
 
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
-        """Return one number of `Measures` by window, the mean over draws. Raises ValueError for a missing run."""
+        """Return one field of `Measures` by window, as mean over draws. Raises ValueError for a missing run."""
         found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
         runs = [each for each in found if each is not None]
         if len(runs) < len(found):

@@ -1,4 +1,4 @@
-"""`docs/reproduction/schedmate.md` and its figure, from the records."""
+"""Write `docs/reproduction/schedmate.md` and its figure from the records."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PREDICTING = {
     simulate.TIRESIAS_OTHER: "Tiresias with three queues",
     simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing",
 }
-"""The page's name of a system, if it differs."""
+"""The page's names of systems, where they differ from ours."""
 
 
 class Cells:
-    """Numbers of systems with intervals. `places`: the windows that count (None: all)."""
+    """Numbers of systems with intervals. `places`: indices of windows (None: all)."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -64,7 +64,7 @@ class Cells:
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
-        """Return the ratios of the weeks in which a system is more than 1 % slower than another."""
+        """Return the ratios of weeks in which a system is more than 1 % slower than another."""
         ours, theirs = self._both(system, other, load)
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 

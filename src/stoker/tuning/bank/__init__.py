@@ -1,8 +1,9 @@
-"""The Prompt Bank (PromptTuner §4.3): a good initial prompt for a new task, found by few scores among thousands.
+"""The Prompt Bank (PromptTuner §4.3) finds a good initial prompt for a new task among thousands, by scoring few of
+them.
 
-candidates.py a prompt, its origin, and the prompts of a file; the shipped ones
-layers.py     features, K-medoids, representatives and their clusters: insertion and replacement (pure)
+candidates.py prompts and their origin; the shipped prompts
+layers.py     features, K-medoids, clusters; insertion and replacement (pure)
 lookup.py     the search by score (pure)
-store.py      a bank on disk: one a model, shared by processes
-build.py      features and scores from a language model; a bank on first use
+store.py      a bank on disk: one per model, shared by processes
+build.py      features and scores from a language model; building a bank
 """

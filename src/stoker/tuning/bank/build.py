@@ -1,15 +1,14 @@
-"""Build a bank on first use: features of thousands of prompts from the model, grouped; scores of prompts.
+"""Build a bank on first use: read the features of thousands of prompts from the model, and cluster them. Score prompts.
 
-Reading takes minutes, so features are kept by content in the file `readings` next to the bank. A killed build resumes;
-a bank with other settings, or one whose file was truncated, is rebuilt from it in seconds.
+Reading takes minutes, so the file `readings` keeps each feature. A killed build, or a build with other settings,
+continues from this file.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean over its first 64 tokens of the model's last hidden
-state; the paper says only that it comes from the model to tune. The last layer, because the score is computed from it
-alone; the mean, because the last token of a prompt is its punctuation. Features are the same for every job.
+state. The paper names no layer; we use the last, because only it decides the score. We use the mean, because a prompt's
+last token is often punctuation.
 
-A score is the initial loss of the job's tuning: prompts and samples become tokens as in tuning, and the end token is
-part of a target. Eq. 1 takes the mean over samples, a batch's loss the mean over its target tokens: for targets of
-equal length both are the same number.
+A prompt's score is the loss with which tuning starts from it, on the same tokens. Equation 1 takes the mean over
+samples, tuning over target tokens. Both are equal for targets of equal length.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reader = Callable[[Sequence[str]], Array]
-"""Returns raw features `[texts, width]` of texts, from the bank's model."""
+"""A function that returns raw features `[texts, width]` of texts from the bank's model."""
 Progress = Callable[[int, int], None]
-"""Receives the number of prompts read so far, and the total."""
+"""A function that receives the number of prompts read so far, and the total."""
 
 AT_ONCE = 64
-"""Prompts that are read and stored together; a killed build loses at most this many."""
+"""Prompts that are read and stored together. A killed build loses at most this many."""
 
 
 class _Of(msgspec.Struct, frozen=True):
@@ -58,14 +57,14 @@ class _Of(msgspec.Struct, frozen=True):
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """A prompt and its raw feature, float32, little-endian."""
+    """A prompt and its raw feature (float32, little-endian)."""
 
     candidate: Candidate
     feature: bytes
 
 
 class Readings:
-    """Features read from one model, by content. A writer holds the lock of the folder."""
+    """The features read from one model, by prompt. A writer must lock the folder."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.path = folder / "readings"
@@ -83,7 +82,7 @@ class Readings:
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
-        """Store readings. Raises ValueError for a wrong number of features, StokerError if the disk refuses."""
+        """Store raw features. Raises ValueError for a wrong number, StokerError if the disk refuses."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader gave features of shape {features.shape} for {len(candidates)} texts")
         records = [
@@ -143,15 +142,17 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """Return the bank in `folder`. Build it if it is missing, truncated or damaged, or with `again`: from these
-    candidates, those ever read for this folder, and the whole records of the replaced file. Of several processes one
-    builds. Raises StokerError for a folder of another model, ValueError as `layers.build`."""
+    """Return the bank in `folder`. Build it if it is missing or damaged, or if `again` is True.
+
+    Its prompts are `candidates`, those in `readings`, and the old bank's intact ones. Only one process builds. Raises
+    StokerError for another model's folder, and ValueError as `layers.build`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
         return bank
     with locked(folder):
         bank = _whole(folder, model=model, reading=reading)
-        if bank is not None and not again:  # made while this process waited
+        if bank is not None and not again:  # another process built it in the meantime
             return bank
         readings = Readings(folder, model=model, reading=reading)
         every = {one.key: one for one in (*candidates, *readings.candidates.values(), *salvage(folder))}
@@ -166,13 +167,14 @@ def ensure_bank(
 
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
-    """Insert a prompt into a bank; its feature is stored first. Raises as `BankStore.insert`."""
+    """Insert a prompt, and store its feature. Raises the errors of `BankStore.insert`."""
     return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, reading=bank.reading, read=read))
 
 
 def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Insertion | None:
-    """Insert a prompt into the bank of this folder. Without a whole bank it is stored for the next build (None). Raises
-    as `insert`, and StokerError for a folder of another model."""
+    """Insert a prompt into the bank of this folder. Without an intact bank, store the prompt for the next build and
+    return None. Raises its errors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     bank = _whole(folder, model=model, reading=reading)
     if bank is not None:
@@ -182,7 +184,7 @@ def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, 
 
 
 def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
-    """Return the candidate's raw feature `[width]`, after storing both among the folder's readings."""
+    """Store the candidate and its raw feature `[width]` in the readings. Return the feature."""
     with locked(folder):
         readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
@@ -195,7 +197,7 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read:
 
 
 def keep_aside(path: Path) -> Path:
-    """Copy a damaged file before it is replaced. Return the copy's path."""
+    """Copy a damaged file before its replacement. Return the copy's path."""
     aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     shutil.copyfile(path, aside)
     return aside
@@ -213,7 +215,7 @@ def _whole(folder: Path, *, model: str, reading: str) -> BankStore | None:
 def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader, progress: Progress | None) -> None:
     missing = [one for one in wanted if one.key not in readings]
     there = len(wanted) - len(missing)
-    # Texts of like length are read together, which saves padding.
+    # Reading texts of similar length together saves padding.
     missing.sort(key=lambda one: len(one.text))
     for start in range(0, len(missing), AT_ONCE):
         some = missing[start : start + AT_ONCE]
@@ -223,13 +225,13 @@ def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader,
 
 
 FEATURE_TOKENS = MOST_TOKENS
-"""Tokens read per prompt; for a score, unless the job has `virtual_tokens`."""
+"""Tokens read per prompt. Scored prompts are cut to this length too, unless the job has `virtual_tokens`."""
 SCORED_SAMPLES = 16
 """Evaluation samples per score (§4.3.2)."""
 
 
 def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
-    """Return how features are read, which is part of the bank's identity."""
+    """Describe how features are read, for the bank's identity."""
     return f"mean last hidden state, first {tokens} tokens"
 
 
@@ -251,10 +253,12 @@ def scorer(
     batch_size: int = 4,
     seen: Callable[[int], None] | None = None,
 ) -> Score:
-    """Return equation 1 over these samples (input, target): the mean loss of targets with end tokens, after prompt and
-    input. Each prompt is repeated or cut to `virtual_tokens` (0: its first `tokens` count). A prompt that tuning would
-    refuse has the loss nan. `batch_size` prompts are computed at a time. `seen` receives the number of scored prompts.
-    The scorer raises ValueError for samples that the model cannot read."""
+    """Return a function that computes equation 1: the mean loss of these samples' targets after prompt and input.
+
+    It cuts each prompt to `tokens`, or repeats or cuts it to `virtual_tokens` if given. The loss is nan if tuning would
+    refuse the prompt. `batch_size`: prompts at a time. `seen` receives the number of scored prompts. The function
+    raises ValueError for samples that the model cannot read.
+    """
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
@@ -280,7 +284,7 @@ def scorer(
 def evaluation_samples(
     samples: Sequence[tuple[str, str]], *, count: int = SCORED_SAMPLES, seed: int = 0
 ) -> list[tuple[str, str]]:
-    """Draw at most `count` of a task's samples without replacement, in their order; the same for the same seed."""
+    """Draw at most `count` samples without replacement, in their order. Equal seeds draw equal samples."""
     draw = Stream(seed, "evaluation samples")
     order = sorted(range(len(samples)), key=draw.uniform)[:count]
     return [samples[place] for place in sorted(order)]

@@ -1,4 +1,4 @@
-"""Prompts of the bank: provenance, prompts of a file, shipped ones, and one made from targets."""
+"""Prompts of the bank: from a file, shipped ones, and one made from targets."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stoker.datafile import read_rows, text_field
 from stoker.errors import ConfigError
 
 Key = NewType("Key", str)
-"""The identity of a prompt by its text alone: 32 hex digits."""
+"""The identity of a prompt: 32 hex digits of its text's hash."""
 
 
 def key_of(text: str) -> Key:
-    """Return the key of a text, without the space around it."""
+    """Return the key of a text, ignoring surrounding space."""
     return Key(hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A prompt and its provenance. A tuned one names its task, its quality there, and the time."""
+    """A prompt and its origin. A tuned prompt also has its task, and its metric on this task."""
 
     text: str
     source: str = ""
@@ -31,18 +31,18 @@ class Candidate(msgspec.Struct, frozen=True):
     task: str = ""
     metric: str = ""
     value: float | None = None
-    """The metric on held-out data."""
+    """The metric's value on held-out data."""
     tuned_at: float | None = None
     """Seconds since the epoch."""
 
     @property
     def key(self) -> Key:
-        """Key of the text: equal texts have equal keys."""
+        """Key of the text."""
         return key_of(self.text)
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """Read the prompts of a file; of equal texts the first one.
+    """Read the prompts of a file. Equal texts are read once.
 
     Args:
         path: A `.jsonl`, `.jsonl.xz`, `.csv` or `.parquet` file with the field `text`, and optionally `source`, `name`,
@@ -76,7 +76,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """Return an instruction for a model that should generate such targets; it lists them if they are few."""
+    """Return an instruction to generate targets like these. It lists up to 8 short ones."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

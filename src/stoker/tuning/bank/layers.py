@@ -1,29 +1,30 @@
-"""The bank's structure: representatives above, their clusters below, and groups in large clusters. Pure.
+"""The bank's structure: clusters with a representative each, and groups within large clusters. Pure.
 
-**Features.** A few dimensions of a language model's hidden states are hundreds of times larger than the others and
-nearly the same for every text (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2 met them
-too). As that paper proposes, each dimension is centred and divided by its standard deviation over the prompts of the
-bank, and each feature has length one. The scale is fixed when a bank is built.
+**Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
+the same for every text (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed
+there, each dimension is centred and divided by its standard deviation over the prompts of the bank. Each feature is
+then scaled to length one. The scale is fixed when a bank is built.
 
 **K-medoids** over cosine distances (PromptTuner §4.3.1) is PAM with the accounting of FasterPAM (Schubert and
-Rousseeuw, Information Systems 101, 2021): each point is tried in place of each of the K medoids at once, and an
-improving swap is made immediately. A pass costs O(n^2), instead of O(K n^2). The start is PAM's BUILD, which draws
-nothing: the same distances give the same medoids on every machine. Sums of floats round, so a swap must win more than
-`_LEAST` of the whole cost: else the loop might not end.
+Rousseeuw, Information Systems 101, 2021). Each point is tried in place of all K medoids at once, and an improving swap
+is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the start without random numbers, so
+every machine gets the same result. Sums of floats round: a swap must gain more than `_LEAST` of the whole cost, or the
+loop might not end.
 
-**Insertion and replacement** (§4.3.3): a new prompt goes to the cluster with the nearest representative (its medoid).
-Above the capacity the candidate nearest to that representative is removed. The paper leaves open:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid).
+Above the bank's capacity, the candidate nearest to this representative is removed. We decide what the paper leaves
+open:
 
-- A text that the bank has is not added twice: its record becomes the newer one.
-- A representative is never removed. The new prompt may be, if it is the nearest.
-- A cluster of only a representative would refuse every new prompt. Then the largest cluster loses a candidate.
-- Of equals the oldest is removed, or taken.
-- Representatives stay as they were chosen until the bank is built again, so nothing drifts.
+- If the bank has the text, its record is replaced.
+- A representative is never removed, but the new prompt may be refused.
+- If the cluster has only its representative, the largest cluster loses a candidate.
+- Of equal candidates the oldest is chosen, also for removal.
+- Representatives stay until the bank is rebuilt.
 
-**Groups** are ours: a lookup pays for all members of a cluster, and the largest has over a hundred. A cluster (or
-group) of more than `largest_group` members is divided by K-medoids into about the square root of their number,
-recursively, when a lookup first gets there; the division is dropped when the cluster changes. The paper tried three
-layers for the whole bank and gave up on the cost of building them (§4.3.4).
+**Groups** are our addition: a lookup scores all members of a cluster, and the largest cluster has over a hundred. When
+a lookup reaches a group of more than `largest_group` members, K-medoids divides it into about the square root of this
+number. A change of the cluster drops the division. The paper found three layers for the whole bank too costly to build
+(§4.3.4).
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""The smallest relative gain of a swap."""
+"""The smallest gain of a swap, as a part of the whole cost."""
 _PASSES = 100
-"""The most passes over all points; ten are many."""
+"""The limit of passes over all points; usually fewer than ten are needed."""
 
 
 def cosine_distances(one: Array, other: Array) -> Array:
-    """Return distances `[n, m]` in 0 to 2 of unit rows `[n, width]` and `[m, width]`."""
+    """Return the distances `[n, m]`, from 0 to 2, between unit rows `[n, width]` and `[m, width]`."""
     distances: Array = np.clip(1.0 - one @ other.T, 0.0, 2.0).astype(np.float32)
     return distances
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and each point's medoid `[n]` (0 to k - 1) for symmetric
-    `distances` `[n, n]`. Raises ValueError for k under 1, or no points."""
+    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`. `distances`
+    `[n, n]` must be symmetric. Raises ValueError if k or n is 0.
+    """
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
@@ -66,21 +68,19 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
 
 
 def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """Return each point's nearest medoid, the first of equals; a medoid belongs to itself even if others coincide
-    with it.
-    """
+    """Return the number of each point's nearest medoid, the first of equals. A medoid belongs to itself."""
     owners: Indices = np.argmin(distances[:, medoids], axis=1)
     owners[medoids] = np.arange(len(medoids))
     return owners
 
 
 def medoid_cost(distances: Array, medoids: Indices) -> float:
-    """Return the sum of every point's distance to the nearest medoid."""
+    """Return the sum of all points' distances to their nearest medoid."""
     return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
 def _greedy_start(distances: Array, *, k: int) -> list[int]:
-    """Choose points one at a time, each the one that lowers the cost most (PAM's BUILD)."""
+    """Choose points one at a time, always the one that lowers the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -92,7 +92,7 @@ def _greedy_start(distances: Array, *, k: int) -> list[int]:
 
 
 def _swap(distances: Array, medoids: list[int]) -> Indices:
-    """Make each swap that lowers the cost as soon as it is found, until a whole pass finds none."""
+    """Make improving swaps until a whole pass finds none."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _two_nearest(distances, own)
     since, point = 0, 0
@@ -103,8 +103,8 @@ def _swap(distances: Array, medoids: list[int]) -> Indices:
         if point not in own:
             to = distances[point]
             gained = to < near
-            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # whoever leaves
-            # If its own medoid leaves, a point goes to its second, or to the newcomer where that is nearer.
+            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # the same for every removed medoid
+            # A point whose medoid is removed joins its second medoid or the new one, whichever is nearer.
             moves = np.where(gained, 0.0, np.minimum(to, second) - near)
             by_medoid = np.bincount(nearest, weights=moves, minlength=k)
             out = int(np.argmin(by_medoid))
@@ -117,9 +117,7 @@ def _swap(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _two_nearest(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Return each point's nearest medoid, the distance to it, and to the second (the largest distance without a
-    second).
-    """
+    """Return each point's nearest medoid, its distance, and the second nearest's distance."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -141,7 +139,7 @@ class Scale(msgspec.Struct, frozen=True):
         return len(self.centre)
 
     def unit(self, features: Array) -> Array:
-        """Return raw features `[n, width]` as unit rows; a feature on the centre has no direction and becomes 0."""
+        """Return raw features `[n, width]` scaled to rows of length 1. A feature at the centre becomes 0."""
         scaled = (features - self.centre) / self.spread
         lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
         units: Array = np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 1e-12).astype(np.float32)
@@ -149,7 +147,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def scale_of(features: Array) -> Scale:
-    """Return the scale of raw features `[n, width]`; a constant dimension keeps its values."""
+    """Return the scale of raw features `[n, width]`. A constant dimension is not divided."""
     spread = features.std(axis=0)
     return Scale(
         centre=features.mean(axis=0).astype(np.float32), spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32)
@@ -157,11 +155,13 @@ def scale_of(features: Array) -> Scale:
 
 
 CLUSTERS = 50
-"""K, as PromptTuner §5.2 and §6.3 have it."""
+"""K in PromptTuner §5.2 and §6.3."""
 CAPACITY = 3000
-"""The most candidates of a bank (§4.3.3)."""
+"""The maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""The most members that are scored one by one; larger groups score representatives of subgroups first."""
+"""The maximum number of members that a lookup scores one by one. In a larger group it scores representatives of
+subgroups first.
+"""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
@@ -176,15 +176,15 @@ class CandidateGroup(msgspec.Struct, frozen=True):
 
 class InsertionOutcome(enum.Enum):
     ADDED = "added"
-    """It is in the bank; another may have been removed for it."""
+    """The prompt was added. Another candidate may have been removed."""
     UPDATED = "updated"
-    """The text was in the bank; its record was replaced."""
+    """The bank had the text. Its record was replaced."""
     REFUSED = "refused"
-    """The bank is full, and this prompt would be the one to remove."""
+    """The bank is full, and this prompt would be the first to remove."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """The plan of an insertion: the prompt's cluster, and the candidate to remove."""
+    """An insertion: its outcome, the prompt's cluster, and the candidate to remove."""
 
     did: InsertionOutcome
     cluster: int
@@ -192,7 +192,7 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """Candidates by key, in clusters. `vectors` are unit features; the first member of a cluster represents it."""
+    """Candidates in clusters. `vectors`: unit features. The first member of a cluster represents it."""
 
     def __init__(
         self,
@@ -243,12 +243,12 @@ class Layers:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=nearest)
         largest = self._largest()
-        if len(self.clusters[largest]) == 1:  # as many clusters as there may be candidates
+        if len(self.clusters[largest]) == 1:  # the bank has as many clusters as its capacity
             return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
-        """Carry out a plan, made here or by another process."""
+        """Carry out a plan."""
         key = candidate.key
         if insertion.did is InsertionOutcome.REFUSED:
             return
@@ -263,7 +263,7 @@ class Layers:
             self._remove(insertion.removed)
 
     def trim(self) -> list[Key]:
-        """Remove candidates above the capacity, each from the largest cluster. Return the removed ones."""
+        """Remove candidates until the capacity suffices, each from the largest cluster."""
         gone = []
         while len(self) > self.capacity and len(self.clusters[largest := self._largest()]) > 1:
             gone.append(self._nearest(largest)[0])
@@ -294,7 +294,7 @@ class Layers:
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
-        """Return the subgroups of a large group of this cluster; empty for a small one."""
+        """Return the subgroups of a large group; empty for a small group."""
         if len(group.members) <= self.largest_group:
             return ()
         if (cluster, group) not in self._parts:
@@ -329,8 +329,9 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """Return the structure of candidates with different texts, from raw features `[n, width]`. Raises ValueError for no
-    candidate, and for a feature that is not a number."""
+    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates or for non-finite
+    features.
+    """
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():

@@ -1,14 +1,13 @@
-"""The search for a task's initial prompt by score, within a limit of scores.
+"""Search a bank for a task's initial prompt by score, with a limit on the number of scored prompts.
 
-PromptTuner §4.3.2: score every representative, then every member of the best one's cluster. `score` is equation 1, the
-mean loss of a few samples' targets after the prompt; nothing is tuned. `two_layers` does that, for comparison. Its cost
-depends on the best cluster's size, and it never looks at a second cluster, where the best prompt often is.
+PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster. A score is
+equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements this for comparison. Its
+cost is the cluster's size, and the best prompt is often elsewhere.
 
-`look_up` spends a fixed number of scores best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja
-and Lowe, PAMI 2014): groups wait in the order of their representatives' scores, and the best is taken next. If it is
-large, representatives of its subgroups are scored, and the subgroups join the others; if it is small, its members are
-scored, from the representative outwards. No candidate is scored twice. All candidates of a step go to the scorer
-together, so that it can batch them.
+`look_up` searches best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja and Lowe, PAMI 2014).
+Groups are queued by the score of their representatives, and the best group is taken next. A large group is replaced by
+its subgroups, after their representatives are scored. The members of a small group are scored. The scorer gets all
+candidates of a step as one batch.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
-"""Returns the loss of each prompt for the task; lower is better. A prompt that cannot be scored may be `nan`."""
+"""A function that returns the loss of each prompt for the task, or `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""The default limit of a lookup is the bank's size divided by this, but at least one path down."""
+"""The default limit of a lookup is the bank's size divided by this number (see `default_limit`)."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -37,28 +36,29 @@ class LookupResult(msgspec.Struct, frozen=True):
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
-    """By scored candidate; `inf` without a loss."""
+    """The loss of each scored candidate; `inf` if it could not be scored."""
     steps: tuple[int, ...]
-    """Numbers of candidates that were scored together."""
+    """Number of candidates in each batch of scores."""
 
     @property
     def scores(self) -> int:
         return len(self.losses)
 
     def best(self, count: int) -> list[Key]:
-        """Return the candidates of lowest loss, best first: a short list for tuning."""
+        """Return the `count` candidates of lowest loss, best first."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
 
 def default_limit(layers: Layers) -> int:
-    """Return the default number of scores: every representative and a few groups; all of a small bank."""
+    """Return the default number of scores: all representatives' and some groups', or a whole small bank's."""
     least = len(layers.clusters) + 2 * layers.largest_group
     return min(len(layers), max(least, len(layers) // SAVING))
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate of lowest loss among at most `limit` scored ones (0: `default_limit`), all representatives
-    included. Raises StokerError for a wrong number of losses, or no loss at all."""
+    """Return the candidate of lowest loss among at most `limit` scored candidates (0: `default_limit`). Scores all
+    representatives. Raises StokerError for a wrong number of losses, or without any finite loss.
+    """
     search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:
@@ -72,7 +72,7 @@ def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
 
 
 def two_layers(layers: Layers, score: Score) -> LookupResult:
-    """Run the paper's lookup: every representative, then all of the best one's cluster."""
+    """Return the result of the paper's lookup."""
     search = _Search(layers, score, limit=len(layers))
     search.wait(layers.tops())
     search.ask(search.next()[1].members)
@@ -80,7 +80,7 @@ def two_layers(layers: Layers, score: Score) -> LookupResult:
 
 
 def brute_force(layers: Layers, score: Score) -> LookupResult:
-    """Score every candidate, as a reference."""
+    """Score every candidate, for comparison."""
     search = _Search(layers, score, limit=len(layers))
     search.ask(list(layers.candidates))
     return search.found()
@@ -101,7 +101,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Queue groups by the loss of their representative, within the limit; of equals, the first."""
+        """Score representatives within the limit, and queue the groups of scored ones."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:

@@ -1,24 +1,23 @@
-"""A bank on disk: a folder that belongs to one model, used by any number of processes.
+"""A bank on disk: the folder of one model. Any number of processes may use it.
 
-    bank        the structure and every candidate with its unit feature, then insertions since
+    bank        the structure and every candidate with its unit feature, then later insertions
     readings    every candidate that was ever read, with its raw feature (`build.py`)
     lock        held (flock) by a writer
 
-The file `bank` begins with its members, written atomically; the head states their number. Each insertion is one record
-after them that includes its outcome, so every process derives the same bank. A writer takes the lock, reads the others'
-insertions, decides, and appends. Readers take no lock. When there are more insertions than members the file is
-rewritten.
+The file `bank` starts with a head and the members. Each insertion appends one record with its outcome, so every process
+derives the same bank. A writer takes the lock, reads new insertions, and appends its own. Readers take no lock. If the
+file has more insertions than the bank has members, the writer rewrites it.
 
-Both files hold frames: the length of a record, the checksum of its bytes, a checksum of these two (4 bytes each,
-little-endian), its bytes. A batch of records is one `write(2)`, then `fsync`. Bytes after the last whole frame are:
+Both files are sequences of frames: the length of a record, the checksum of the record, the checksum of these two fields
+(4 bytes each, little-endian), and the record. A batch of records is one `write(2)`, then `fsync`. Bytes after the last
+intact frame are either:
 
-- *torn*: the start of a frame, zeros, or a last frame with wrong bytes, from a killed writer or a crashed host. They
-  were never acknowledged; the next writer removes them.
-- *damaged*: anything else. It is reported with advice, and never removed silently; `build.py` rebuilds the bank from
-  the whole records of either file.
+- *torn*: the start of a frame, zeros, or a last frame with wrong bytes, after a killed writer or a crashed host. They
+  were never acknowledged, and the next writer removes them.
+- *damaged*: anything else. Damage is reported. `build.py` rebuilds the bank from both files' intact records.
 
-Why not SQLite: its write-ahead log does not work on network file systems, and its other journals need every reader to
-be able to write after a writer has died.
+SQLite's write-ahead log fails on network file systems. With its other journals readers must write after a writer has
+died.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _HEAD = Struct("<III")
 
 
 class RecordsRead(msgspec.Struct, frozen=True):
-    """Records from the byte `start` on; `end`: the end of the last whole one; `damaged`: True if more than a torn
-    write follows.
+    """Records from the byte `start` on. `end`: the end of the last intact record. `damaged`: True if the rest is
+    damaged, not only torn.
     """
 
     payloads: list[bytes]
@@ -61,9 +60,9 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> RecordsRead:
-    """Return the whole records from the byte `start` on, where a frame begins; from the first byte if another file has
-    been put in its place (it does not begin with `beginning`, or ends before). `skip` passes over damaged records.
-    Raises OSError."""
+    """Return the intact records from the byte `start` on, where a frame begins. Start at byte 0 if the file was
+    replaced (does not begin with `beginning`, or is shorter). `skip`: True to skip damaged records. Raises OSError.
+    """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < start or file.read(len(beginning)) != beginning:
             start = 0
@@ -90,8 +89,9 @@ def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bo
 
 
 def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
-    """Append records after the byte `at` and remove torn bytes there. Return the new end. The caller is the only
-    writer. Raises StokerError if the disk refuses; then no record was added."""
+    """Append records at the byte `at`, replacing torn bytes. Return the new end. The caller holds the lock. Raises
+    StokerError if the disk refuses, and then adds no record.
+    """
     data = b"".join(map(framed, payloads))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -113,7 +113,7 @@ def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
 
 
 def replace_records(path: Path, payloads: Iterable[bytes]) -> int:
-    """Replace a file by these records atomically. Return its end. Raises as `append_records`."""
+    """Replace a file atomically. Return its end."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -134,8 +134,8 @@ _BANK, _LOCK = "bank", "lock"
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
-    """The first record: the bank's model and settings. `reading`: how features were read from the model; `stamp`: a
-    new value for each written file.
+    """The first record: the bank's model and settings. `reading`: how features were read. `stamp`: unique for each
+    file.
     """
 
     format: int
@@ -151,7 +151,7 @@ class Head(msgspec.Struct, frozen=True, tag="head"):
 
 
 class BankMember(msgspec.Struct, frozen=True, tag="member"):
-    """A candidate and its cluster; the first of a cluster represents it. Vectors are float32, little-endian."""
+    """A candidate and its cluster, the representative first. Vectors are float32, little-endian."""
 
     candidate: Candidate
     cluster: int
@@ -188,7 +188,7 @@ class BankStore:
         return self.folder / _BANK
 
     def refresh(self) -> Self:
-        """Read the insertions of other processes. Raises as `open_bank`."""
+        """Read the insertions of other processes. Raises the errors of `open_bank`."""
         try:
             found = read_records(self.path, start=self._end, beginning=self._beginning)
         except FileNotFoundError:
@@ -234,8 +234,9 @@ class BankStore:
         self._inserted += len(payloads)
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
-        """Insert a prompt with its raw feature `[width]` (§4.3.3). Return the outcome. Raises ValueError for a wrong
-        feature, StokerError if the disk refuses."""
+        """Insert a prompt with its raw feature `[width]` (§4.3.3). Raises ValueError for a wrong feature, StokerError
+        if the disk refuses.
+        """
         if feature.shape != (self.layers.scale.width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {self.layers.scale.width} numbers, not {feature.shape}")
         with locked(self.folder):
@@ -266,19 +267,18 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open the bank in a folder. Raises StokerError with advice (facts `missing`, `damaged`), also for a bank of
-    another model or reading."""
+    """Open a bank. Raises StokerError (facts `missing`, `damaged`), also for another model or reading."""
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
 def create_bank(folder: Path, layers: Layers, *, model: str, reading: str) -> BankStore:
-    """Write a bank into its folder in place of an older one. The caller holds the lock."""
+    """Write a bank, replacing an old one. The caller holds the lock."""
     replace_records(folder / _BANK, _payloads(layers, model=model, reading=reading))
     return open_bank(folder, model=model, reading=reading)
 
 
 def salvage(folder: Path) -> list[Candidate]:
-    """Return the candidates of the whole records in a bank's file, including removed ones."""
+    """Return the candidates of all intact records in a bank's file."""
     try:
         payloads = read_records(folder / _BANK, skip=True).payloads[1:]
     except OSError:
@@ -293,7 +293,7 @@ def salvage(folder: Path) -> list[Candidate]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the writer's lock. Raises StokerError if the folder cannot be written."""
+    """Hold the writer's lock. Raises StokerError."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""The manager's ROUTER socket: checks keys, reads frames as events, sends frames, and notices connections that break.
+"""The manager's ROUTER socket: checks keys, reads and sends frames, and notices broken connections.
 
-CURVE refuses a peer without one of the session's key pairs before a byte of it is decoded. Every frame bears the owner
-of the key pair that its peer used (ZeroMQ's ZAP, RFC 27). The socket's monitor names the connection that broke, so the
-manager notices a killed pilot at once.
+CURVE refuses a peer without a key pair of the session before any byte is decoded. Every frame has the owner of its
+peer's key pair (ZeroMQ's ZAP, RFC 27). The socket's monitor reports broken connections, so the manager notices a killed
+pilot at once.
 
 A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
-version or session, or if the key of one block sends it for a pilot of another.
+version or session, or if one block's key sends it for another block's pilot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 HANDSHAKE_MS = 5_000
 PORTS = (21000, 21999)
 TELL_S = 5.0
-"""The core hears of refused frames at most this often, unless a client speaks."""
+"""Least seconds between two reports of refused frames to the core, unless a client sends a message."""
 _MOST_NAMED = 5
 
 
@@ -51,18 +51,19 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """A restarted manager keeps its range: compute nodes may reach no other ports."""
+    """Return the error for `ports`. A restarted manager keeps its range: compute nodes may reach no other ports."""
     first, last = ports
     names = list(_sessions_on(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
     text = f"the manager cannot listen on {interface}: ports {first}-{last} are all taken{by}"
     if not folder.file.exists():
-        return PortsTakenError(f"{text}; give it others ([session] ports in the site file)")
+        return PortsTakenError(f"{text}; name other ports ([session] ports in the site file)")
     session = folder.read().session
     free = f"`stoker down {names[0]}`, or end another program" if names else "end a program"
     again = f", then `stoker attach {session}`" if folder.launch.exists() else ""
     return PortsTakenError(
-        f"{text}; session {session} keeps the ports of its site file: free one ({free} that listens there){again}",
+        f"{text}; session {session} keeps the ports of its site file: free one of them ({free} that listens"
+        f" there){again}",
         session=session,
     )
 
@@ -80,12 +81,12 @@ def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]
 
 
 def name_of(identity: bytes) -> bytes:
-    """In a pilot's identity a secret follows its name, so that no other connection replaces its own."""
+    """Return a peer's name, without the secret that protects a pilot's identity from other connections."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
 def text_of(name: bytes) -> str:
-    """Empty if the name is not printable UTF-8, as the identity that ZeroMQ makes for a peer that chose none."""
+    """Return a name as text; empty if not printable UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -93,7 +94,7 @@ def text_of(name: bytes) -> str:
     return text if text.isprintable() else ""
 
 
-class Doors:
+class ManagerSockets:
     def __init__(
         self,
         folder: SessionFolder,
@@ -103,7 +104,7 @@ class Doors:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address` if possible, else on a free port of `interface`, else, with `any_port`, on any port."""
+        """Listen on `address`, else on a free port of `interface`, else, with `any_port`, on any port."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -138,12 +139,11 @@ class Doors:
         self._closed: set[int] = set()
         """Descriptors of broken connections. Frames that came over them may still wait to be read."""
         self._read_after_break: list[bytes] = []
-        """Identities of peers whose frame was read from a broken connection: they look alive, and have left."""
+        """Identities of peers whose frame was read from a broken connection, so they are gone."""
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
     ) -> str:
-        """The earlier `address` is best, because peers know it."""
         if address:
             try:
                 self.router.bind(address)
@@ -167,7 +167,7 @@ class Doors:
 
     @property
     def has_unread_connection(self) -> bool:
-        """A connection is open from which no frame was read: its peer is not known yet."""
+        """True if an open connection has sent no frame yet."""
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
@@ -177,8 +177,10 @@ class Doors:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`; return the peers whose connection broke. The caller handles them before it
-        reads `frames`: a peer that is back already has a frame there."""
+        """Wait for messages or `timeout_ms`; return the peers whose connection broke.
+
+        Handle them before `frames`, which may have a frame of a peer that reconnected.
+        """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
@@ -194,7 +196,6 @@ class Doors:
         return [name for name in taken if name]
 
     def _broken(self) -> Iterator[bytes]:
-        """Read the identities of broken connections from the socket's monitor."""
         while self._monitor.poll(0):
             event, descriptor = next_event(self._monitor)
             if event == zmq.EVENT_ACCEPTED:
@@ -209,7 +210,7 @@ class Doors:
                     yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
-        """Yield the owner of the peer's key, the identity of the connection, the bytes."""
+        """Yield each frame's key owner, connection identity and bytes."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -233,7 +234,7 @@ class Doors:
             yield user, peer, body.buffer
 
     def _answer_key_checks(self) -> None:
-        """Tell ZeroMQ which connecting peers have a key of the session (ZAP)."""
+        """Tell ZeroMQ which peers have a key of the session (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
@@ -243,7 +244,7 @@ class Doors:
                 self._zap.send_multipart([version, request, b"200", b"OK", str(user).encode(), b""])
 
     def take(self, name: bytes, identity: bytes) -> None:
-        """Send frames for this peer to the connection of this identity from now on."""
+        """Send later frames for this peer to the connection of this identity."""
         if name != identity and self._identities.get(name) != identity:
             self._identities[name] = identity
 
@@ -251,7 +252,7 @@ class Doors:
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """False if the peer is not connected."""
+        """Return False if the peer is not connected."""
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
@@ -271,11 +272,11 @@ class Doors:
 
 
 class EventReader:
-    """Decodes frames as events, and counts refusals. `state` is the core's, for reading."""
+    """Decodes frames as events, and counts refusals. `state`: the core's, read only."""
 
-    def __init__(self, doors: Doors, state: State, *, now: float) -> None:
+    def __init__(self, sockets: ManagerSockets, state: State, *, now: float) -> None:
         self.log = SeldomLog(log)
-        self._doors = doors
+        self._sockets = sockets
         self._state = state
         self._read_client = wire.from_client()
         self._read_pilot = wire.from_pilot()
@@ -300,7 +301,7 @@ class EventReader:
         if user.block:
             why = foreign(self._state, event.pilot, event.messages, block=user.block)
             if why:
-                self._doors.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
+                self._sockets.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
                 self.count("frame with the key of another block")
                 self.log.warning(f"block {user.block}", f"refused a frame: {why}")
                 return None
@@ -311,7 +312,7 @@ class EventReader:
         if stranger is not None:
             why = wire.why_not(stranger, session=self._state.session)
             refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
-            self._doors.answer(peer, wire.encode([refused]))
+            self._sockets.answer(peer, wire.encode([refused]))
         self.count(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
         self.log.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
 

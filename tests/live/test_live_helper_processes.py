@@ -1,5 +1,3 @@
-"""The manager and its factory, which dies or hangs, and the messages to users."""
-
 from __future__ import annotations
 
 import fcntl
@@ -22,14 +20,14 @@ from stoker.config import write_sites
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import ManagerProcess
 from stoker.manager.live import keeper
-from stoker.manager.live.attendants import FACTORY, PAUSE_S, TOLD_S, Attendant
+from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, TOLD_S, Attendant
 from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
 
-# ---- test live attendants
+# ---- helper processes
 
 
 LIMIT_S = 100.0
@@ -55,12 +53,12 @@ def factories(folder: SessionFolder) -> list[psutil.Process]:
 def _nobody_stays(folder: SessionFolder) -> Iterator[None]:
     yield
     for process in factories(folder):
-        with suppress(psutil.NoSuchProcess):  # it has ended since it was looked for
+        with suppress(psutil.NoSuchProcess):  # the process has ended since the search
             process.kill()
 
 
-class Turned:
-    """A factory's attendant, and the clock that it is told."""
+class HelperHarness:
+    """A factory's attendant with a test's clock."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.is_heard = False
@@ -70,7 +68,6 @@ class Turned:
 
     @property
     def pid(self) -> int:
-        """The factory's process id. One that cannot begin has ended before all processes are looked through."""
         process = self.attendant._process
         assert process is not None
         return process.pid
@@ -85,22 +82,22 @@ class Turned:
 def test_silent_factory_is_reported_killed_and_replaced(
     folder: SessionFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    turned = Turned(folder)
+    turned = HelperHarness(folder)
     pid = turned.pid
     os.kill(pid, signal.SIGSTOP)
     assert turned.look(TOLD_S - 1) == ""
-    assert f"the factory (pid {pid}) lives and has not said hello; its log says" in turned.look(2)
+    assert f"the factory (pid {pid}) runs but has not connected; its log says" in turned.look(2)
     turned.look(LIMIT_S - TOLD_S - 2)
     until(lambda: [each.pid for each in factories(folder)] == [pid], what="/proc shows its command line")
-    assert f"pid {pid}" in turned.look(2)  # it is killed, and still all that there is
-    assert f"the factory (pid {pid}) lives and has not said hello" in caplog.text
+    assert f"pid {pid}" in turned.look(2)  # the factory is being killed, and no second factory has started
+    assert f"the factory (pid {pid}) runs but has not connected" in caplog.text
     assert "it is killed" in caplog.text
-    until(lambda: pid not in [each.pid for each in factories(folder)], what="its end")
+    until(lambda: pid not in [each.pid for each in factories(folder)], what="the factory's end")
     turned.look(3)
     other = turned.pid
     assert other != pid
-    os.kill(other, signal.SIGSTOP)  # it would find no manager, and end
-    assert f"pid {other}" in turned.look(1)  # no hello since the first was started
+    os.kill(other, signal.SIGSTOP)  # stop it: a running factory would find no manager and exit
+    assert f"pid {other}" in turned.look(1)  # reported at once: no factory has said hello since the first start
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
     assert turned.pid == other
@@ -110,23 +107,23 @@ def test_silent_factory_is_reported_killed_and_replaced(
 def test_what_is_told_is_what_the_factory_waits_for(folder: SessionFolder) -> None:
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        turned = Turned(folder)
+        turned = HelperHarness(folder)
         pid = turned.pid
         log = folder.path / "factory.log"
-        until(lambda: "another factory" in log.read_text(), what="its word", seconds=30)
+        until(lambda: "another factory" in log.read_text(), what="the factory's line in its log", seconds=30)
         words = turned.look(TOLD_S + 1)
-        assert f"(pid {pid}) lives and has not said hello; its log says: another factory of the session is" in words
+        assert f"(pid {pid}) runs but has not connected; its log says: another factory of the session is" in words
         assert f"running, pid {os.getpid()} (" in words
-        assert words.endswith("waiting for it to leave, for 1 min at most")
+        assert words.endswith("waiting for its exit, for 1 min at most")
 
 
 @pytest.mark.usefixtures("_nobody_stays")
 def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionFolder) -> None:
     folder.sites.mkdir(exist_ok=True)
     (folder.sites / "lab.toml").write_text('[provider]\n"one GPU node" = "x"\n')
-    turned = Turned(folder)
+    turned = HelperHarness(folder)
     pid = turned.pid
-    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="its end", seconds=30)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="the factory's end", seconds=30)
     assert turned.look(1) == ""
     turned.now += TOLD_S
     words = turned.attendant.trouble(turned.now)
@@ -136,8 +133,8 @@ def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionF
 
 IMPATIENT = """
 import sys
-from stoker.manager.live import attendants
-attendants.TOLD_S = 1.0
+from stoker.manager.live import helper_processes
+helper_processes.TOLD_S = 1.0
 from stoker.manager.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -145,7 +142,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    """A manager that reports a silent factory soon, and whose factory does not get the session's lock."""
+    """Yield a manager that soon reports a silent factory, whose factory cannot get the session's lock."""
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-c", IMPATIENT, "--session", str(folder.path), "--name", "test", "--detached"]
@@ -178,14 +175,14 @@ def test_status_and_stories_tell_why_no_block_is_submitted(peers: Peers) -> None
 @pytest.mark.usefixtures("site", "_nobody_stays")
 def test_a_log_of_another_time_is_not_told(folder: SessionFolder) -> None:
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
-    turned = Turned(folder)
+    turned = HelperHarness(folder)
     os.kill(turned.pid, signal.SIGSTOP)
     words = turned.look(TOLD_S + 1)
-    assert "lives and has not said hello" in words
+    assert "runs but has not connected" in words
     assert "somebody else's word" not in words
 
 
-# ---- test live restarts
+# ---- restarts
 
 
 class Clock:
@@ -202,7 +199,7 @@ def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     progress.report_first_end(7)
     if does:
         progress.report_first_end(8)
-        os.utime(file, ns=(0, restarts._before + 1))  # file systems may be coarse
+        os.utime(file, ns=(0, restarts._before + 1))  # set a later time: file systems may have coarse times
     return restarts.died()
 
 

@@ -1,9 +1,8 @@
-"""Processes that a session needs besides its manager: the factory, which submits blocks, and the seed, which serves
-objects to pilots that share no file system with this machine.
+"""Start the factory, which submits blocks, and the seed, which serves objects to pilots without a shared file system.
 
-They hold a lock in the session folder so that there is one of each, and end by themselves when the session does: a
-manager that is killed leaves them running, and finds them again. Status reports a factory that says no hello within
-`TOLD_S`, with the last line of its log; after its time limit it is killed and replaced.
+A lock in the session folder allows one of each. They exit when the session ends, so they outlive a killed manager.
+Status reports a factory without a hello for `TOLD_S`, with the last line of its log; after its time limit it is
+replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from stoker.config import load_site
 from stoker.protocol.blocks import Rule, Source
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
-from stoker.site import Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
+from stoker.site import EXCLUDES_NODES, Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 
 log = logging.getLogger("stoker.manager")
 
@@ -34,7 +33,7 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""A factory's time until its hello, in addition to the commands of the factory before it."""
+"""Seconds until a factory's hello, in addition to the time limit of batch commands."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 
@@ -61,10 +60,10 @@ class Attendant:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start it if it does not run, kill it if it is silent for too long."""
+        """Start the process if it does not run; kill it if it is silent too long."""
         if self._is_heard():
             self._quiet_since = None
-            if self._hello_limit_s < math.inf:  # it does its work, however soon it may be killed
+            if self._hello_limit_s < math.inf:  # it works, so it is no failed start
                 self._pause.reset()
         elif self._quiet_since is None:
             self._quiet_since = now
@@ -73,9 +72,9 @@ class Attendant:
             if now - self._started_at > LONGEST_PAUSE_S:
                 self._pause.reset()
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
-                log.warning("%s; after %.0f s of that it is killed", self._what_is_wrong(process), self._hello_limit_s)
+                log.warning("%s; it is killed after %.0f s", self._what_is_wrong(process), self._hello_limit_s)
                 process.kill()
-                self._started_at = now  # if it survives even that, it is not killed at every check
+                self._started_at = now  # do not kill it again at every check
             return
         if process is not None:
             if now - self._started_at < self._pause.seconds:
@@ -108,13 +107,13 @@ class Attendant:
 
     def _what_is_wrong(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()
-        is_so = "lives and has not said hello" if code is None else f"has ended ({code}) and will be started again"
+        is_so = "runs but has not connected" if code is None else f"has ended ({code}) and will be started again"
         said = _last_line(self._log, after=self._said_before)
         words = f"its log says: {said}" if said else "its log says nothing"
         return f"the {self._name} (pid {process.pid}) {is_so}; {words}"
 
 
-class Attendants:
+class HelperProcesses:
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...], *, is_factory_here: Callable[[], bool]) -> None:
         self._factory: Attendant | None = None
         self._each: list[Attendant] = []
@@ -126,7 +125,7 @@ class Attendants:
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Why no blocks are submitted, as of the last check; empty if they are, or will be soon."""
+        """Why no blocks are submitted, as of the last check; empty if they are or will be soon."""
 
     def start_missing(self) -> None:
         now = time.monotonic()
@@ -148,7 +147,7 @@ def _last_line(file: Path, *, after: int) -> str:
     try:
         with file.open("rb") as data:
             size = data.seek(0, 2)
-            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # it may have restarted
+            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # the log may be a new file
             lines = data.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
@@ -162,10 +161,10 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """Return a site in the form that the manager needs. `kept`: the session outlives programs."""
+    """Return a site as the manager's source. `kept`: the session outlives programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
-    if site.engine is Engine.TASKVINE:  # its pool is one pilot that stays; the pool manages its own workers
+    if site.engine is Engine.TASKVINE:  # TaskVine's pool is one lasting pilot, which manages its own workers
         return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
     rules = {
         ProvisioningName.DEFAULT: Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC,
@@ -181,9 +180,11 @@ def source_of(site: Site, *, kept: bool) -> Source:
         least=pilot.min_blocks,
         most=pilot.max_blocks,
         keep_pending=policy.keep_pending,
-        idle_s=policy.let_go_after_s(kept=kept),
+        idle_s=policy.idle_release_s(kept=kept),
         finish_within_s=float(policy.finish_within_s),
         nodes=provider.pilots,
         walltime_s=0.0 if provider.kind is ProviderKind.LOCAL else float(provider.walltime_s),
         slots=slots,
+        exclude_nodes=provider.exclude_nodes if provider.kind in EXCLUDES_NODES else 0,
+        probe_nodes_s=float(provider.probe_nodes_s),
     )

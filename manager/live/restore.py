@@ -1,10 +1,9 @@
-"""How a manager comes back from its journal: the newest snapshot, the events since, and what to do if they are damaged.
+"""Restore a manager from its journal: the newest snapshot and the later events, even if damaged.
 
-- A damaged record with whole ones behind it loses its own event: the core continues with a hole (`RecordsLost`), and
-  every peer is asked again. The damaged file is kept under another name.
-- If the beginning cannot be read, or another version of Stoker decides otherwise than the writer of the journal, the
-  manager puts all files aside and starts a new core with the ends that clients have not confirmed. Its peers report
-  again what they hold.
+- A damaged record before whole records loses only its event. The core continues with a gap (`RecordsLost`), and every
+  peer reports again.
+- If the beginning cannot be read, or another version of Stoker wrote the journal and decided differently, the manager
+  puts all files aside. It starts a new core with the unconfirmed ends, and its peers report again.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ from stoker.whole_files import draft_of, sync_folder
 
 log = logging.getLogger("stoker.manager")
 
-_NO_SNAPSHOT = "the snapshot that belongs before it is not there"
+_NO_SNAPSHOT = "its snapshot is missing"
 
 
 class JournalPast:
-    """A journal's newest readable beginning, and the records that follow.
+    """A journal's newest readable beginning, and the later records.
 
-    `since`: when the snapshot was made (0: no snapshot). `unreadable`: snapshots that cannot be read, and why. `lost`:
-    damaged bytes so far. `is_comparable`: False between damage and the first manager that came back without the damaged
-    events: decisions in between rest on lost events.
+    `since`: when the snapshot was made (0 = no snapshot). `unreadable`: unreadable snapshots, and why. `lost`: damaged
+    bytes so far. `is_comparable`: False from damage until a manager restarted without the damaged events.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """The files lead from a snapshot, or from the session's beginning, to its end."""
+        """True if the files reach from a snapshot, or the session's beginning, to its end."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -84,7 +82,7 @@ class JournalPast:
         for number, path in records.list_snapshots(self.journal):
             following = [each for each in self._segments if each.head.number >= number]
             if not following or following[0].head.number != number:
-                continue  # a manager that was killed, or has lost the session, had not begun its segment
+                continue  # a manager that was killed, or lost the session, did not begin this segment
             try:
                 found = snapshot.read(path)
                 if not self.unreadable:
@@ -104,7 +102,6 @@ class JournalPast:
         return self.core_at(now).handle(event, now)
 
     def core_at(self, now: float) -> Core:
-        """Make the core at this time if no snapshot holds one."""
         if self.core is None:
             self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
             self.core.start()
@@ -120,10 +117,10 @@ class JournalPast:
             self.handle(event, now)
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """Yield the events since then, and checks of the decisions on them. Damage is an event: `RecordsLost`."""
+        """Yield the events since the snapshot, and checks of the decisions. Damage yields `RecordsLost`."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
-            raise SessionError(f"{self.journal} does not tell how the session began: {why}")
+            raise SessionError(f"{self.journal} lacks the beginning of the session: {why}")
         now = self.since or self._began_at()
         number = self.first_segment
         for segment in self._segments:
@@ -142,7 +139,7 @@ class JournalPast:
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
-        if segment.head.mark:  # an old journal, or a damaged head, does not know
+        if segment.head.mark:  # an old journal or a damaged head lacks the number
             self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
@@ -165,14 +162,15 @@ class JournalPast:
         if isinstance(event, RecordsLost):
             self.lost += max(1, event.bytes)
             self.is_comparable = False
-        elif isinstance(event, ManagerRestarted):  # a later damage may have hit what this manager still had
+        elif isinstance(event, ManagerRestarted):  # damage may have destroyed events that this manager still had
             self.is_comparable = event.lost >= self.lost
         return event
 
 
-class CameBack(msgspec.Struct):
-    """`core`: None if there was no journal, or it was put aside. `end`: where the journal continues. `ends`: call ends
-    for a new core. `compact`: write a snapshot soon."""
+class RestoredManager(msgspec.Struct):
+    """`core`: None without a journal, or if it was put aside. `end`: where the journal continues. `ends`: for a new
+    core. `compact`: write a snapshot soon.
+    """
 
     core: Core | None = None
     end: JournalEnd | None = None
@@ -185,20 +183,20 @@ class CameBack(msgspec.Struct):
 
 
 class _DecidesOtherwise(Exception):
-    """A replay decides otherwise than the manager that wrote the journal."""
+    """A replay decides differently from the journal's writer."""
 
 
-def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
-    """Raises SessionError for a file that is no journal."""
+def restore_manager(journal: Path, session: str, policies: Policies) -> RestoredManager:
+    """Restore a manager. Raises SessionError for a file that is no journal."""
     for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):
-        return CameBack()
+        return RestoredManager()
     past = JournalPast(journal, session, policies)
     is_from_snapshot = past.core is not None
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
-        return _begin_anew(past, f"the journal does not tell how the session began ({why})")
+        return _begin_anew(past, f"the journal lacks the beginning of the session ({why})")
     notices: list[str] = []
     try:
         _replay(past, notices)
@@ -214,7 +212,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
         for path in records.older_files(journal, past.first_segment):
             path.unlink(missing_ok=True)
     notices += [f"{path.name}: this snapshot cannot be read ({why})" for path, why in past.unreadable.items()]
-    return CameBack(
+    return RestoredManager(
         past.core,
         end,
         notices=notices,
@@ -226,7 +224,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
 
 
 def _replay(past: JournalPast, notices: list[str]) -> None:
-    """A difference between two versions raises; within this version it is a fault, and gives a notice."""
+    """Replay and compare decisions. A difference raises if another version wrote the journal, else gives a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):
@@ -235,7 +233,7 @@ def _replay(past: JournalPast, notices: list[str]) -> None:
             made.clear()
             continue
         number = past.next_event - 1
-        core = past.core_at(now)  # a policy that cannot be made is no fault of the journal
+        core = past.core_at(now)  # an error of a policy's constructor is no fault of the journal
         try:
             check = check_of(core.handle(record, now))
         except Exception as error:
@@ -256,15 +254,15 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
     by = past.head.stoker if past.head is not None else ""
     where = f"event {different[0]:,} of the journal"
     if by != records.WRITER:
-        theirs = f"Stoker {by or 'of before'}, which wrote it"
+        theirs = f"Stoker {by or 'of an earlier version'}, which wrote it"
         raise _DecidesOtherwise(f"Stoker {records.WRITER} decides otherwise about {where} than {theirs}")
-    text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
+    text = f"a replay decides otherwise about {where} than the manager did: report it, with the journal"
     log.error("%s", text)
     return [text]
 
 
 def _keep_damaged(past: JournalPast) -> list[str]:
-    """Keep each damaged file, and continue the journal in another segment. Returns notices for people."""
+    """Keep damaged files, and continue in another segment. Return notices for users."""
     notices, copies = [], set[Path]()
     for path, damage in past.damage:
         if damage.cut:
@@ -287,12 +285,12 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep(path: Path, name: Path) -> str:
-    """Return why a file cannot be kept, or "". Hard links may be missing."""
+    """Return why a file cannot be kept, or "". Copies it if hard links are missing."""
     try:
         name.hardlink_to(path)
         return ""
     except OSError as error:
-        log.info("%s gets no second name (%s): it is copied", path, error.strerror)
+        log.info("%s cannot be linked (%s): it is copied", path, error.strerror)
     try:
         with draft_of(name, draft=name.with_name(f"{name.name}.draft")) as draft:
             shutil.copyfile(path, draft)
@@ -302,8 +300,8 @@ def _keep(path: Path, name: Path) -> str:
     return ""
 
 
-def _begin_anew(past: JournalPast, why: str) -> CameBack:
-    """Put all files aside, and begin with the ends that clients have not confirmed."""
+def _begin_anew(past: JournalPast, why: str) -> RestoredManager:
+    """Put all files aside, and begin with unconfirmed ends."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     files = records.journal_files(past.journal)
     for path in files:
@@ -317,7 +315,7 @@ def _begin_anew(past: JournalPast, why: str) -> CameBack:
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
     notice = f"{why}: {kept}, and clients and pilots report their state again"
     log.error("%s", notice)
-    return CameBack(ends=list(ends.values()), notices=[notice])
+    return RestoredManager(ends=list(ends.values()), notices=[notice])
 
 
 def _good_ends(path: Path) -> list[CallEnd]:

@@ -1,0 +1,152 @@
+"""Parse a model's text into the parts of an OpenAI answer: its reasoning, its text, and its function calls."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint
+from stoker.apps.common.openai_tools import ToolChoice
+from stoker.apps.common.reasoning import REASONING, ReasoningParser, Thoughts, reasoning_of_template
+from stoker.apps.common.tool_calls import (
+    FORMATS,
+    PLAIN_FORMAT,
+    CallDelta,
+    CallParser,
+    NamedCallParser,
+    ParsedText,
+    ToolCallParser,
+    ToolFormat,
+    format_of_template,
+)
+from stoker.apps.common.tool_prompts import has_tools
+from stoker.apps.common.xml_calls import XMLCallParser
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A function call of an answer. `arguments`: text, which should be JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class CallPart(msgspec.Struct, frozen=True):
+    """A part of call number `index`. Only the first part has an `id` and a `name`."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class AnswerDelta(msgspec.Struct, frozen=True):
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[CallPart, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.text or self.calls)
+
+
+class AnswerParser:
+    """Parses one answer, piece by piece.
+
+    `seed` makes the ids of calls, so that an answer that is written again has the same ids.
+    """
+
+    def __init__(
+        self, *, reasoning: ReasoningParser | None, calls: CallParser | None, seed: str, has_short_ids: bool
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._seed = seed
+        self._has_short_ids = has_short_ids
+        self.has_calls = False
+
+    def feed(self, text: str) -> AnswerDelta:
+        thoughts = self._reasoning.feed(text) if self._reasoning else Thoughts(text=text)
+        parsed = self._calls.feed(thoughts.text) if self._calls else ParsedText(thoughts.text)
+        return self._delta(thoughts.reasoning, parsed.text, parsed.calls)
+
+    def end(self) -> AnswerDelta:
+        """Return the rest after the last piece."""
+        thoughts = self._reasoning.end() if self._reasoning else Thoughts()
+        if self._calls is None:
+            return self._delta(thoughts.reasoning, thoughts.text, ())
+        first, last = self._calls.feed(thoughts.text), self._calls.end()
+        return self._delta(thoughts.reasoning, first.text + last.text, (*first.calls, *last.calls))
+
+    def finish_reason(self, reason: str) -> str:
+        return "tool_calls" if self.has_calls and reason == "stop" else reason
+
+    def _delta(self, reasoning: str, text: str, calls: Sequence[CallDelta]) -> AnswerDelta:
+        parts = tuple(
+            CallPart(call.index, self._id(call.index) if call.name else "", call.name, call.arguments) for call in calls
+        )
+        self.has_calls = self.has_calls or bool(parts)
+        return AnswerDelta(reasoning, text, parts)
+
+    def _id(self, index: int) -> str:
+        digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()
+        return digest[:9] if self._has_short_ids else f"call_{digest}"
+
+
+def tool_format(request: ApiRequest, template: str) -> ToolFormat:
+    name = request.tool_parser or (format_of_template(template) if has_tools(template) else PLAIN_FORMAT)
+    return FORMATS[name]
+
+
+def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
+    """Return the parser of a request's answer; None if the whole answer is ordinary text.
+
+    Args:
+        request: The request.
+        template: The model's chat template; empty if it has none.
+        prompt: The prompt that the template made.
+        place: The index of the prompt in the request.
+    """
+    if request.endpoint is not Endpoint.CHAT:
+        return None
+    marks = None
+    if not request.sampling.form_field:  # a text that is held to a form has no thoughts
+        marks = REASONING.get(request.reasoning_parser or reasoning_of_template(template))
+    format = tool_format(request, template)
+    calls = _call_parser(request, format)
+    if marks is None and calls is None:
+        return None
+    return AnswerParser(
+        reasoning=ReasoningParser(marks, prompt=prompt) if marks is not None else None,
+        calls=calls,
+        seed=f"{request.custom_id}/{request.sampling.seed}/{place}",
+        has_short_ids=format.has_short_ids,
+    )
+
+
+def _call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | None:
+    tools = request.tools
+    only_first = not tools.is_parallel
+    match tools.choice:
+        case ToolChoice.NAMED:
+            return NamedCallParser(tools.name)
+        case ToolChoice.REQUIRED:
+            return ToolCallParser(FORMATS["json"], tools.names, only_first=only_first)
+        case ToolChoice.AUTO if format.is_xml and not request.sampling.form_field:
+            return XMLCallParser(tools.parameters, only_first=only_first)
+        case ToolChoice.AUTO if not request.sampling.form_field:
+            return ToolCallParser(format, tools.names, only_first=only_first)
+        case _:
+            return None
+
+
+def whole_answer(parser: AnswerParser, text: str) -> tuple[AnswerDelta, tuple[ToolCall, ...]]:
+    """Return the reasoning and text of a whole answer, and its calls."""
+    parts = (parser.feed(text), parser.end())
+    calls: dict[int, ToolCall] = {}
+    for part in (call for each in parts for call in each.calls):
+        before = calls.get(part.index, ToolCall(part.id, part.name, ""))
+        calls[part.index] = ToolCall(before.id, before.name, before.arguments + part.arguments)
+    found = AnswerDelta("".join(each.reasoning for each in parts), "".join(each.text for each in parts))
+    return found, tuple(calls.values())

@@ -1,0 +1,167 @@
+"""The messages of a conversation in OpenAI's form.
+
+Clients send back the messages of earlier answers, so every message field of OpenAI's answers is accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.refusals import equals, refused, shown
+
+
+class SaidCall(msgspec.Struct, frozen=True):
+    """A function call of an earlier answer. `arguments`: JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation.
+
+    `role`: system, user, assistant or tool. `name`: its author, for some chat templates. `calls`: the function calls of
+    an assistant. `call_id`: the call that a tool answers. `reasoning`: an assistant's, for some chat templates.
+    """
+
+    role: str
+    content: str
+    name: str = ""
+    calls: tuple[SaidCall, ...] = ()
+    call_id: str = ""
+    reasoning: str = ""
+
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_REASONING = ("reasoning_content", "reasoning")
+_HONOURED = ("role", "content", "name", "refusal", *_REASONING)
+_BY_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}
+"""Fields of messages of one role."""
+_IGNORED = frozenset(
+    {
+        "annotations", "metadata", "id", "object", "created", "status", "weight", "reasoning_details",
+        "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
+    }
+)  # fmt: skip
+"""Message fields that never reach a prompt: facts of earlier answers, and notes of clients."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"function_call": ({},), "audio": ({},), "tool_calls": ([],)}
+
+
+def read_messages(messages: Any, ignored: Callable[[str], None]) -> tuple[ChatMessage, ...]:
+    """Parse messages. Raises RequestRefused. `ignored` is called with each ignored field."""
+    if not isinstance(messages, list) or not messages:
+        raise refused("messages", f"must be a list of messages, and is {shown(messages)}", "invalid_type")
+    return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))
+
+
+def _message(message: Any, where: str, ignored: Callable[[str], None]) -> ChatMessage:
+    if not isinstance(message, dict):
+        raise refused(where, f"must be an object, and is {shown(message)}", "invalid_type")
+    role = message.get("role")
+    for name, value in message.items():
+        if value is None or name in _HONOURED or (role is not None and _BY_ROLE.get(name) == role):
+            continue
+        if name in _IGNORED:
+            ignored(f"messages[].{name}")
+        elif not any(equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
+            _refuse_field(name, f"{where}.{name}")
+    if not isinstance(role, str) or role not in _ROLES:
+        what = "is missing" if role is None else f"is {shown(role)}; it must be system, user, assistant or tool"
+        raise refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
+    calls = _calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else ()
+    return ChatMessage(
+        role=_ROLES[role],
+        content="" if calls and not message.get("content") else _content_or_refusal(message, where),
+        name=_text(message, "name", where),
+        calls=calls,
+        call_id=_call_id(message, where) if role == "tool" else "",
+        reasoning=next((text for name in _REASONING if isinstance(text := message.get(name), str)), ""),
+    )
+
+
+def _refuse_field(name: str, where: str) -> None:
+    if name in _BY_ROLE:
+        raise refused(where, f"is for messages of the role {_BY_ROLE[name]}", "invalid_value")
+    if name in _NEUTRAL:
+        instead = "use tool_calls" if name == "function_call" else "leave it out"
+        raise refused(where, f"is not supported here; {instead}", "unsupported_parameter")
+    near = difflib.get_close_matches(name, ["role", "content", "name", *_BY_ROLE], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+    raise refused(where, f"is not a known field of a message{hint}", "unknown_parameter")
+
+
+def _text(message: dict[str, Any], name: str, where: str) -> str:
+    text = message.get(name) or ""
+    if not isinstance(text, str):
+        raise refused(f"{where}.{name}", f"must be a text, and is {shown(text)}", "invalid_type")
+    return text
+
+
+def _call_id(message: dict[str, Any], where: str) -> str:
+    if not (id := _text(message, "tool_call_id", where)):
+        raise refused(f"{where}.tool_call_id", "is missing", "missing_required_parameter")
+    return id
+
+
+def _calls(calls: Any, where: str) -> tuple[SaidCall, ...]:
+    if calls is None:
+        return ()
+    if not isinstance(calls, list):
+        raise refused(where, f"must be a list of calls, and is {shown(calls)}", "invalid_type")
+    return tuple(_call(call, f"{where}[{number}]") for number, call in enumerate(calls))
+
+
+def _call(call: Any, where: str) -> SaidCall:
+    if not isinstance(call, dict):
+        raise refused(where, f"must be an object, and is {shown(call)}", "invalid_type")
+    if (kind := call.get("type", "function")) != "function":
+        raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise refused(f"{where}.function", "must be an object with name and arguments", "invalid_type")
+    found = {"id": call.get("id"), "function.name": function.get("name")}
+    for name, value in found.items():
+        if not isinstance(value, str) or not value:
+            raise refused(f"{where}.{name}", "must be a text that is not empty", "invalid_type")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str):
+        raise refused(f"{where}.function.arguments", f"must be a text, and is {shown(arguments)}", "invalid_type")
+    return SaidCall(call["id"], function["name"], arguments)
+
+
+def _content_or_refusal(message: dict[str, Any], where: str) -> str:
+    refusal, content = message.get("refusal"), message.get("content")
+    if not refusal:
+        return _content(content, f"{where}.content")
+    if not isinstance(refusal, str):
+        raise refused(f"{where}.refusal", f"must be a text, and is {shown(refusal)}", "invalid_type")
+    if content:
+        raise refused(f"{where}.refusal", "is given together with content; give one of them", "invalid_value")
+    return refusal
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise refused(where, "is missing", "missing_required_parameter")
+    if not isinstance(content, list) or not content:
+        raise refused(where, f"must be a text or a list of parts, and is {shown(content)}", "invalid_type")
+    texts: list[str] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(text, str):
+            what = (
+                f"is of type {shown(kind)}; only text is supported"
+                if kind not in ("text", "refusal")
+                else "has no text"
+            )
+            raise refused(f"{where}[{number}]", what, "unsupported_value")
+        texts.append(text)
+    return "\n".join(texts)

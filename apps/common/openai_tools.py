@@ -1,0 +1,143 @@
+"""The tools of a request: the functions that a model may call, and the JSON schema of a call that it must make.
+
+A call that the request requires is held by a schema, with vLLM's shapes: the arguments of the named function, or else a
+list of objects with `name` and `parameters`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.refusals import json_text, refused, shown
+
+Body = Mapping[str, Any]
+TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+_MOST_TOOLS = 1024
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class ToolChoice(enum.Enum):
+    NONE = "none"
+    """The model sees no tools."""
+    AUTO = "auto"
+    """The model decides whether it calls functions."""
+    REQUIRED = "required"
+    """The model calls at least one function."""
+    NAMED = "function"
+    """The model calls one function, which the request names."""
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """The functions of a request, as a chat template gets them. `name`: the function of the choice `NAMED`."""
+
+    functions: tuple[dict[str, Any], ...] = ()
+    choice: ToolChoice = ToolChoice.NONE
+    name: str = ""
+    is_parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.parameters)
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """The schema of each function's parameters."""
+        return {each["function"]["name"]: _parameters(each) for each in self.functions}
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
+
+    @property
+    def schema(self) -> str:
+        """The JSON schema of the text of a forced call."""
+        parameters = self.parameters
+        if self.choice is ToolChoice.NAMED:
+            return json_text(parameters[self.name])
+        calls, definitions = [], {}
+        for number, (name, schema) in enumerate(parameters.items()):
+            place = f"parameters{number}"
+            definitions[place] = _moved(schema, f"#/$defs/{place}")
+            properties = {"name": {"enum": [name]}, "parameters": {"$ref": f"#/$defs/{place}"}}
+            required = ["name", "parameters"]
+            calls.append(
+                {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+            )
+        most = {} if self.is_parallel else {"maxItems": 1}
+        return json_text({"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions})
+
+
+def read_tools(body: Body) -> Tools:
+    """Parse the tools of a request's body. Raises RequestRefused."""
+    given = body.get("tools", [])
+    if not isinstance(given, list) or len(given) > _MOST_TOOLS:
+        raise refused("tools", f"must be a list of up to {_MOST_TOOLS} tools, and is {shown(given)}", "invalid_type")
+    functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(given))
+    is_parallel = body.get("parallel_tool_calls", True)
+    if not isinstance(is_parallel, bool):
+        raise refused("parallel_tool_calls", f"must be true or false, and is {shown(is_parallel)}", "invalid_type")
+    choice, name = _choice(body.get("tool_choice", "auto"))
+    tools = Tools(functions, choice, name, is_parallel)
+    if tools.is_forced and not functions:
+        raise refused("tool_choice", "needs tools", "invalid_value")
+    if name and name not in tools.names:
+        raise refused("tool_choice", f"names the function {shown(name)}, which is not in tools", "invalid_value")
+    return tools if functions and choice is not ToolChoice.NONE else Tools()
+
+
+def _function(tool: Any, where: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise refused(f"{where}.function", f"must be an object, and is {shown(function)}", "invalid_type")
+    given = {name: value for name, value in function.items() if value is not None}
+    for name in given:
+        if name not in _FUNCTION_FIELDS:
+            raise refused(f"{where}.function.{name}", "is not a known field of a function", "unknown_parameter")
+    name = given.get("name")
+    if not isinstance(name, str) or not name:
+        raise refused(f"{where}.function.name", f"must be a text, and is {shown(name)}", "invalid_type")
+    kinds = {"description": (str, "a text"), "parameters": (dict, "a JSON schema"), "strict": (bool, "true or false")}
+    for field, (kind, what) in kinds.items():
+        if field in given and not isinstance(given[field], kind):
+            raise refused(f"{where}.function.{field}", f"must be {what}, and is {shown(given[field])}", "invalid_type")
+    shown_to_model = {field: given[field] for field in ("name", "description", "parameters") if field in given}
+    return {"type": "function", "function": shown_to_model}
+
+
+def _choice(choice: Any) -> tuple[ToolChoice, str]:
+    words = (ToolChoice.NONE, ToolChoice.AUTO, ToolChoice.REQUIRED)
+    if isinstance(choice, str) and choice in (each.value for each in words):
+        return ToolChoice(choice), ""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        what = "it must be none, auto, required, or an object with type function and function.name"
+        raise refused("tool_choice", f"is {shown(choice)}; {what}", "unsupported_value")
+    return ToolChoice.NAMED, name
+
+
+def _parameters(tool: Body) -> dict[str, Any]:
+    parameters: dict[str, Any] = tool["function"].get("parameters") or _NO_PARAMETERS
+    return parameters
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema for another place in a document, where its references still find their targets."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value.removeprefix("#")
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }

@@ -1,0 +1,98 @@
+"""Separate a model's reasoning from its answer, piece by piece as the model writes them.
+
+A model that reasons writes its thoughts between two marks before its answer. The first mark may already stand at the
+end of the prompt, because some chat templates write it. Blank lines around the thoughts are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from stoker.apps.common.tool_calls import overlap
+
+
+class ReasoningMarks(msgspec.Struct, frozen=True):
+    begin: str
+    end: str
+
+
+REASONING: Mapping[str, ReasoningMarks] = {
+    "deepseek_r1": ReasoningMarks("<think>", "</think>"),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>"),
+}
+"""Marks by vLLM's names."""
+NO_REASONING = "none"
+REASONING_PARSERS = (NO_REASONING, *REASONING)
+
+
+def reasoning_of_template(template: str) -> str:
+    """Return the name of the marks that a chat template contains; `none` without any."""
+    found = (name for name, marks in REASONING.items() if marks.end in template)
+    return next(found, NO_REASONING)
+
+
+class Thoughts(msgspec.Struct, frozen=True):
+    """The result of a piece of text: its reasoning, and the part of the answer after it."""
+
+    reasoning: str = ""
+    text: str = ""
+
+
+class ReasoningParser:
+    """Parses one answer. `prompt`: its prompt, which may end with the first mark."""
+
+    def __init__(self, marks: ReasoningMarks, *, prompt: str) -> None:
+        self._marks = marks
+        self._is_reasoning = prompt.rstrip().endswith(marks.begin)
+        self._is_first = not self._is_reasoning
+        """True while the answer may begin with the first mark."""
+        self._is_blank = True
+        """True if the reasoning, or the answer after it, has only blanks so far."""
+        self._held = ""
+
+    def feed(self, text: str) -> Thoughts:
+        self._held += text
+        if self._is_first and not self._begins():
+            return Thoughts()
+        reasoning = self._take_reasoning() if self._is_reasoning else ""
+        return Thoughts(reasoning, "" if self._is_reasoning else self._take_answer())
+
+    def end(self) -> Thoughts:
+        held, self._held = self._held, ""
+        return Thoughts(reasoning=held.rstrip()) if self._is_reasoning else Thoughts(text=held)
+
+    def _begins(self) -> bool:
+        """Return False if more text must show whether the answer begins with the first mark."""
+        said = self._held.lstrip()
+        if said.startswith(self._marks.begin):
+            self._is_reasoning, self._held = True, said.removeprefix(self._marks.begin)
+        elif self._marks.begin.startswith(said):
+            return False
+        else:
+            self._is_blank = False
+        self._is_first = False
+        return True
+
+    def _take_reasoning(self) -> str:
+        thought, mark, rest = self._held.partition(self._marks.end)
+        if mark:
+            self._is_reasoning = False
+            self._held = rest
+            kept = thought.rstrip()
+        else:
+            kept = thought[: len(thought) - overlap(thought, self._marks.end)].rstrip()
+            self._held = thought[len(kept) :]
+        if self._is_blank:
+            kept = kept.lstrip()
+        self._is_blank = bool(mark) or (self._is_blank and not kept)
+        return kept
+
+    def _take_answer(self) -> str:
+        text, self._held = self._held, ""
+        if self._is_blank:
+            text = text.lstrip()
+            self._is_blank = not text
+        return text

@@ -1,0 +1,110 @@
+"""The messages and tools of a request as a chat template gets them.
+
+A chat template that has no tools still serves requests with tools: a text in front of the conversation describes the
+functions and the format of a call (`PLAIN_FORMAT`), and calls and their results become texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.openai_messages import ChatMessage
+from stoker.apps.common.openai_requests import ApiRequest
+from stoker.apps.common.openai_tools import ToolChoice, Tools
+from stoker.apps.common.refusals import json_text
+from stoker.apps.common.tool_calls import ToolFormat
+
+_SHORT_ID = 9
+_PLAIN_TOOLS = """\
+You can call functions. They are described here as JSON, one per line:
+{functions}
+
+To call a function, write its name and its arguments as JSON between these tags, and nothing after them:
+<tool_call>
+{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>"""
+_FORCED = {
+    ToolChoice.REQUIRED: (
+        'Answer now with a JSON list of one or more function calls: [{"name": "NAME", "parameters": {...}}]'
+    ),
+    ToolChoice.NAMED: "Answer now with the arguments of the function {name}, as one JSON object and nothing else",
+}
+
+
+def has_tools(template: str) -> bool:
+    """True if a chat template renders tools and calls itself."""
+    return "tools" in template
+
+
+def template_messages(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
+    """Return the messages of a conversation for a chat template; empty template: none."""
+    if has_tools(template):
+        return [_message(message, format) for message in request.messages]
+    messages = [_plain_message(message) for message in request.messages]
+    return _with_tools(messages, request.tools) if request.tools.functions else messages
+
+
+def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
+    found: dict[str, Any] = _said(message, message.role, message.content)
+    if message.calls:
+        found["tool_calls"] = [
+            {
+                "id": _call_id(call.id, format),
+                "type": "function",
+                "function": {"name": call.name, "arguments": _parsed(call.arguments)},
+            }
+            for call in message.calls
+        ]
+    if message.call_id:
+        found["tool_call_id"] = _call_id(message.call_id, format)
+    return found
+
+
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
+    if message.role == "tool":
+        return _said(message, "user", f"<tool_response>\n{message.content}\n</tool_response>")
+    calls = [
+        f"<tool_call>\n{json_text({'name': call.name, 'arguments': _parsed(call.arguments)})}\n</tool_call>"
+        for call in message.calls
+    ]
+    return _said(message, message.role, "\n".join(text for text in (message.content, *calls) if text or not calls))
+
+
+def _said(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
+    found = {"role": role, "content": content}
+    if message.name:
+        found["name"] = message.name
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    return found
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+    """Put the description of the tools into the system text, else into the first user's text, which all templates
+    accept.
+    """
+    functions = "\n".join(json_text(tool["function"]) for tool in tools.functions)
+    text = _PLAIN_TOOLS.format(functions=functions)
+    if forced := _FORCED.get(tools.choice):
+        text += "\n\n" + forced.replace("{name}", tools.name)
+    for role in ("system", "user"):
+        for place, message in enumerate(messages):
+            if message["role"] == role:
+                both = (message["content"], text) if role == "system" else (text, message["content"])
+                return [*messages[:place], {**message, "content": "\n\n".join(both)}, *messages[place + 1 :]]
+    return [{"role": "user", "content": text}, *messages]
+
+
+def _call_id(id: str, format: ToolFormat) -> str:
+    letters = "".join(character for character in id if character.isalnum())
+    return letters[-_SHORT_ID:].rjust(_SHORT_ID, "0") if format.has_short_ids else id
+
+
+def _parsed(arguments: str) -> Any:
+    """Return arguments as an object, which chat templates expect; text that is not JSON unchanged."""
+    try:
+        return msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        return arguments

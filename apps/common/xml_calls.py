@@ -1,0 +1,124 @@
+"""Find function calls in the format of Qwen3-Coder, whose arguments are tags and not JSON.
+
+    <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
+
+The type of a parameter in the function's schema says whether a value is JSON. All other values are texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.tool_calls import CallDelta, ParsedText
+
+_MARK, _MARK_END, _FUNCTION = "<tool_call>", "</tool_call>", "<function="
+_BEGIN = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\s]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>]+)>(.*?)</parameter>\s*", re.DOTALL)
+_END = re.compile(r".*?</function>", re.DOTALL)
+_OPENING = re.compile(r"(?:<tool_call>\s*)?<function=[^<>\s]*")
+_LONGEST_OPENING = 300
+
+
+class XMLCallParser:
+    """Parses answers with calls in tags.
+
+    Args:
+        parameters: The schema of each function's parameters.
+        only_first: Ignore further calls (`parallel_tool_calls` is false).
+    """
+
+    def __init__(self, parameters: Mapping[str, Mapping[str, Any]], *, only_first: bool = False) -> None:
+        self._parameters = parameters
+        self._only_first = only_first
+        self._held = ""
+        self._name = ""
+        """The function of the open call; empty outside of a call."""
+        self._count = 0
+        self._has_arguments = False
+        self._follows_call = False
+        """True if only blanks and the mark after a call have been read since its end."""
+        self._text: list[str] = []
+        self._calls: list[CallDelta] = []
+
+    def feed(self, text: str) -> ParsedText:
+        self._held += text
+        while self._in_call() if self._name else self._in_text():
+            pass
+        return self._take()
+
+    def end(self) -> ParsedText:
+        if self._name:
+            self._add("}" if self._has_arguments else "{}")
+        elif not (self._follows_call and _MARK_END.startswith(self._held)):
+            self._text.append(self._held)
+        self._held = self._name = ""
+        return self._take()
+
+    def _take(self) -> ParsedText:
+        found = ParsedText("".join(self._text), tuple(self._calls))
+        self._text.clear()
+        self._calls.clear()
+        return found
+
+    def _in_text(self) -> bool:
+        """Return True if a call begins."""
+        if self._follows_call:
+            self._held = self._held.lstrip().removeprefix(_MARK_END).lstrip()
+            if _MARK_END.startswith(self._held):
+                return False
+            self._follows_call = False
+        if found := _BEGIN.search(self._held):
+            self._text.append(self._held[: found.start()])
+            self._held, self._name, self._has_arguments = self._held[found.end() :], found[1], False
+            self._count += 1
+            self._add("", name=self._name)
+            return True
+        kept = _opening_length(self._held)
+        self._text.append(self._held[: len(self._held) - kept])
+        self._held = self._held[len(self._held) - kept :]
+        return False
+
+    def _in_call(self) -> bool:
+        """Return True if more of the held text can be read."""
+        if found := _PARAMETER.match(self._held):
+            key, value = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
+            encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._json(key, value)
+            self._add((", " if self._has_arguments else "{") + encoded)
+            self._has_arguments = True
+        elif not self._held.lstrip().startswith("<parameter=") and (found := _END.match(self._held)):
+            self._add("}" if self._has_arguments else "{}")
+            self._name, self._follows_call = "", True
+        else:
+            return False
+        self._held = self._held[found.end() :]
+        return True
+
+    def _json(self, key: str, value: str) -> str:
+        schema = self._parameters.get(self._name, {}).get("properties", {}).get(key, {})
+        if isinstance(schema, dict) and schema.get("type", "string") != "string":
+            try:
+                msgspec.json.decode(value)
+            except msgspec.DecodeError:
+                lower = value.strip().lower()
+                return lower if lower in ("true", "false", "null") else str(msgspec.json.encode(value), "utf-8")
+            return value.strip()
+        return str(msgspec.json.encode(value), "utf-8")
+
+    def _add(self, arguments: str, *, name: str = "") -> None:
+        if self._count == 1 or not self._only_first:
+            self._calls.append(CallDelta(self._count - 1, name, arguments))
+
+
+def _opening_length(text: str) -> int:
+    """Return the length of the end of `text` that may open a call."""
+    for found in re.finditer("<", text):
+        rest = text[found.start() :]
+        after = rest.removeprefix(_MARK).lstrip() if rest.startswith(_MARK) else rest
+        opens = _FUNCTION.startswith(after) or _MARK.startswith(rest) or _OPENING.fullmatch(rest)
+        if opens and len(rest) <= _LONGEST_OPENING:
+            return len(rest)
+    return 0

@@ -1,0 +1,97 @@
+"""`stoker serve usage`: requests and tokens per key, model and day."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+import click
+import msgspec
+
+from stoker.apps.gateway.usage import (
+    COLUMNS,
+    DEFAULT_BY,
+    DEFAULT_SINCE,
+    UsageFile,
+    UsageQuery,
+    UsageRow,
+    first_day,
+    shown_row,
+    total_of,
+)
+from stoker.console import json as print_json
+from stoker.console import line, lines
+from stoker.errors import StokerError
+
+_HEADS = ("requests", "tokens read", "written", "refused", "failed")
+
+
+class Since(click.ParamType[str]):
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return first_day(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("usage", short_help="Requests and tokens per key.")
+@click.option("--key", metavar="NAME", default="", help="Only this key; - is for clients without a key.")
+@click.option("--model", metavar="NAME", default="", help="Only this model.")
+@click.option(
+    "--since", metavar="TIME", type=Since(), default=DEFAULT_SINCE, show_default=True,
+    help="The first day: 30d, or a date.",
+)  # fmt: skip
+@click.option(
+    "--by", multiple=True, type=click.Choice(COLUMNS), default=DEFAULT_BY, show_default=True,
+    help="A column of the table; may be given several times.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
+    """Show the requests of your gateways and their tokens, of the last 400 days. No gateway needs to run.
+
+    Refused: by a limit of the key, or because the model would answer too late. Failed: answered with another error.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other; give one")
+    file, by = UsageFile.usual(), tuple(dict.fromkeys(by))
+    try:
+        rows = file.read(UsageQuery(since, key, model, by))
+    except (OSError, sqlite3.Error) as error:
+        raise StokerError(f"{file.path}: cannot be read: {error}; try again, or move the file away") from error
+    if as_json:
+        print_json({"file": str(file.path), "since": since, "usage": [shown_row(row, by) for row in rows]})
+    elif as_csv:
+        lines(_csv(rows, by))
+    elif rows:
+        lines(_table(rows, by))
+    else:
+        line(f"no requests since {since}")
+
+
+def _csv(rows: Sequence[UsageRow], by: Sequence[str]) -> list[str]:
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow([*by, *_fields()])
+    table.writerows(list(shown_row(row, by).values()) for row in rows)
+    return written.getvalue().splitlines()
+
+
+def _fields() -> tuple[str, ...]:
+    return tuple(shown_row(UsageRow(), ()))
+
+
+def _table(rows: Sequence[UsageRow], by: Sequence[str]) -> Iterator[str]:
+    shown = [list(shown_row(row, by).values()) for row in rows]
+    sums = msgspec.structs.astuple(total_of(rows))
+    cells: list[list[str | int]] = [[*by, *_HEADS], *shown, ["all", *([""] * (len(by) - 1)), *sums]]
+    texts = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells]
+    wide = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        names = [f"{cell:<{width}}" for cell, width in zip(row[: len(by)], wide, strict=False)]
+        numbers = [f"{cell:>{width}}" for cell, width in zip(row[len(by) :], wide[len(by) :], strict=True)]
+        yield "  " + "  ".join([*names, *numbers])

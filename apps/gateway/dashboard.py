@@ -1,0 +1,170 @@
+"""`stoker dashboard`: the page and the metrics of any session, without a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stoker.apps.gateway.http import ERROR_HANDLERS, PROMETHEUS, guarded
+from stoker.apps.gateway.keys import Caller, Guard, KeyFile
+from stoker.apps.gateway.listening import (
+    FIRST_PAGE_PORT,
+    is_loopback,
+    listen,
+    listen_on_path,
+    refuse_open,
+    run_server,
+    tunnel,
+)
+from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
+from stoker.apps.gateway.session_figures import session_figures
+from stoker.apps.gateway.session_metrics import SessionMetrics
+from stoker.apps.gateway.wire import EventStream, JSONAnswer
+from stoker.console import Screen
+from stoker.errors import StokerError
+from stoker.sessions import FollowedSession, Status
+
+_FRESH_S = 0.5
+
+
+class DashboardOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a dashboard; empty texts and 0 mean the defaults."""
+
+    session: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    uds: str = ""
+    as_json: bool = False
+    """True to print the address as one JSON document; readable text goes to stderr."""
+
+
+class Dashboard:
+    """The page of a session. `guard`: who may see it."""
+
+    def __init__(self, session: FollowedSession, guard: Guard) -> None:
+        self._session = session
+        self._guard = guard
+        self._page = PageFigures(self._figures)
+        self._registry = CollectorRegistry()
+        self._metrics = SessionMetrics(self._registry)
+        self._asking = asyncio.Lock()
+        self._asked_at = float("-inf")
+        self._status: Status | None = None
+        self._over = self._trouble = ""
+        self.when_over: Callable[[], None] = lambda: None
+
+    def application(self) -> Starlette:
+        routes = [
+            *PAGE_ROUTES,
+            Route("/health", self._health),
+            Route("/status", guarded(self._show_status, self._guard)),
+            Route("/metrics", guarded(self._prometheus, self._guard)),
+        ]
+        return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(self._page.keep())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Ask the manager, unless it answered a moment ago."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at < _FRESH_S:
+                return
+            try:
+                answer = await asyncio.to_thread(self._session.answer)
+                self._status, self._over, self._trouble = answer.status, answer.over, ""
+            except StokerError as error:
+                self._status, self._trouble = None, str(error) or "the session's manager does not answer"
+            self._asked_at = time.monotonic()
+
+    async def _figures(self) -> dict[str, Any]:
+        await self._read()
+        return {
+            "at": time.time(),
+            "site": self._session.site,
+            "session": self._session.session,
+            "trouble": self._trouble,
+            "over": self._over,
+            "folder": self._session.folder,
+            "log": self._session.log,
+            **session_figures(self._status),
+        }
+
+    async def _health(self, _request: Request) -> Response:
+        """Return 200 while the session answers. Needs no key."""
+        await self._read()
+        status = "over" if self._over else "waits" if self._trouble else "ok"
+        return JSONAnswer({"status": status, "session": self._session.session}, 200 if status == "ok" else 503)
+
+    async def _show_status(self, request: Request, _caller: Caller) -> Response:
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return EventStream(self._page.events())
+        return Response(await self._page.now(), media_type="application/json")
+
+    async def _prometheus(self, _request: Request, _caller: Caller) -> Response:
+        await self._read()
+        self._metrics.status = None if self._over else self._status
+        return Response(generate_latest(self._registry), media_type=PROMETHEUS)
+
+
+def show(options: DashboardOptions, *, screen: Screen) -> int:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        options: Where to listen, and the session.
+        screen: Where to print the address.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SessionError: There is no such session, or its state cannot be read.
+        ConfigError: The address cannot be used.
+    """
+    keys = KeyFile.usual()
+    keys.read()
+    refuse_open(options.host, uds=options.uds, keys=keys)
+    if options.uds:
+        listener, port = listen_on_path(options.uds), 0
+    else:
+        listener = listen(options.host, options.port, first=FIRST_PAGE_PORT)
+        port = int(listener.getsockname()[1])
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = options.uds or f"http://{host}:{port}"
+    with listener, contextlib.closing(FollowedSession(options.session)) as session:
+        answer = session.answer()
+        screen.line(f"session {session.session} · {answer.over or f'site {session.site}'}")
+        if options.uds:
+            screen.line(f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} http://stoker/metrics")
+        else:
+            screen.line(f"  a page: {address}/     for Prometheus: {address}/metrics")
+            if is_loopback(options.host):
+                screen.line(f"  from your laptop: {tunnel(port)}")
+        if keys.exists:
+            screen.line(f"  the page asks for a key ({keys.path})")
+        elif not options.uds:
+            screen.line("  no keys: everybody on this machine can read it; --uds PATH is for you alone")
+        if options.as_json:
+            page, metrics = (None, None) if options.uds else (f"{address}/", f"{address}/metrics")
+            facts = {"page": page, "metrics": metrics, "socket": options.uds or None, "over": answer.over or None}
+            screen.json({**facts, "session": session.session, "folder": session.folder, "pid": os.getpid()})
+        run_server(Dashboard(session, Guard(keys)), listener)
+        screen.line("the page has ended" + ("" if answer.over else f"; session {session.session} keeps running"))
+    return 0

@@ -1,0 +1,32 @@
+"""The options of `stoker dashboard`."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.apps.gateway.cli import needs_extra
+from stoker.console import Screen, WholeNumber
+
+
+@click.command("dashboard", short_help="Show a session in a browser, and to Prometheus.")
+@click.argument("session", default="")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The interface to listen on.")
+@click.option("--port", metavar="N", type=WholeNumber(most=65535), help="The port. [the first free port from 8100]")
+@click.option("--uds", metavar="PATH", default="", help="Listen on this Unix socket instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document, for programs.")
+@click.pass_context
+def command(context: click.Context, /, *, session: str, host: str, port: int | None, uds: str, as_json: bool) -> None:
+    """Show SESSION on a page: pilots, contexts, queues, maps with progress and time left, failures, slow calls, and the
+    last day's rates and memory. Default: the session that `stoker status` shows.
+
+    The page answers /metrics for Prometheus too. It changes nothing in the session, and ends with Ctrl-C. The page of a
+    gateway (stoker serve) shows the same and its models.
+
+    Without keys (stoker serve keys) everybody on this machine can read the page, and it listens on no other interface.
+    """
+    if uds and (port or host != "127.0.0.1"):
+        raise click.UsageError("--uds listens on no port: leave out --host and --port")
+    with needs_extra("stoker dashboard"):
+        from stoker.apps.gateway.dashboard import DashboardOptions, show  # imported here: the server would slow --help
+    options = DashboardOptions(session=session, host=host, port=port or 0, uds=uds, as_json=as_json)
+    context.exit(show(options, screen=Screen(json_only=as_json)))

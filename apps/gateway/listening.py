@@ -1,0 +1,141 @@
+"""Listen at an address, and answer there until the process is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+
+from stoker.apps.gateway.keys import KeyFile
+from stoker.errors import ConfigError
+
+FIRST_PORT = 8000
+FIRST_PAGE_PORT = 8100
+"""The first port of `stoker dashboard`, so that it takes no port that a stopped gateway keeps."""
+_PORTS = 100
+_BACKLOG = 1024
+
+
+def listen(
+    host: str, port: int, *, kept: int = 0, not_on: Collection[int] = (), first: int = FIRST_PORT
+) -> socket.socket:
+    """Listen on TCP `port`, else the `kept` port, else the first free port from `first` that is not in `not_on`. Raises
+    ConfigError.
+    """
+    wanted = port or kept
+    from_first = [each for each in range(first, first + _PORTS) if each not in not_on]
+    for each in [wanted] if wanted else from_first:
+        try:
+            return _bound(host, each)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"cannot listen on {host} port {each}: {error.strerror or error}") from None
+    if port:
+        raise ConfigError(f"port {port} of {host} is taken; name another one with --port", key="port")
+    if kept:
+        raise ConfigError(
+            f"port {kept} of {host}, where this gateway was before, is taken by another program: end that program, or"
+            " choose another port with --port N and tell your clients",
+            key="port",
+        )
+    raise ConfigError(f"the ports {first} to {first + _PORTS - 1} are taken; name another with --port")
+
+
+def listen_on_path(path: str) -> socket.socket:
+    """Listen on a Unix socket that only its owner may use. Raises ConfigError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        _remove_dead_socket(path)
+        made.bind(path)
+    except OSError as error:
+        made.close()
+        raise ConfigError(f"--uds {path}: {error.strerror or error}", key="uds") from None
+    finally:
+        os.umask(before)
+    made.listen(_BACKLOG)
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def tunnel(port: int) -> str:
+    return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _remove_dead_socket(path: str) -> None:
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            try:
+                asking.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+
+
+_GRACE_S = 5
+"""Seconds that open streams have to end when the gateway stops."""
+_IDLE_S = 75
+"""Seconds that an idle connection stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after 15 s), so
+both sides do not close at the same time, which would lose a request.
+"""
+
+
+class Served(Protocol):
+    """What answers at an address. `when_over`: set by the server, and called to stop it."""
+
+    when_over: Callable[[], None]
+
+    def application(self) -> Starlette: ...
+
+
+def refuse_open(host: str, *, uds: str, keys: KeyFile) -> None:
+    """Raise ConfigError for another interface than the loopback without keys."""
+    if not uds and not is_loopback(host) and not keys.exists:
+        raise ConfigError(
+            f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
+            " stoker serve keys add NAME",
+            key="host",
+        )
+
+
+def run_server(served: Served, listener: socket.socket, **options: Any) -> None:
+    """Answer until Ctrl-C or `when_over`. `options`: of uvicorn's Config."""
+    config = uvicorn.Config(
+        served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
+        timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_IDLE_S, **options,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    served.when_over = lambda: setattr(server, "should_exit", True)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:  # uvicorn has stopped cleanly and raises the signal again
+        pass

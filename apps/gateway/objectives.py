@@ -1,0 +1,138 @@
+"""Objectives of requests for the session's policy, and the lengths by which the policy judges them.
+
+A policy that honours a time to first token, such as `slinfer`, admits requests itself. It needs the length of a prompt
+and the expected length of its answer: a prompt's tokens are counted by the model's own tokenizer, and an answer is
+expected to be as long as the mean of the model's last answers, at most the request's limit (SLINFER §VII-A).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.models_file import LONGEST_OBJECTIVE_S
+from stoker.apps.common.openai_requests import ApiRequest, refused
+from stoker.contexts import token_counter
+from stoker.errors import ConfigError, RecipeError
+from stoker.units import parse_seconds
+
+log = logging.getLogger("stoker.gateway")
+
+HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
+"""Headers of requests, and the options of a call that they set."""
+_COUNTED = 20_000
+"""Characters of a prompt that are tokenized; the rest counts in proportion. This bounds the time to a few milliseconds.
+"""
+_AT_ONCE = 2_000
+"""Longest prompt in characters that is tokenized in the event loop's own thread."""
+TOKEN_CHARACTERS = 4
+"""Characters per token, where no tokenizer can be read."""
+_MESSAGE_TOKENS = 4
+"""Tokens that a chat template adds to a message."""
+_REMEMBERED = 256
+
+
+class Objectives(msgspec.Struct, frozen=True):
+    """Wanted seconds to the first token and per further token of a request; 0 = none."""
+
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+
+    def met(self, *, ttft_s: float, tpot_s: float | None, failed: bool) -> dict[str, bool]:
+        """Return whether a stream met each of its objectives, by option. `tpot_s`: None after one token."""
+        found: dict[str, bool] = {}
+        if self.ttft_s:
+            found["ttft"] = ttft_s <= self.ttft_s and not failed
+        if self.tpot_s and tpot_s is not None:
+            found["tpot"] = tpot_s <= self.tpot_s and not failed
+        return found
+
+
+class RequestLengths:
+    """Lengths of one model's prompts and answers, in tokens. `path`: the model's folder, file or name on the hub."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._count: Callable[[str], int] | None = token_counter(path)
+        """None if the model's tokenizer cannot be read here."""
+        self._is_read = False
+        self._answers: deque[int] = deque(maxlen=_REMEMBERED)
+
+    async def features(self, request: ApiRequest) -> dict[str, int]:
+        """Return the `features` of the calls that answer a request: those of its longest prompt."""
+        text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
+        tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
+        return {"input_length": max(1, tokens), "expected_output": self.expected(request.sampling.max_new_tokens)}
+
+    def record(self, tokens: int) -> None:
+        """Record the length of an answer."""
+        self._answers.append(tokens)
+
+    def expected(self, most: int | None) -> int:
+        """Return the expected tokens of an answer with at most `most` tokens; 0 = unknown."""
+        mean = round(sum(self._answers) / len(self._answers)) if self._answers else 0
+        return min(mean or most or 0, most) if most else mean
+
+    async def _tokens(self, text: str) -> int:
+        if self._count is None:
+            return len(text) // TOKEN_CHARACTERS
+        counted = text[:_COUNTED]
+        try:
+            if self._is_read and len(counted) <= _AT_ONCE:
+                tokens = self._count(counted)
+            else:
+                tokens = await asyncio.to_thread(self._counted, self._count, counted)
+        except RecipeError as error:
+            if self._count is not None:  # another request may have come here first
+                log.warning(
+                    "%s; the lengths of its prompts are estimated at %d characters per token", error, TOKEN_CHARACTERS
+                )
+            self._count = None
+            return len(text) // TOKEN_CHARACTERS
+        self._is_read = True
+        return tokens * len(text) // len(counted) if counted else 0
+
+    def _counted(self, count: Callable[[str], int], text: str) -> int:
+        if not self._is_read and not Path(self._path).exists():  # no request waits for a download from the hub
+            raise RecipeError(f"{self._path} has no tokenizer on this machine")
+        return count(text)
+
+
+def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
+    """Raise RequestRefused if a request for bulk work has objectives. `what`: the work."""
+    for header in HEADERS:
+        if header in headers:
+            raise refused(header, f"is for requests that are answered at once; {what} has none", "unsupported_value")
+
+
+def objectives_of(headers: Mapping[str, str], *, honoured: frozenset[str], writes: bool = True) -> dict[str, float]:
+    """Read the objectives in the headers of a request, in seconds by option. Raises RequestRefused.
+
+    Args:
+        headers: The headers of the request, by lower-case name.
+        honoured: Objectives that the session's policy supports.
+        writes: The model writes texts.
+    """
+    found: dict[str, float] = {}
+    for header, option in HEADERS.items():
+        value: Any = headers.get(header)
+        if value is None:
+            continue
+        if option == "tpot" and not writes:
+            raise refused(header, "is for models that write; an embedding model has none", "unsupported_value")
+        if option == "tpot" and "tpot_s" not in honoured:  # the gateway judges a time to first token under any policy
+            raise refused(header, "needs a session whose policy honours it, such as slinfer", "unsupported_value")
+        try:
+            seconds = parse_seconds(value)
+        except (ConfigError, OverflowError):
+            seconds = 0.0
+        if not 0 < seconds <= LONGEST_OBJECTIVE_S:
+            raise refused(header, 'must be a time such as "500 ms", more than 0 and at most a day', "invalid_value")
+        found[option] = round(seconds, 3) or 0.001
+    return found

@@ -1,0 +1,147 @@
+"""The page at `/`: its events, and the history of the last day that they contain.
+
+All open pages share the figures of one second. A page that reads slowly gets fewer events: its next event is made when
+it has read the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from stoker.apps.gateway.session_figures import sample_of
+
+PAGE = Path(__file__).parent / "data" / "page.html"
+GRAFANA = Path(__file__).parent / "data" / "grafana.json"
+Figures = dict[str, Any]
+_EVERY_S = 1.0
+_HISTORY_EVERY_S = 10.0
+_WORK_SHARE = 1 / 60
+"""The largest part of the time in which the session's manager and this process work for pages."""
+
+log = logging.getLogger("stoker.gateway")
+
+
+class FigureHistory:
+    """Means of some values in equal steps of time.
+
+    The steps begin at 1 s and double, up to `longest_s`, whenever there are more than `most` of them; then the oldest
+    steps are dropped. The defaults keep 25 hours.
+    """
+
+    def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
+        self._most = most
+        self._longest_s = longest_s
+        self._step_s = 1
+        self._steps: dict[int, tuple[int, dict[str, float]]] = {}
+        """The number of samples and the sums, by the step's number since 1970."""
+
+    def add(self, now: float, values: Mapping[str, float]) -> None:
+        """Add a sample. `now`: seconds since 1970."""
+        step = int(now // self._step_s)
+        self._put(step, 1, values)
+        while step - next(iter(self._steps)) >= self._most:
+            if self._step_s < self._longest_s:
+                self._double()
+                step //= 2
+            else:
+                del self._steps[next(iter(self._steps))]
+
+    def shown(self) -> dict[str, Any]:
+        """Return the seconds since 1970 of the steps that have values (`at`), and each value's means there."""
+        names = dict.fromkeys(name for _, sums in self._steps.values() for name in sums)
+        return {
+            "step_s": self._step_s,
+            "at": [step * self._step_s for step in self._steps],
+            "series": {
+                name: [_short(sums[name] / count) if name in sums else None for count, sums in self._steps.values()]
+                for name in names
+            },
+        }
+
+    def _put(self, step: int, count: int, values: Mapping[str, float]) -> None:
+        before, sums = self._steps.setdefault(step, (0, {}))
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + value
+        self._steps[step] = before + count, sums
+
+    def _double(self) -> None:
+        self._step_s *= 2
+        steps, self._steps = self._steps, {}
+        for step, (count, sums) in steps.items():
+            self._put(step // 2, count, sums)
+
+
+async def _give_grafana(_request: Request) -> Response:
+    return FileResponse(GRAFANA, media_type="application/json")
+
+
+async def _show_page(_request: Request) -> Response:
+    return FileResponse(PAGE, media_type="text/html")
+
+
+PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _give_grafana)]
+"""The page, and a dashboard for Grafana. They contain nothing of a session, so they need no key."""
+
+
+def _short(value: float) -> float:
+    return round(value, 2) if value < 1e6 else float(round(value))
+
+
+class PageFigures:
+    """Figures for all open pages. `read`: returns the present figures."""
+
+    def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
+        self._read = read
+        self._history = {"recent": FigureHistory(longest_s=1), "day": FigureHistory()}
+        self._reading = asyncio.Lock()
+        self._last = b""
+        self._every_s = _EVERY_S
+        self._read_at = float("-inf")
+
+    async def now(self) -> bytes:
+        """Return the figures as JSON, at most one second old; older in a session that is so large that reading them
+        takes long.
+        """
+        async with self._reading:
+            began = time.monotonic()
+            if began - self._read_at >= self._every_s * 0.9:
+                figures = await self._read()
+                if sample := sample_of(figures):
+                    for history in self._history.values():
+                        history.add(time.time(), sample)
+                self._last = msgspec.json.encode(figures)
+                self._read_at = time.monotonic()
+                self._every_s = min(_HISTORY_EVERY_S, max(_EVERY_S, (self._read_at - began) / _WORK_SHARE))
+        return self._last
+
+    async def keep(self) -> None:
+        """Add to the history while no page is open, until cancelled."""
+        while True:
+            try:
+                await self.now()
+            except Exception:  # the history has a gap; the next page reports the error
+                log.warning("the page's history could not be written", exc_info=True)
+            await asyncio.sleep(_HISTORY_EVERY_S)
+
+    def _shown_history(self) -> bytes:
+        return msgspec.json.encode({name: history.shown() for name, history in self._history.items()})
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events: figures each second, and the event `history` at first and each ten seconds."""
+        history_at = float("-inf")
+        while True:
+            yield b"data: " + await self.now() + b"\n\n"
+            if time.monotonic() - history_at >= _HISTORY_EVERY_S:
+                history_at = time.monotonic()
+                yield b"event: history\ndata: " + self._shown_history() + b"\n\n"
+            await asyncio.sleep(self._every_s)

@@ -1,0 +1,322 @@
+"""`/v1/responses` without stored state: its requests as chat requests, and its answers and events.
+
+The gateway stores no responses: a client sends the whole conversation as `input`. Function calls and their results are
+items of their own there; in a chat request a call belongs to the assistant's message before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.answer_parsing import AnswerDelta, CallPart
+from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded, TextPiece, TokenPiece
+from stoker.apps.common.openai_requests import ENGINE_FIELDS, IGNORED, Note
+from stoker.apps.common.refusals import RequestRefused, equals, refused, shown
+
+Body = dict[str, Any]
+ADDRESS = "/v1/responses"
+_RENAMED = {"max_output_tokens": "max_completion_tokens"}
+_SAME = frozenset(
+    {
+        "model", "temperature", "top_p", "parallel_tool_calls", "stream", "seed", "stop", "chat_template_kwargs",
+        *ENGINE_FIELDS,
+    }
+)  # fmt: skip
+_OWN = ("input", "instructions", "tools", "tool_choice", "text")
+_IGNORED = IGNORED | {"include", "reasoning", "stream_options"}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,), "truncation": ("auto", "disabled"), "top_logprobs": (0,),
+}  # fmt: skip
+_STATE = ("previous_response_id", "conversation", "prompt")
+_FIELDS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+"""Fields of responses by the names of chat requests."""
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
+    """Return the chat request of a request for a response, and the fields that the response repeats.
+
+    Raises RequestRefused. `ignored` is called with each ignored field.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    chat: Body = {}
+    for name, value in given.items():
+        if name in _SAME or name in _RENAMED:
+            chat[_RENAMED.get(name, name)] = value
+        elif name in _STATE:
+            raise refused(
+                name, "is not supported: the gateway stores no responses; send the whole input", "unsupported"
+            )
+        elif name in _IGNORED:
+            ignored(name)
+        elif name not in _OWN and not any(equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
+            known = name in _NEUTRAL
+            what = f"is {shown(value)}, which is not supported" if known else f"is not a known field of {ADDRESS}"
+            raise refused(name, what, "unsupported_value" if known else "unknown_parameter")
+    if "tools" in given:
+        chat["tools"] = [_chat_tool(tool) for tool in _list(given["tools"], "tools")]
+    choice = given.get("tool_choice", "auto")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    chat["tool_choice"] = choice
+    format = _text_format(given.get("text", {}))
+    if format["type"] != "text":
+        chat["response_format"] = _chat_format(format)
+    system = [{"role": "system", "content": given["instructions"]}] if given.get("instructions") else []
+    chat["messages"] = [*system, *_messages(given.get("input"))]
+    return chat, _repeated(given, format)
+
+
+def in_own_words(error: RequestRefused) -> RequestRefused:
+    """Return an error of a chat request with the fields of a request for a response."""
+    param = error.error.param or ""
+    for name, own in _FIELDS.items():
+        if param.split("[")[0].split(".")[0] == name:
+            there = own + param.removeprefix(name)
+            message = there + error.error.message.removeprefix(param)
+            replaced = RequestRefused(message)
+            replaced.error = msgspec.structs.replace(error.error, param=there, message=message)
+            return replaced
+    return error
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise refused(where, f"must be a list, and is {shown(value)}", "invalid_type")
+    return value
+
+
+def _chat_tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _text_format(text: Any) -> Body:
+    format = text.get("format") or {"type": "text"} if isinstance(text, dict) else None
+    if not isinstance(format, dict) or "type" not in format:
+        raise refused("text.format", f"must be an object with a type, and is {shown(format)}", "invalid_type")
+    return format
+
+
+def _chat_format(format: Body) -> Body:
+    if format["type"] != "json_schema":
+        return format
+    return {"type": "json_schema", "json_schema": {name: value for name, value in format.items() if name != "type"}}
+
+
+def _messages(given: Any) -> list[Body]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Body] = []
+    reasoning = ""
+    for number, item in enumerate(_list(given, "input")):
+        where = f"input[{number}]"
+        if not isinstance(item, dict):
+            raise refused(where, f"must be an object, and is {shown(item)}", "invalid_type")
+        match item.get("type", "message"):
+            case "message":
+                messages.append({"role": item.get("role"), "content": _content(item.get("content"), where)})
+            case "function_call":
+                call = {"name": item.get("name"), "arguments": item.get("arguments", "")}
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                calls = messages[-1].setdefault("tool_calls", [])
+                calls.append({"id": item.get("call_id"), "type": "function", "function": call})
+            case "function_call_output":
+                output = _content(item.get("output"), where)
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+            case "reasoning":
+                reasoning = _reasoning(item)
+                continue
+            case kind:
+                raise refused(f"{where}.type", f"is {shown(kind)}, which is not supported", "unsupported_value")
+        if reasoning and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"], reasoning = reasoning, ""
+    return messages
+
+
+def _content(content: Any, where: str) -> Any:
+    """Return the content of a message in the form of a chat request, which judges other values."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS:
+            what = f"is of type {shown(kind)}; only text is supported"
+            raise refused(f"{where}.content[{number}]", what, "unsupported_value")
+        parts.append({"type": "text", "text": part.get(_TEXT_PARTS[kind])})
+    return parts or ""
+
+
+def _reasoning(item: Body) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def _repeated(given: Body, format: Body) -> Body:
+    return {
+        "instructions": given.get("instructions"),
+        "max_output_tokens": given.get("max_output_tokens"),
+        "metadata": given.get("metadata", {}),
+        "parallel_tool_calls": given.get("parallel_tool_calls", True),
+        "temperature": float(given.get("temperature", 1)),
+        "text": {"format": {**format, **({"strict": format.get("strict")} if format["type"] == "json_schema" else {})}},
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": [{"parameters": None, "strict": None, **tool} for tool in given.get("tools", [])],
+        "top_p": float(given.get("top_p", 1)),
+        "truncation": given.get("truncation", "disabled"),
+    }
+
+
+# ---- answers
+
+
+def response_body(choice: Choice, repeated: Body, *, name: str, model: str, created: int) -> Body:
+    events = ResponseEvents(repeated, name=name, model=model, created=created)
+    delta = AnswerDelta(
+        choice.reasoning,
+        choice.text,
+        tuple(CallPart(place, call.id, call.name, call.arguments) for place, call in enumerate(choice.calls)),
+    )
+    begun, ended = TextBegun(choice.prompt_tokens), TextEnded(choice.finish_reason, choice.completion_tokens)
+    events.events(0, [begun, AnswerPiece(delta, choice.completion_tokens), ended])
+    return events.response()
+
+
+class ResponseEvents:
+    """The events of one streamed response, and the response itself. Has the interface of `Chunks`."""
+
+    def __init__(self, repeated: Body, *, name: str, model: str, created: int) -> None:
+        self._name = name
+        self._head = {
+            "id": f"resp_{name}", "object": "response", "created_at": float(created), "model": model, "error": None,
+            "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, **repeated,
+        }  # fmt: skip
+        self._items: list[Body] = []
+        self._finish = ""
+        self._number = 0
+        self._is_open = False
+        """True if the last item is not done."""
+        self.read, self.written = 0, 0
+        self.is_whole = False
+
+    @property
+    def tokens(self) -> int:
+        return self.read + self.written
+
+    @property
+    def reasons(self) -> list[str]:
+        return [self._finish] if self._finish else []
+
+    def events(self, _index: int, pieces: Sequence[TextPiece]) -> bytes:
+        return b"".join(event for piece in pieces for event in self._events_of(piece))
+
+    def end(self) -> bytes:
+        self.is_whole = True
+        kind = "response.incomplete" if self._finish == "length" else "response.completed"
+        return self._event(kind, response=self.response())
+
+    def response(self) -> Body:
+        status = {"": "in_progress", "length": "incomplete"}.get(self._finish, "completed")
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        usage = None
+        if self._finish:
+            usage = {
+                "input_tokens": self.read, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": self.written, "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": self.tokens,
+            }  # fmt: skip
+        return {
+            **self._head, "status": status, "incomplete_details": incomplete, "output": self._items, "usage": usage,
+        }  # fmt: skip
+
+    def _events_of(self, piece: TextPiece) -> Iterator[bytes]:
+        match piece:
+            case TextBegun():
+                self.read = piece.prompt_tokens
+                yield self._event("response.created", response=self.response())
+                yield self._event("response.in_progress", response=self.response())
+            case str():
+                self.written += 1
+                yield from self._text(piece)
+            case TokenPiece():
+                self.written += 1
+                yield from self._text(piece.text)
+            case AnswerPiece():
+                self.written += piece.tokens
+                if piece.delta.reasoning:
+                    yield from self._reason(piece.delta.reasoning)
+                if piece.delta.text:
+                    yield from self._text(piece.delta.text)
+                for call in piece.delta.calls:
+                    yield from self._call(call)
+            case TextEnded():
+                self.written = piece.completion_tokens
+                self._finish = piece.finish_reason
+                if not self._items:
+                    yield from self._text("")
+                yield from self._close("incomplete" if self._finish == "length" else "completed")
+
+    def _text(self, text: str) -> Iterator[bytes]:
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield from self._open("message", part=part, role="assistant")
+        self._items[-1]["content"][0]["text"] += text
+        yield self._event("response.output_text.delta", **self._place(), content_index=0, delta=text, logprobs=[])
+
+    def _reason(self, text: str) -> Iterator[bytes]:
+        yield from self._open("reasoning", part={"type": "reasoning_text", "text": ""}, summary=[])
+        self._items[-1]["content"][0]["text"] += text
+        yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
+
+    def _call(self, call: CallPart) -> Iterator[bytes]:
+        if call.id:
+            yield from self._close()
+            yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")
+        if call.arguments:
+            self._items[-1]["arguments"] += call.arguments
+            yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+
+    def _open(self, kind: str, *, part: Body | None = None, **fields: Any) -> Iterator[bytes]:
+        """Begin an item, unless the last one is open and of this kind."""
+        if self._is_open and self._items[-1]["type"] == kind:
+            return
+        yield from self._close()
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        item: Body = {"id": f"{prefix}_{self._name}{len(self._items)}", "type": kind, "status": "in_progress", **fields}
+        if part is not None:
+            item["content"] = []
+        self._items.append(item)
+        self._is_open = True
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+        if part is not None:
+            item["content"].append(part)
+            yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+
+    def _close(self, status: str = "completed") -> Iterator[bytes]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, place = self._items[-1], self._place()
+        item["status"] = status
+        if item["type"] == "function_call":
+            yield self._event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+        else:
+            [part] = item["content"]
+            kind = part["type"]
+            more: Body = {"logprobs": []} if kind == "output_text" else {}
+            yield self._event(f"response.{kind}.done", **place, content_index=0, text=part["text"], **more)
+            yield self._event("response.content_part.done", **place, content_index=0, part=part)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+
+    def _place(self) -> Body:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,0 +1,283 @@
+"""Usage per key, model and day, in an SQLite file that all gateways of a user share.
+
+The event loop only adds to counts in memory. A thread adds these counts to the file every second, so a killed gateway
+loses about one second. While the file cannot be written, the counts stay in memory.
+
+A batch runs in its own process, also while no gateway runs. A gateway reads the totals of a batch from its answers. The
+file keeps the totals that it has counted, and adds the difference.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.contexts import may_be_shared, state_folder
+
+log = logging.getLogger("stoker.gateway")
+
+NOBODY = "-"
+"""The name of clients without a key. No key can have it."""
+KEPT_DAYS = 400
+COLUMNS = ("key", "model", "day")
+DEFAULT_BY = ("key", "model")
+DEFAULT_SINCE = "7d"
+_EVERY_S = 1.0
+_LOCKED_S = 2.0
+"""Seconds to wait for a lock of another process."""
+_SAID_EVERY_S = 60.0
+_MOST_ROWS = 10_000
+_OTHERS = "(others)"
+
+
+class UsageCount(msgspec.Struct):
+    """Requests and their tokens. `refused`: by a limit, or because they would be late. `failed`: by another error."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    refused: int = 0
+    failed: int = 0
+
+    def add(self, other: UsageCount) -> None:
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+_COUNTS = UsageCount.__struct_fields__
+Place = tuple[str, str, str]
+"""The day, key and model of a count."""
+
+
+class UsageRow(UsageCount):
+    """A row of a report; empty texts for columns that it does not have."""
+
+    key: str = ""
+    model: str = ""
+    day: str = ""
+
+
+class BatchUsage(msgspec.Struct, frozen=True):
+    """The totals of a batch so far, by model."""
+
+    key: str
+    models: dict[str, UsageCount]
+
+
+class UsageQuery(msgspec.Struct, frozen=True):
+    """A report. `since`: the first day; `by`: its columns; an empty `key` or `model` means all."""
+
+    since: str
+    key: str = ""
+    model: str = ""
+    by: tuple[str, ...] = DEFAULT_BY
+
+
+def read_query(given: Mapping[str, str]) -> UsageQuery:
+    """Return the report that a request asks for. Raises RequestRefused."""
+    for name in given:
+        if name not in ("key", "model", "since", "by"):
+            raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
+    by = tuple(dict.fromkeys(given.get("by", ",".join(DEFAULT_BY)).split(",")))
+    if unknown := set(by) - set(COLUMNS):
+        raise RequestRefused(
+            f"by is {min(unknown)!r:.80}; there are {', '.join(COLUMNS)}", param="by", code="invalid_value"
+        )
+    try:
+        since = first_day(given.get("since", DEFAULT_SINCE))
+    except ValueError as error:
+        raise RequestRefused(f"since: {error}", param="since", code="invalid_value") from None
+    return UsageQuery(since, given.get("key", ""), given.get("model", ""), by)
+
+
+def shown_row(row: UsageRow, by: Sequence[str]) -> dict[str, str | int]:
+    return {name: getattr(row, name) for name in (*by, *_COUNTS)}
+
+
+def first_day(text: str) -> str:
+    """Return the first day of `7d` (today and the six days before) or of a date. Raises ValueError."""
+    today = datetime.date.today()
+    if found := re.fullmatch(r"([1-9][0-9]{0,3})d", text):
+        return (today - datetime.timedelta(days=int(found[1]) - 1)).isoformat()
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"{text!r:.40} is not a time; write a number of days (7d) or a date ({today})") from None
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d")
+
+
+_NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in _COUNTS)
+_NAMES = ", ".join(_COUNTS)
+_TABLES = (
+    f"CREATE TABLE IF NOT EXISTS usage (day TEXT, key TEXT, model TEXT, {_NUMBERS}, PRIMARY KEY (day, key, model))"
+    " WITHOUT ROWID",
+    f"CREATE TABLE IF NOT EXISTS batches (batch TEXT, model TEXT, day TEXT, {_NUMBERS}, PRIMARY KEY (batch, model))"
+    " WITHOUT ROWID",
+)
+_MARKS = ", ".join("?" for _ in _COUNTS)
+_ADD = (
+    f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_MARKS}) ON CONFLICT (day, key, model) DO UPDATE"
+    " SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+)
+_COUNTED = f"SELECT {_NAMES} FROM batches WHERE batch = ? AND model = ?"
+_NOTE = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_MARKS})"
+
+
+class UsageFile:
+    """The file at `path`. Its methods raise OSError and sqlite3.Error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def usual(cls) -> UsageFile:
+        return cls(state_folder() / "serve" / "usage.sqlite")
+
+    def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchUsage] | None = None) -> None:
+        """Add counts, and the part of the batches' totals that is not counted yet, in one transaction."""
+        with self._changed() as database:
+            for place, count in counts.items():
+                database.execute(_ADD, (*place, *msgspec.structs.astuple(count)))
+            for id, batch in (batches or {}).items():
+                for model, total in batch.models.items():
+                    _add_batch(database, id, model, total, key=batch.key)
+
+    def read(self, query: UsageQuery) -> list[UsageRow]:
+        """Return the rows of a report, in the order of their columns."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return []
+        columns = ", ".join(query.by)
+        sums = ", ".join(f"SUM({name})" for name in _COUNTS)
+        asked = (
+            f"SELECT {columns}, {sums} FROM usage WHERE day >= ? AND ? IN ('', key) AND ? IN ('', model)"
+            f" GROUP BY {columns} ORDER BY {columns}"
+        )
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_S)) as database:
+            found = database.execute(asked, (query.since, query.key, query.model)).fetchall()
+        return [UsageRow(**dict(zip((*query.by, *_COUNTS), row, strict=True))) for row in found]
+
+    @contextmanager
+    def _changed(self) -> Iterator[sqlite3.Connection]:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with closing(sqlite3.connect(self.path, timeout=_LOCKED_S, isolation_level=None)) as database:
+            # A write-ahead log needs shared memory, which a network file system does not have.
+            mode = "DELETE" if may_be_shared(self.path) else "WAL"
+            database.execute(f"PRAGMA journal_mode = {mode}")
+            database.execute("BEGIN IMMEDIATE")
+            for table in _TABLES:
+                database.execute(table)
+            yield database
+            oldest = first_day(f"{KEPT_DAYS}d")
+            for name in ("usage", "batches"):
+                database.execute(f"DELETE FROM {name} WHERE day < ?", (oldest,))
+            database.execute("COMMIT")
+
+
+def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCount, *, key: str) -> None:
+    new = msgspec.structs.astuple(total)
+    counted = database.execute(_COUNTED, (id, model)).fetchone() or (0,) * len(new)
+    more = [max(0, now - before) for now, before in zip(new, counted, strict=True)]
+    if any(more):
+        database.execute(_ADD, (today(), key, model, *more))
+        database.execute(_NOTE, (id, model, today(), *new))
+
+
+class UsageRecorder:
+    """Counts of one gateway, until a thread has written them. Without a file nothing is counted."""
+
+    def __init__(self, file: UsageFile | None = None) -> None:
+        self._file = file
+        self._counts: dict[Place, UsageCount] = {}
+        self._batches: dict[str, BatchUsage] = {}
+        self._changing = threading.Lock()
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._said_at = float("-inf")
+
+    def begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Write the last counts, and stop the thread."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def count(self, count: UsageCount, *, key: str, model: str) -> None:
+        if self._file is not None:
+            with self._changing:
+                self._add((today(), key or NOBODY, model), count)
+
+    def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
+        """Set the totals of a batch so far."""
+        if self._file is not None and models:
+            with self._changing:
+                self._batches[id] = BatchUsage(key or NOBODY, dict(models))
+
+    def read(self, query: UsageQuery) -> list[UsageRow]:
+        """Write the counts, and return a report. Raises OSError and sqlite3.Error."""
+        self.flush()
+        return self._file.read(query) if self._file is not None else []
+
+    def flush(self) -> None:
+        if self._file is None:
+            return
+        with self._writing:
+            with self._changing:
+                counts, self._counts = self._counts, {}
+                batches, self._batches = self._batches, {}
+            if not counts and not batches:
+                return
+            try:
+                self._file.add(counts, batches)
+            except (OSError, sqlite3.Error) as error:
+                with self._changing:
+                    for place, count in counts.items():
+                        self._add(place, count)
+                    self._batches = {**batches, **self._batches}
+                self._say(error)
+
+    def _add(self, place: Place, count: UsageCount) -> None:
+        if place not in self._counts and len(self._counts) >= _MOST_ROWS:
+            place = (place[0], _OTHERS, _OTHERS)
+        self._counts.setdefault(place, UsageCount()).add(count)
+
+    def _say(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now >= self._said_at + _SAID_EVERY_S:
+            self._said_at = now
+            path = self._file.path if self._file is not None else ""
+            log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            self.flush()
+        self.flush()
+        if self._counts or self._batches:
+            lost = sum(count.requests for count in self._counts.values())
+            log.warning("the usage of %d requests is lost: it could not be written", lost)
+
+
+def total_of(rows: Sequence[UsageRow]) -> UsageCount:
+    total = UsageCount()
+    for row in rows:
+        total.add(row)
+    return total

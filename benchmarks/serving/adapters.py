@@ -1,0 +1,89 @@
+"""Tokens per second of requests of 8 LoRA adapters in one batch, against the same requests of their base.
+
+The adapters are random (rank 8, all projections); SmolLM2-135M. Rounds alternate in one process.
+`python -m benchmarks.serving.adapters` measures once.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import MODEL, missing, run_side, side_options
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.causal_lm import default_model, load_causal_lm
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
+
+NAME, TITLE = "adapters", "tokens/s of 8 LoRA adapters in one batch, and of their base"
+ADAPTERS, RANK, NEW_TOKENS = 8, 8, 64
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    if reason := missing(*MODEL):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    lines = []
+    for requests in (8, 32):
+        options = ["--requests", str(requests), "--rounds", "1" if quick else "5"]
+        found = run_side("benchmarks.serving.adapters", *options, timeout_s=3600)
+        shares = [mixed / base for mixed, base in zip(found["mixed"], found["base"], strict=True)]
+        say(f"{requests} requests: {', '.join(f'{share:.2f}' for share in shares)} of the base's tokens/s")
+        cells = {"base": found["base"], "8 adapters": found["mixed"], "share": shares}
+        lines.append(Line(what=f"{requests} requests at once", cells=cells, bar=Bar(at_least=0.8)))
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def main() -> None:
+    given = side_options(__doc__, requests=32, rounds=3, dtype="auto", model="")
+    model = load_causal_lm(given.model or default_model(), dtype=given.dtype, engine="continuous")
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(ADAPTERS):
+            _write_adapter(model, Path(folder, str(number)))
+            model.adapters[str(number)] = str(Path(folder, str(number)))
+        found: dict[str, list[float]] = {"base": [], "mixed": []}
+        for turn in range(given.rounds + 1):
+            for side in sorted(found, reverse=turn % 2 > 0):
+                rate = _tokens_per_s(model, given.requests, mixed=side == "mixed")
+                if turn:  # the first round warms up and loads the adapters
+                    found[side].append(rate)
+    print(json.dumps(found))
+
+
+def _tokens_per_s(model: CausalLM, requests: int, *, mixed: bool) -> float:
+    def write(number: int) -> int:
+        adapter = str(number % ADAPTERS) if mixed else ""
+        prompt = f"Request {number}: the history of adapters in {1900 + number} began"
+        done = model.complete(
+            prompt, max_new_tokens=NEW_TOKENS, adapter=adapter, engine_options={"ignore_eos": True}
+        )  # fmt: skip
+        return done.completion_tokens
+
+    model.forget_prefixes()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(requests) as pool:
+        return sum(pool.map(write, range(requests))) / (time.perf_counter() - began)
+
+
+def _write_adapter(model: CausalLM, folder: Path) -> None:
+    import safetensors.torch
+    import torch
+
+    tensors = {}
+    for name, module in model.model.named_modules():
+        if name.endswith("_proj"):
+            gives, takes = module.weight.shape
+            tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(RANK, takes) / takes**0.5
+            tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(gives, RANK) / 10
+    folder.mkdir()
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": RANK, "r": RANK}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""Three models on two CPU devices behind the gateway: objectives met under `slinfer` and under `default`.
+
+Each seed measures, with the same models and devices, one gateway after the other:
+
+1. Under `default` and without objectives: times of single requests, and the capacity, which is the rate of 12 clients
+   that each send the next request at once. The objectives are `TTFT_IDLE` and `TPOT_IDLE` times the single requests'
+   medians. Requests arrive as a Poisson process at 80 % of the capacity.
+2. The same requests under `slinfer` and under `default`, in turn first, after a rehearsal with the clients of 1. A
+   refused or failed request has not met its objectives.
+3. The same requests in the simulator, with the steps and delays that 1 measured (`gateway_objectives_world`).
+4. Requests that `slinfer` refused, each replayed among the requests that it accepted shortly before and after, under a
+   policy that refuses none (`gateway_objectives_policy.py`); and as many accepted requests, for comparison.
+
+    python -m benchmarks.serving.gateway_objectives --seed 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from free_port import free_port
+from tiny_model import write_tiny_model
+
+from benchmarks.harness import ROOT, machine, missing, run_side, side_options, until
+from benchmarks.serving.gateway_objectives_world import Length, measured_delays, simulated_met
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts import state_folder
+from stoker.manager.policies.named import named
+from stoker.protocol.calls import Objective
+
+NAME, TITLE = "gateway_objectives", "three models on two devices behind the gateway: objectives met"
+SIDE = "benchmarks.serving.gateway_objectives"
+SEEDS, FOR_S, SHARE = (7, 8, 9), 40.0, 0.8
+"""Seeds 1 to 4 missed the bars before `slinfer` spread its libraries over a pilot's devices and loaded fewer."""
+MODELS, CLIENTS, CLIENTS_S = 3, 4, 15.0
+SINGLE = 10
+"""Single requests of each model, one after the other."""
+TTFT_IDLE, TPOT_IDLE = 10.0, 4.0
+PROMPT, OUTPUT = (20, 200), (10, 80)
+"""Shortest and longest prompt and answer, in tokens; a token is a letter."""
+REPLAYED = 8
+"""Most refused requests that a seed replays."""
+BEFORE_S = 4.0
+"""Accepted requests of these seconds before a refused one are replayed with it."""
+BARS = {"more": 0.1, "late": 90.0, "apart": 5.0}
+POLICY = ROOT / "benchmarks" / "serving" / "gateway_objectives_policy.py"
+SITE = '[pilot]\ndevices = "cpu:2"\ninit_blocks = 1\nmax_blocks = 1\n[policy]\nname = "{policy}"\n'
+MEMORY_BYTES = 1_000_000_000
+MODEL = '[models.model-{number}]\npath = "models/{number}"\nmemory = "1 GB"\nmin = 1\n{objectives}'
+COMMAND = [sys.executable, "-m", "stoker.manager.cli.main"]
+
+
+class Request(msgspec.Struct, frozen=True):
+    at_s: float
+    model: int
+    prompt: str
+    output: int
+
+
+class Outcome(msgspec.Struct):
+    """Seconds of one request; `status` 0: the connection failed."""
+
+    status: int = 0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    tokens: int = 0
+
+    def met(self, wanted: Wanted, request: Request) -> bool:
+        whole = self.status == 200 and self.tokens >= request.output
+        return whole and self.ttft_s <= wanted.ttft_s and self.tpot_s <= wanted.tpot_s
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def lines(self) -> str:
+        return f'ttft = "{1000 * self.ttft_s:.1f} ms"\ntpot = "{1000 * self.tpot_s:.1f} ms"\n'
+
+
+def requests_at(rate: float, *, seed: int, for_s: float) -> list[Request]:
+    """Return requests at `rate` per second. The seed alone decides lengths, texts and models."""
+    chance, at_s, found = random.Random(f"gateway-objectives/{seed}"), 0.0, list[Request]()
+    while True:
+        at_s += chance.expovariate(1.0) / rate
+        request = request_of(chance, at_s=at_s)
+        if at_s >= for_s:
+            return found
+        found.append(request)
+
+
+def request_of(chance: random.Random, *, at_s: float = 0.0, model: int | None = None) -> Request:
+    text = "".join(chance.choices(string.ascii_lowercase, k=chance.randint(*PROMPT)))
+    number = chance.randrange(MODELS)
+    return Request(at_s, number if model is None else model, text, chance.randint(*OUTPUT))
+
+
+def around(requests: Sequence[Request], met: Sequence[bool], at: int, *, after_s: float) -> list[int]:
+    """Return the numbers of a request and of those that were accepted shortly before and after it."""
+    middle = requests[at].at_s
+    return [
+        number
+        for number, request in enumerate(requests)
+        if number == at or (met[number] and middle - BEFORE_S <= request.at_s <= middle + after_s)
+    ]
+
+
+# ---- a gateway
+
+
+@contextmanager
+def gateway(folder: Path, policy: str, wanted: Wanted | None) -> Iterator[int]:
+    """Start a gateway and its session; yield its port once all models are loaded."""
+    (folder / "site.toml").write_text(SITE.format(policy=policy))
+    objectives = wanted.lines if wanted is not None else ""
+    models = "\n".join(MODEL.format(number=number, objectives=objectives) for number in range(MODELS))
+    (folder / "models.toml").write_text(models)
+    port, log = free_port(), folder / "gateway.log"
+    command = [*COMMAND, "serve", "site.toml", "models.toml", "--port", str(port)]
+    with log.open("w") as said:
+        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: "/v1" in log.read_text() or process.poll() is not None, 120.0, "the gateway", every_s=0.1)
+        if process.poll() is not None:
+            raise RuntimeError(f"the gateway ended:\n{log.read_text()[-2000:]}")
+        for number in range(MODELS):
+            warm = asyncio.run(ask(port, request_of(random.Random(0), model=number), prefer="wait=600"))
+            if warm.status != 200:
+                raise RuntimeError(f"model {number}: status {warm.status}\n{log.read_text()[-2000:]}")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(120)
+        session = re.search(r"session (\S+?)[,\s]", log.read_text())
+        if session is not None:
+            subprocess.run([*COMMAND, "down", session[1]], cwd=folder, capture_output=True, timeout=120, check=False)
+
+
+async def ask(port: int, request: Request, *, prefer: str = "") -> Outcome:
+    """Send one streamed request; return its times."""
+    found, begun = Outcome(), time.monotonic()
+    body = json.dumps({
+        "model": f"model-{request.model}", "prompt": request.prompt, "max_tokens": request.output, "temperature": 0,
+        "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    })  # fmt: skip
+    extra = f"Prefer: {prefer}\r\n" if prefer else ""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write((head + body).encode())
+        found.status = int((await reader.readline()).split()[1])
+        first_at = last_at = 0.0
+        while found.status == 200 and (line := await reader.readline()):
+            if line.startswith(b"data: [DONE]"):
+                break
+            if not line.startswith(b"data: {"):
+                continue
+            tokens = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", 0)
+            if tokens > found.tokens:
+                found.tokens, last_at = tokens, time.monotonic()
+                first_at = first_at or last_at
+        found.ttft_s = first_at - begun if first_at else 0.0
+        found.tpot_s = (last_at - first_at) / (found.tokens - 1) if found.tokens > 1 else 0.0
+    finally:
+        writer.close()
+    return found
+
+
+async def clients(port: int, *, for_s: float) -> float:
+    """Send requests of 12 clients without a pause; return the requests that ended per second."""
+    over, ended = time.monotonic() + for_s, 0
+
+    async def one(number: int) -> None:
+        nonlocal ended
+        chance = random.Random(f"client/{number}")
+        while time.monotonic() < over:
+            await ask(port, request_of(chance, model=number % MODELS), prefer="wait=600")
+            ended += time.monotonic() < over
+
+    await asyncio.gather(*(one(number) for number in range(MODELS * CLIENTS)))
+    return ended / for_s
+
+
+async def single(port: int) -> list[Outcome]:
+    chance = random.Random("single")
+    return [await ask(port, request_of(chance, model=number % MODELS)) for number in range(MODELS * SINGLE)]
+
+
+async def send(port: int, requests: Sequence[Request]) -> list[Outcome]:
+    """Send requests at their times; return what came of each."""
+    begun = time.monotonic() + 0.5
+
+    async def one(request: Request) -> Outcome:
+        await asyncio.sleep(max(0.0, begun + request.at_s - time.monotonic()))
+        return await ask(port, request)
+
+    return await asyncio.gather(*map(one, requests))
+
+
+# ---- one seed
+
+
+def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"seed": seed, "load": [os.getloadavg()[0]]}
+    with gateway(folder, "default", None) as port:
+        alone = asyncio.run(single(port))
+        found["capacity"] = asyncio.run(clients(port, for_s=CLIENTS_S))
+    wanted = Wanted(
+        TTFT_IDLE * statistics.median(each.ttft_s for each in alone),
+        TPOT_IDLE * statistics.median(each.tpot_s for each in alone),
+    )
+    delayed = measured_delays(
+        state_folder() / "performance.sqlite", ttft_s=wanted.ttft_s / TTFT_IDLE, prompt=sum(PROMPT) // 2
+    )
+    requests = requests_at(SHARE * found["capacity"], seed=seed, for_s=for_s)
+    found |= {"ttft_s": wanted.ttft_s, "tpot_s": wanted.tpot_s, "requests": len(requests)}
+    outcomes: dict[str, list[Outcome]] = {}
+    for policy in ("slinfer", "default") if seed % 2 else ("default", "slinfer"):
+        with gateway(folder, policy, wanted) as port:
+            rehearsed = asyncio.run(clients(port, for_s=CLIENTS_S))
+            found["load"].append(os.getloadavg()[0])
+            outcomes[policy] = asyncio.run(send(port, requests))
+        found[policy] = {"rehearsed": rehearsed, **figures(requests, outcomes[policy], wanted)}
+        found[policy]["simulated"] = simulated_met(
+            [Length(each.at_s, each.model, len(each.prompt), each.output) for each in requests], delayed,
+            Objective(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s), named(policy).make(), models=MODELS,
+            memory_bytes=MEMORY_BYTES,
+        )  # fmt: skip
+    found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}
+    found["replays"] = replayed(folder, requests, outcomes["slinfer"], wanted, seed=seed)
+    found["load"].append(os.getloadavg()[0])
+    return found
+
+
+def figures(requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wanted) -> dict[str, Any]:
+    met = [each.met(wanted, request) for request, each in zip(requests, outcomes, strict=True)]
+    served = [each for each in outcomes if each.status == 200 and each.tokens]
+    return {
+        "met": 100 * sum(met) / max(1, len(met)),
+        "statuses": {str(status): count for status, count in Counter(each.status for each in outcomes).items()},
+        "ttft_met": 100 * sum(each.ttft_s <= wanted.ttft_s for each in served) / max(1, len(outcomes)),
+        "ttft_p50_s": statistics.median([each.ttft_s for each in served] or [0.0]),
+        "tpot_p50_s": statistics.median([each.tpot_s for each in served] or [0.0]),
+    }
+
+
+def replayed(
+    folder: Path, requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wanted, *, seed: int
+) -> dict[str, Any]:
+    """Replay refused and accepted requests. `late`: it missed an objective; `harm`: only an accepted one did that had
+    met its objectives before.
+    """
+    met = [each.met(wanted, request) for request, each in zip(requests, outcomes, strict=True)]
+    accepted = [each.status == 200 for each in outcomes]
+    chance = random.Random(f"replays/{seed}")
+    refused = [number for number, each in enumerate(outcomes) if each.status == 503]
+    kept = [number for number, is_met in enumerate(met) if is_met]
+    found: dict[str, Any] = {name: {"late": 0, "harm": 0, "of": 0} for name in ("refused", "accepted")}
+    if not refused:
+        return found
+    with gateway(folder, f"{POLICY}:accepting", wanted) as port:
+        asyncio.run(clients(port, for_s=CLIENTS_S))
+        for name, numbers in (("refused", refused), ("accepted", kept)):
+            for at in chance.sample(numbers, min(REPLAYED, len(numbers))):
+                some = around(requests, accepted, at, after_s=wanted.ttft_s + wanted.tpot_s * requests[at].output)
+                start = requests[some[0]].at_s
+                moved = [msgspec.structs.replace(requests[n], at_s=requests[n].at_s - start) for n in some]
+                again = asyncio.run(send(port, moved))
+                late = {n for n, each in zip(some, again, strict=True) if not each.met(wanted, requests[n])}
+                found[name]["of"] += 1
+                found[name]["late"] += at in late
+                found[name]["harm"] += at not in late and any(met[n] for n in late)
+    return found
+
+
+# ---- the table
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    if reason := missing("torch", "transformers", "tokenizers", "safetensors", "starlette", "pytest"):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    runs = []
+    for seed in SEEDS[:1] if quick else SEEDS:
+        runs.append(run_side(SIDE, "--seed", str(seed), "--for-s", str(10.0 if quick else FOR_S), timeout_s=1800.0))
+        say(told(runs[-1]))
+    return table_of(runs)
+
+
+def told(run: dict[str, Any]) -> str:
+    sides = "; ".join(
+        f"{name}: {run[name]['met']:.1f} % met, statuses {run[name]['statuses']}, medians ttft"
+        f" {run[name]['ttft_p50_s']:.3f} s, tpot {1000 * run[name]['tpot_p50_s']:.1f} ms, 12 clients"
+        f" {run[name]['rehearsed']:.1f}/s, simulated {run[name]['simulated']:.1f} % met"
+        for name in ("slinfer", "default")
+    )
+    replays = ", ".join(
+        f"{name} {each['late']} late and {each['harm']} at the cost of another, of {each['of']}"
+        for name, each in run["replays"].items()
+    )
+    return (
+        f"seed {run['seed']}: {run['requests']} requests at {SHARE:.0%} of {run['capacity']:.1f}/s, objectives"
+        f" {run['ttft_s']:.3f} s and {1000 * run['tpot_s']:.1f} ms; {sides}; simulated with"
+        f" messages of {1000 * run['delays']['message_s']:.1f} ms and loads of {run['delays']['load_s']:.1f} s;"
+        f" replayed: {replays}; load"
+        f" {', '.join(f'{each:.1f}' for each in run['load'])}"
+    )
+
+
+def table_of(runs: list[dict[str, Any]]) -> Table:
+    ours, theirs = ([run[name]["met"] for run in runs] for name in ("slinfer", "default"))
+    refused = [run["replays"]["refused"] for run in runs if run["replays"]["refused"]["of"]]
+    late = [100 * each["late"] / each["of"] for each in refused] or [float("nan")]
+    with_harm = [100 * (each["late"] + each["harm"]) / each["of"] for each in refused] or [float("nan")]
+    simulated = [run["slinfer"]["simulated"] for run in runs]
+    apart = [abs(a - b) for a, b in zip(ours, simulated, strict=True)]
+    more = [a - b for a, b in zip(ours, theirs, strict=True)]
+    lines = [
+        Line(what="objectives met, %", cells={"default": theirs, "slinfer": ours, "more, points": more}, digits=1),
+        Line(
+            what="least of all seeds, points", cells={"more": [min(more)] * len(more)},
+            bar=Bar(at_least=BARS["more"]), digits=1,
+        ),
+        Line(
+            what="slinfer, simulated with delays measured beforehand",
+            cells={"met, %": simulated, "apart, most of all seeds": [max(apart)] * len(apart)},
+            bar=Bar(at_most=BARS["apart"]), digits=1,
+        ),
+        Line(what="refused requests that are late or make another late, %", cells={"replayed": with_harm}, digits=1),
+        Line(
+            what="refused requests that are late themselves, %", cells={"replayed": late},
+            bar=Bar(at_least=BARS["late"]), digits=1,
+        ),
+    ]  # fmt: skip
+    return Table(name=NAME, title=TITLE, lines=lines, notes=[told(run) for run in runs])
+
+
+def main() -> None:
+    asked = side_options(__doc__, seed=1, for_s=FOR_S)
+    with tempfile.TemporaryDirectory(prefix="objectives-") as place:
+        folder = Path(place)
+        os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+        (folder / "models").mkdir()
+        for number in range(MODELS):
+            write_tiny_model(folder / "models" / str(number), seed=number, ends=False)
+        found = measured(folder, seed=asked.seed, for_s=asked.for_s)
+    sys.stdout.write(json.dumps({"machine": machine(), **found}) + "\n")
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,179 @@
+"""The files of a PEFT adapter, read without a GPU library: its kind, and whether it fits a base model.
+
+A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is vectors before the
+embeddings of the prompt's tokens (arXiv:2104.08691); `stoker tune` writes one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.contexts.model_source import json_file
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LORA, SOFT_PROMPT = "LORA", "PROMPT_TUNING"
+VECTORS = "prompt_embeddings"
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "up": ("gate_proj", "up_proj"), "down": ("down_proj",),
+}  # fmt: skip
+"""Projections of a layer with the same input."""
+_KEY = re.compile(r"(?:base_model\.model\.)?(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
+_LARGEST_HEADER = 100_000_000
+_UNSUPPORTED = {
+    "use_dora": "DoRA", "lora_bias": "biases", "modules_to_save": "whole modules",
+    "fan_in_fan_out": "transposed weights", "layer_replication": "repeated layers",
+}  # fmt: skip
+
+Shapes = dict[str, tuple[int, int]]
+"""Inputs and outputs of each projection of a layer."""
+
+
+class BaseShapes(msgspec.Struct, frozen=True):
+    """Sizes of a base model."""
+
+    layers: int
+    width: int
+    projections: Shapes
+
+
+class LowRank(msgspec.Struct, frozen=True):
+    """A LoRA of one projection: the names of its tensors in the file, and the factor of their product."""
+
+    layer: int
+    projection: str
+    down: str
+    up: str
+    scale: float
+
+
+class AdapterFiles(msgspec.Struct, frozen=True):
+    """A readable adapter. `virtual_tokens`: of a soft prompt. `shapes`: of its tensors by name."""
+
+    folder: str
+    virtual_tokens: int
+    low_rank: tuple[LowRank, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+    def check_fits(self, base: BaseShapes | None) -> None:
+        """Raise ValueError if the adapter was made for a model of other sizes. `base`: None if unknown."""
+        if base is None:
+            return
+        found = self.shapes.get(VECTORS)
+        if found is not None and found[1] != base.width:
+            raise self._other_base(f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}")
+        for each in self.low_rank:
+            if each.layer >= base.layers:
+                raise self._other_base(f"it has layer {each.layer}, and the base has {base.layers} layers")
+            takes, gives = base.projections[each.projection]
+            has = self.shapes[each.down][1], self.shapes[each.up][0]
+            if has != (takes, gives):
+                raise self._other_base(
+                    f"{each.projection} of layer {each.layer} is {has[0]} to {has[1]}, in the base {takes} to {gives}"
+                )
+
+    def _other_base(self, why: str) -> ValueError:
+        return ValueError(f"{self.folder} is an adapter of another base: {why}; name the model it was trained on")
+
+
+def read_adapter_files(folder: str) -> AdapterFiles:
+    """Read the adapter's configuration and the shapes of its tensors. Raises ValueError if it cannot be served."""
+    there = Path(folder)
+    for name in (CONFIG, WEIGHTS):
+        if not (there / name).is_file():
+            raise ValueError(f"{folder} has no {name}, so it is no PEFT adapter; save_pretrained of PEFT writes one")
+    config, shapes = json_file(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
+    kind = config.get("peft_type")
+    if kind == SOFT_PROMPT:
+        if list(shapes) != [VECTORS] or len(shapes[VECTORS]) != 2 or not all(shapes[VECTORS]):
+            raise ValueError(f"{there / WEIGHTS} must hold {VECTORS} alone; it holds {', '.join(sorted(shapes)[:4])}")
+        return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
+    if kind != LORA:
+        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not served; there are {LORA}, {SOFT_PROMPT}")
+    for name, what in _UNSUPPORTED.items():
+        if config.get(name):
+            raise ValueError(
+                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served, only plain LoRA"
+            )
+    return AdapterFiles(folder, 0, _low_rank(there, config, shapes), shapes)
+
+
+def check_adapter(folder: str, *, base: str) -> None:
+    """Raise ValueError if the adapter cannot be served, or does not fit the base in a local folder.
+
+    Args:
+        folder: The adapter's folder.
+        base: The base's folder, a file in it, or a name on the model hub, whose sizes are unknown.
+    """
+    read_adapter_files(folder).check_fits(base_shapes(base))
+
+
+@functools.lru_cache(maxsize=256)
+def virtual_tokens(folder: str) -> int:
+    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError if it cannot be served."""
+    return read_adapter_files(folder).virtual_tokens
+
+
+def base_shapes(source: str) -> BaseShapes | None:
+    """Return the sizes of the model in a local folder; None if they are unknown."""
+    config = json_file(source, "config.json")
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    numbers = [config.get(name) for name in names]
+    if not all(type(number) is int and number > 0 for number in numbers):
+        return None
+    layers, width, inner, heads = (int(number or 0) for number in numbers)
+    size = config.get("head_dim") or width // heads
+    keys = (config.get("num_key_value_heads") or heads) * size
+    return BaseShapes(layers, width, {
+        "q_proj": (width, heads * size), "k_proj": (width, keys), "v_proj": (width, keys),
+        "o_proj": (heads * size, width), "gate_proj": (width, inner), "up_proj": (width, inner),
+        "down_proj": (inner, width),
+    })  # fmt: skip
+
+
+def _low_rank(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> tuple[LowRank, ...]:
+    found: dict[tuple[int, str, str], dict[str, str]] = {}
+    known = {name for names in GROUPS.values() for name in names}
+    for name in shapes:
+        match = _KEY.fullmatch(name)
+        if match is None or match[3] not in known:
+            raise ValueError(f"{there / WEIGHTS}: {name} is not served; LoRA may be on {', '.join(sorted(known))}")
+        found.setdefault((int(match[2]), match[3], match[1]), {})[match[4]] = name
+    pairs = []
+    for (layer, projection, module), names in sorted(found.items()):
+        down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
+        if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
+            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not belong together")
+        scale = _scale(there, config, module, rank=down[0])
+        pairs.append(LowRank(layer, projection, names["A"], names["B"], scale))
+    if not pairs:
+        raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")
+    return tuple(pairs)
+
+
+def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> float:
+    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = value
+            break
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ValueError(f"{there / CONFIG}: lora_alpha = {alpha!r:.60} is not a number")
+    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header: Any = json.loads(opened.read(size)) if size <= _LARGEST_HEADER else None
+        return {str(name): tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read as safetensors ({type(error).__name__}: {error})") from None

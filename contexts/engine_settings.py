@@ -1,0 +1,98 @@
+"""Settings of a language model's engine: the context's length, the chat template, and vLLM's own arguments.
+
+The program refuses settings that the engine cannot have (`EngineSettings.check`). The rest depends on the model and on
+vLLM's version, so the library checks it when it loads the model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from stoker.errors import RecipeError, StokerError
+
+_ELSEWHERE = {
+    "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
+    "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
+}  # fmt: skip
+"""Arguments of vLLM that are settings here, by vLLM's names."""
+_OWN = ("distributed_executor_backend", "enable_sleep_mode", "max_logprobs")
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """`max_model_len`: most tokens of a prompt and its continuation, 0: the model's. `chat_template`: the text of a
+    template, empty: the model's. `vllm`: engine arguments of vLLM.
+    """
+
+    max_model_len: int = 0
+    chat_template: str = ""
+    vllm: Mapping[str, Any] = {}
+
+    def check(self, *, engine: str) -> None:
+        """Check the settings.
+
+        Args:
+            engine: Name of the engine.
+
+        Raises:
+            RecipeError: The engine cannot have a setting.
+        """
+        length = self.max_model_len
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise RecipeError(f"max_model_len = {length!r} is not a number of tokens", option="max_model_len")
+        if not isinstance(self.chat_template, str):
+            raise RecipeError("chat_template is the text of a template", option="chat_template")
+        for name in self.vllm:
+            if name in _ELSEWHERE:
+                raise RecipeError(f"vllm: {name} is set by {_ELSEWHERE[name]} here; write that instead", option="vllm")
+            if name in _OWN:
+                raise RecipeError(f"vllm: Stoker sets {name} itself; leave it out", option="vllm")
+        if self.vllm and engine != "vllm":
+            names = ", ".join(self.vllm)
+            raise RecipeError(f'{names}: only vLLM can honour this; write engine = "vllm"', option="engine")
+
+    def longest(self, models: int) -> int:
+        """Return the token limit of a text.
+
+        Args:
+            models: The model's own limit in tokens; 0: unknown.
+
+        Raises:
+            StokerError: `max_model_len` is more than the model's limit.
+        """
+        if models and self.max_model_len > models:
+            raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
+        return self.max_model_len or models
+
+    def apply_template(self, tokenizer: Any) -> None:
+        """Give a tokenizer the chat template.
+
+        Args:
+            tokenizer: A tokenizer of Transformers.
+
+        Raises:
+            StokerError: The template has a syntax error.
+        """
+        if not self.chat_template:
+            return
+        from jinja2 import TemplateSyntaxError  # Transformers needs it for any template
+
+        tokenizer.chat_template = self.chat_template
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+        except TemplateSyntaxError as error:
+            raise StokerError(f"chat_template: line {error.lineno}: {error.message}") from error
+        except Exception:
+            return  # the template may want other messages
+
+
+def check_vllm_arguments(given: Collection[str], known: Collection[str], *, version: str) -> None:
+    """Raise StokerError if vLLM has no such engine argument."""
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise StokerError(f"vllm: {name} is no engine argument of vLLM {version}{meant}")

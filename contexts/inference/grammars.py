@@ -1,0 +1,112 @@
+"""Grammars of requests, compiled by llguidance for one tokenizer.
+
+A request may hold its text to a JSON schema, a regular expression, a list of texts, or a grammar. The thread of the
+call compiles the form and computes its first tokens, so the engine's thread does not wait for the compiler, and a form
+without a text is refused before other requests meet it. llguidance counts the work of a compilation and of a step and
+stops at a limit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+from stoker.contexts.inference.adapter import Matcher, Sampling
+from stoker.contexts.inference.options import OptionRefused
+
+_MOST_COMPILED = 128
+"""Forms whose compilations are kept."""
+_MOST_CHARACTERS = 500_000
+_SHOWN_CHARACTERS = 300
+_LIMITS: dict[str, Any] = {"verbose_errors": False}
+"""Deviations from llguidance's limits, which are about a second for a compilation and 20 ms for a token."""
+_SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
+"""White space between the parts of a JSON text: bounded, because small models repeat it up to their last token."""
+
+
+class Grammars:
+    """The compiled forms of texts, the last used ones. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, *, ends: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, sampling: Sampling) -> Matcher | None:
+        """Return a matcher at the start of the text; None if any text will do. Raises OptionRefused."""
+        if sampling.structure is None:
+            return None
+        option, value = sampling.structure
+        form = value if isinstance(value, str) else json.dumps(list(value))
+        with self._lock:
+            compiled = self._compiled.get((option, form))
+            if compiled is not None:
+                self._compiled.move_to_end((option, form))
+        if compiled is None:
+            compiled = self._compile(option, form)
+            with self._lock:
+                self._compiled[option, form] = compiled
+                while len(self._compiled) > _MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+        matcher: Matcher = compiled.deep_copy()
+        return matcher
+
+    def _compile(self, option: str, form: str) -> Any:
+        if len(form) > _MOST_CHARACTERS:
+            raise OptionRefused(
+                option, f"the {_WORDS[option]} has {len(form):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
+            )
+        try:
+            reader = self._reader
+        except ImportError as error:
+            raise OptionRefused(
+                option, f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
+            ) from error
+        except Exception as error:
+            raise OptionRefused(
+                option,
+                f"llguidance cannot read this model's tokenizer, so its texts follow no {_WORDS[option]}:"
+                f" {_shortened(error)}",
+            ) from error
+        import llguidance
+
+        try:
+            if option == "json_schema":
+                grammar = llguidance.LLMatcher.grammar_from_json_schema(form, defaults={"whitespace_pattern": _SPACES})
+            else:
+                named: Any = option
+                grammar = llguidance.grammar_from(named, form)
+            limits: Any = llguidance.LLParserLimits(**_LIMITS)
+            matcher = llguidance.LLMatcher(reader, grammar, log_level=0, limits=limits)
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            why = matcher.get_error() or first.get_error()
+        except Exception as error:
+            why = str(error)
+        if why:
+            what = "no text follows it" if why.startswith("NoExtension") else _shortened(why)
+            raise OptionRefused(option, f"the {_WORDS[option]} cannot be compiled: {what}")
+        return matcher
+
+    @cached_property
+    def _reader(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        if self._ends:
+            return from_tokenizer(self._tokenizer, eos_token=sorted(self._ends))
+        ending = copy.deepcopy(self._tokenizer)  # llguidance needs an end: a token that the model does not have
+        ending.add_special_tokens({"eos_token": "<|stoker end|>"})
+        return from_tokenizer(ending)
+
+
+_WORDS = {"json_schema": "JSON schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+
+
+def _shortened(why: object) -> str:
+    text = " ".join(str(why).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

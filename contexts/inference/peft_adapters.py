@@ -1,0 +1,203 @@
+"""PEFT adapters in the continuous engine: requests of several adapters and of the base share each step.
+
+The low-rank matrices of all adapters of a step are stacked: one product with every A, a mask that keeps each row's own
+part, and one product with every B of a projection. So each adapter is read once a step, and the number of operations
+does not depend on the number of adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). Rows of the base take no
+part.
+
+A soft prompt takes the first positions of its request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch.nn.functional import linear
+
+from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, read_adapter_files
+from stoker.contexts.inference.options import OptionRefused
+
+_SHARE = 4
+"""The kept adapters take at most this part of the weights' memory, unless open requests use more."""
+_IDS = 1 << 32
+
+
+class Adapter:
+    """The weights of one adapter on the host. `matrices`: A `[rank, in]` and scaled B `[out, rank]`, by layer and
+    projection. `vectors`: of a soft prompt, `[tokens, width]`.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, folder: str, base: BaseShapes, *, dtype: torch.dtype) -> None:
+        """Raises ValueError if the files are damaged, or belong to another base."""
+        files = read_adapter_files(folder)
+        files.check_fits(base)
+        file = Path(folder, WEIGHTS)
+        try:
+            tensors = safetensors.torch.load_file(file)
+        except Exception as error:  # the library raises its own errors and those of the file system
+            raise ValueError(f"{file} cannot be read ({error})") from None
+        if not all(bool(part.isfinite().all()) for part in tensors.values()):
+            raise ValueError(f"{file} holds numbers that are not finite")
+        self.vectors = tensors[VECTORS].to(dtype) if files.virtual_tokens else None
+        self.matrices = {
+            (each.layer, each.projection): (tensors[each.down].to(dtype), (tensors[each.up] * each.scale).to(dtype))
+            for each in files.low_rank
+        }
+        self.number = next(self._numbers)
+        parts = [*itertools.chain(*self.matrices.values()), *([] if self.vectors is None else [self.vectors])]
+        self.size_bytes = sum(part.numel() * part.element_size() for part in parts)
+
+    @property
+    def virtual_tokens(self) -> int:
+        return 0 if self.vectors is None else len(self.vectors)
+
+    def prefix(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the key of a prefix: equal tokens have other keys and values under another adapter."""
+        return tuple(id + self.number * _IDS for id in ids)
+
+
+class AdapterCache:
+    """The adapters of a base by name, loaded at their first use; the least recently used is dropped first."""
+
+    def __init__(self, folders: Mapping[str, str], base: BaseShapes, *, dtype: torch.dtype, share_of: int) -> None:
+        """Make an empty cache. `share_of`: bytes of the base's weights."""
+        self._folders = folders
+        self._base, self._dtype, self._limit = base, dtype, share_of // _SHARE
+        self._kept: OrderedDict[tuple[str, str], Adapter] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self._kept.values())
+
+    def get(self, name: str) -> Adapter:
+        """Return an adapter. Raises ValueError if it is unknown or cannot be served."""
+        folder = self._folders.get(name)
+        if folder is None:
+            raise OptionRefused("adapter", f"the model has no adapter {name!r:.200}; {_has(self._folders)}")
+        with self._lock:
+            key = name, folder
+            if key not in self._kept:
+                try:
+                    self._kept[key] = Adapter(folder, self._base, dtype=self._dtype)
+                except ValueError as error:
+                    raise OptionRefused("adapter", f"the adapter {name} cannot be served: {error}") from None
+            self._kept.move_to_end(key)
+            while len(self._kept) > 1 and self.size_bytes > self._limit:
+                self._kept.popitem(last=False)
+            return self._kept[key]
+
+
+def _has(names: Mapping[str, str]) -> str:
+    return f"there are {', '.join(names)}" if names else "it was loaded without any"
+
+
+class _Stack(NamedTuple):
+    """A of all adapters `[ranks, in]`, the adapter of each rank, and B `[ranks, out]` of each projection with its ranks
+    and its place in the result of the group.
+    """
+
+    down: torch.Tensor
+    owners: tuple[int, ...]
+    ups: tuple[tuple[slice, slice, torch.Tensor], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.numel() * part.element_size() for part in (self.down, *(up for _, _, up in self.ups)))
+
+
+class AdapterBank:
+    """The stacked LoRA matrices of the adapters in the running batch, on the devices of their layers."""
+
+    def __init__(self, base: BaseShapes, devices: Sequence[Any]) -> None:
+        """Make an empty bank. `devices`: of each layer."""
+        self.base = base
+        self._devices = devices
+        self.places: dict[Adapter, int] = {}
+        self.stacks: dict[tuple[int, str], _Stack] = {}
+        self.size_bytes = 0
+
+    def hold(self, adapters: Sequence[Adapter]) -> None:
+        """Stack these adapters, unless the bank has them and few others."""
+        wanted = [each for each in dict.fromkeys(adapters) if each.matrices]
+        if all(each in self.places for each in wanted) and len(self.places) <= 2 * len(wanted):
+            return
+        self.clear()
+        self.places = {each: place for place, each in enumerate(wanted)}
+        for layer, device in enumerate(self._devices):
+            for group, projections in GROUPS.items():
+                stack = self._stack(wanted, layer, projections, device)
+                if stack is not None:
+                    self.stacks[layer, group] = stack
+                    self.size_bytes += stack.size_bytes
+
+    def clear(self) -> None:
+        self.places, self.stacks, self.size_bytes = {}, {}, 0
+
+    def _stack(self, adapters: Sequence[Adapter], layer: int, projections: Sequence[str], device: Any) -> _Stack | None:
+        downs: list[torch.Tensor] = []
+        owners: list[int] = []
+        ups: list[tuple[slice, slice, torch.Tensor]] = []
+        at = 0
+        for name in projections:
+            gives, first = self.base.projections[name][1], len(owners)
+            found = [(place, each.matrices[layer, name]) for place, each in enumerate(adapters)
+                     if (layer, name) in each.matrices]  # fmt: skip
+            for place, (down, _) in found:
+                downs.append(down)
+                owners += [place] * len(down)
+            if found:
+                up = torch.cat([up.T for _, (_, up) in found]).to(device)
+                ups.append((slice(first, len(owners)), slice(at, at + gives), up))
+            at += gives
+        return _Stack(torch.cat(downs).to(device), tuple(owners), tuple(ups)) if downs else None
+
+
+class AdaptedTokens:
+    """The adapters of a step's tokens. `soft`: indices of tokens, and the vectors in place of their embeddings."""
+
+    def __init__(
+        self, bank: AdapterBank, adapters: Sequence[Adapter | None], soft: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        self._bank = bank
+        self._soft = soft
+        places = [-1 if each is None else bank.places.get(each, -1) for each in adapters]
+        self._rows = [at for at, place in enumerate(places) if place >= 0]
+        self._all = len(self._rows) == len(places)
+        self._places = [places[at] for at in self._rows]
+        self._made: dict[tuple[Any, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def embed(self, x: torch.Tensor) -> None:
+        for at, vectors in self._soft:
+            x[at : at + len(vectors)] = vectors.to(x.device)
+
+    def add(self, layer: int, group: str, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add the adapters' part of a group of projections to its result `out`, in place."""
+        stack = self._bank.stacks.get((layer, group))
+        if stack is None or not self._rows:
+            return
+        rows, others = self._masks(x.device, stack.owners)
+        # Not a product with 0 and 1: another adapter's large numbers may overflow.
+        low = linear(x if self._all else x[rows], stack.down).masked_fill_(others, 0.0)
+        for ranks, places, up in stack.ups:
+            if self._all:
+                out[:, places].addmm_(low[:, ranks], up)
+            else:
+                out[:, places].index_add_(0, rows, low[:, ranks] @ up)
+
+    def _masks(self, device: Any, owners: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self._made.get((device, owners))
+        if made is None:
+            places = torch.tensor(self._places, device=device)
+            others = places[:, None] != torch.tensor(owners, device=device)[None, :]
+            made = self._made[device, owners] = torch.tensor(self._rows, device=device), others
+        return made

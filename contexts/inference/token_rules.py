@@ -1,0 +1,197 @@
+"""Rules for the next token of a request: a grammar, penalties, biases, and a shorter choice.
+
+The rules have vLLM's names, meaning and order: biases, then penalties, then the grammar, then `min_p` and `top_k`. The
+rows of a step that have rules are computed together. All numbers are `float32` on the device of the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stoker.contexts.inference.adapter import GenerationRequest, Matcher, ModelTexts
+from stoker.contexts.inference.options import OptionRefused
+
+_ROOM = 64
+
+
+class TokenRules:
+    """The rules of one request, and the tokens that they depend on."""
+
+    def __init__(self, request: GenerationRequest, *, ends: Sequence[int], matcher: Matcher | None) -> None:
+        sampling = request.sampling
+        options = dict(sampling.engine_options)
+        self.matcher = matcher
+        self.failure: OptionRefused | None = None
+        """Why the request cannot go on."""
+        self.form = sampling.structure[0] if sampling.structure else ""
+        self.draws = sampling.temperature > 0
+        top_k = options.get("top_k", 0) if self.draws else 0
+        self.top_k = max(top_k, 0)
+        min_p = options.get("min_p", 0) if self.draws else 0
+        self.margin = sampling.temperature * math.log(min_p) if min_p else -math.inf
+        """`min_p` as a limit on the difference from the highest logit."""
+        bias = options.get("logit_bias", {})
+        self.biased = np.array(list(bias), dtype=np.int64)
+        self.biases = np.array(list(bias.values()), dtype=np.float32)
+        self.ends = np.array(ends, dtype=np.int64)
+        self.left = int(options.get("min_tokens", 0))
+        """Tokens to write before the text may end."""
+        self.repetition = float(options.get("repetition_penalty", 1))
+        self.frequency = float(options.get("frequency_penalty", 0))
+        self.presence = float(options.get("presence_penalty", 0))
+        self.seen: SeenTokens | None = None
+        if self.repetition != 1 or self.frequency or self.presence:
+            self.seen = SeenTokens(request.prompt if self.repetition != 1 else ())
+
+    def take(self, token: int) -> bool:
+        """Note a written token. Return True if the grammar allows no further one."""
+        self.left = max(0, self.left - 1)
+        if self.seen is not None:
+            self.seen.add(token)
+        if self.matcher is None:
+            return False
+        if not self.matcher.consume_token(token):
+            self.fail()
+        return self.matcher.is_stopped()
+
+    def fail(self) -> None:
+        why = self.matcher.get_error() if self.matcher is not None else ""
+        why = why or "no token may follow"
+        self.failure = OptionRefused(self.form, f"the text cannot be continued within its {self.form}: {why}")
+
+
+class SeenTokens:
+    """The different tokens of a prompt and its text, with their counts in the text."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        known = list(dict.fromkeys(prompt))
+        self._places = {token: place for place, token in enumerate(known)}
+        self._tokens = np.zeros(len(known) + _ROOM, dtype=np.int64)
+        self._tokens[: len(known)] = known
+        self._counts = np.zeros(len(self._tokens), dtype=np.float32)
+
+    def add(self, token: int) -> None:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._tokens[place] = token
+        self._counts[place] += 1
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self._tokens[: len(self._places)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        return self._counts[: len(self._places)]
+
+
+_RULES = frozenset(
+    {
+        "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "min_tokens",
+    }
+)  # fmt: skip
+
+
+def rules_of(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None:
+    """Return the rules of a request; None if it has none. Raises OptionRefused."""
+    sampling = request.sampling
+    if sampling.structure is None and not _RULES.intersection(name for name, _ in sampling.engine_options):
+        return None
+    matcher = texts.grammars.matcher(sampling) if texts.grammars is not None else None
+    if matcher is None and sampling.structure is not None:
+        raise OptionRefused(sampling.structure[0], "this engine has no tokenizer, so its texts follow no grammar")
+    ends = sorted(end for end in sampling.ends(texts.ends) if not 0 < texts.vocabulary <= end)
+    return TokenRules(request, ends=ends, matcher=matcher)
+
+
+def allowed_logits(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.Tensor:
+    """Return `float32` logits by the rules of each row of `logits`, `[len(rules), vocabulary]`; -inf forbids a token.
+
+    May change `logits`. A row whose grammar fails gets a `failure`.
+    """
+    logits = logits.float()
+    _bias(rules, logits)
+    _penalise(rules, logits)
+    _hold_to_grammars(rules, logits)
+    _cut(rules, logits)
+    return logits
+
+
+def _bias(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
+    biased = [row for row, rule in enumerate(rules) if len(rule.biased)]
+    if biased:
+        biases = np.concatenate([rules[row].biases for row in biased])
+        logits[_places(biased, [rules[row].biased for row in biased], logits)] += _tensor(biases, logits)
+    short = [row for row, rule in enumerate(rules) if rule.left and len(rule.ends)]
+    if short:
+        logits[_places(short, [rules[row].ends for row in short], logits)] = -torch.inf
+
+
+def _penalise(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
+    some = [(row, rule, rule.seen) for row, rule in enumerate(rules) if rule.seen is not None]
+    if not some:
+        return
+    sizes = [len(seen.tokens) for _, _, seen in some]
+    places = _places([row for row, _, _ in some], [seen.tokens for _, _, seen in some], logits)
+    numbers = [(rule.repetition, rule.frequency, rule.presence) for _, rule, _ in some]
+    repetition, frequency, presence = _tensor(np.repeat(np.array(numbers, dtype=np.float32).T, sizes, axis=1), logits)
+    counts = _tensor(np.concatenate([seen.counts for _, _, seen in some]), logits)
+    found = logits[places]
+    found = torch.where(found > 0, found / repetition, found * repetition)
+    logits[places] = found - frequency * counts - presence * (counts > 0)
+
+
+def _hold_to_grammars(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
+    held = [(row, rule, rule.matcher) for row, rule in enumerate(rules) if rule.matcher is not None]
+    if not held:
+        return
+    masks = np.frombuffer(b"".join(matcher.compute_bitmask() for _, _, matcher in held), dtype=np.uint8)
+    masks = masks.reshape(len(held), -1)
+    for mask, (_, rule, matcher) in zip(masks, held, strict=True):
+        if not mask.any() or matcher.is_error():
+            rule.fail()
+    words = logits.shape[1]
+    if masks.shape[1] * 8 < words:  # a model may have more logits than its tokenizer has tokens
+        masks = np.pad(masks, ((0, 0), (0, -(-words // 8) - masks.shape[1])))
+    forbidden = _tensor(np.unpackbits(~masks, axis=1, count=words, bitorder="little").view(np.bool_), logits)
+    if len(held) == len(rules):
+        logits.masked_fill_(forbidden, -torch.inf)
+    else:
+        rows = _tensor(np.array([row for row, _, _ in held]), logits)
+        logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
+
+
+def _cut(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
+    """Keep the tokens near the likeliest one (`min_p`) and the `top_k` likeliest."""
+    cutting = [row for row, rule in enumerate(rules) if rule.top_k or rule.margin > -math.inf]
+    if not cutting:
+        return
+    some = logits[cutting]
+    margins = _tensor(np.array([rules[row].margin for row in cutting], dtype=np.float32), logits)[:, None]
+    least = some.amax(dim=-1, keepdim=True) + margins
+    most = [min(rules[row].top_k or 1, logits.shape[1]) for row in cutting]
+    if any(rules[row].top_k for row in cutting):
+        places = _tensor(np.array(most), logits)[:, None] - 1
+        kth = some.topk(max(most), dim=-1).values.gather(-1, places)
+        counts = _tensor(np.array([rules[row].top_k > 0 for row in cutting]), logits)[:, None]
+        least = torch.where(counts, torch.maximum(least, kth), least)
+    logits[cutting] = some.masked_fill(some < least, -torch.inf)
+
+
+def _places(
+    rows: Sequence[int], tokens: Sequence[NDArray[np.int64]], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices of tokens of rows."""
+    repeated = np.repeat(np.array(rows, dtype=np.int64), [len(each) for each in tokens])
+    return _tensor(repeated, like), _tensor(np.concatenate(tokens), like)
+
+
+def _tensor(array: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)

@@ -1,0 +1,79 @@
+"""Split a model's layers over several GPUs.
+
+Each device holds a run of layers; together they compute one after another, so a model that is too large for one device
+runs at about the speed of one. The first device also holds everything else: embedding, last norm and head, which may
+share weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
+    """Return the device of each part of a causal model, balanced by bytes, as `from_pretrained(device_map=)` takes it.
+
+    Raises ValueError if the model has fewer layers than there are devices.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    path, layers = _layers(model)
+    if len(layers) < len(devices):
+        raise ValueError(f"the model has {len(layers)} layers, which cannot be split over {len(devices)} devices")
+    sizes = [_bytes(layer) for layer in layers]
+    found = {f"{path}.{number}": device for number, device in enumerate(_spread(sizes, _bytes(model), devices))}
+    parent = model
+    for depth, name in enumerate(path.split(".")):
+        before = ".".join(path.split(".")[:depth])
+        for other, _ in [*parent.named_children(), *parent.named_parameters(recurse=False)]:
+            if other != name:
+                found[f"{before}.{other}" if before else other] = devices[0]
+        parent = getattr(parent, name)
+    return found
+
+
+def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
+    """Have each part of a model move its inputs to its device; the model's own inputs and results are on `first`.
+
+    `from_pretrained` does this too, but takes the first device by chance.
+    """
+    from accelerate import dispatch_model
+
+    dispatch_model(model, split, main_device=first, skip_keys=model._skip_keys_device_placement)
+
+
+def device_at(split: dict[str, str], name: str) -> str:
+    """Return the device of a weight."""
+    while name not in split:
+        name = name.rpartition(".")[0]
+    return split[name]
+
+
+def _layers(model: Any) -> tuple[str, Any]:
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    lists = [
+        (name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList) and len(part)
+    ]
+    lists.sort(key=lambda each: each[0].count("."))
+    for name, part in lists:
+        if not kinds or type(part[0]).__name__ in kinds:
+            return name, part
+    raise ValueError(f"{type(model).__name__} has no list of layers to split")
+
+
+def _bytes(part: Any) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in part.parameters())
+
+
+def _spread(sizes: Sequence[int], total: int, devices: Sequence[str]) -> list[str]:
+    begins, numbers = total - sum(sizes), []
+    for size in sizes:
+        numbers.append(min(int((begins + size / 2) * len(devices) / total), len(devices) - 1))
+        begins += size
+    if not set(range(1, len(devices))) <= set(numbers):  # the layers are few, or much smaller than the rest
+        numbers = [number * len(devices) // len(sizes) for number in range(len(sizes))]
+    return [devices[number] for number in numbers]

@@ -1,0 +1,103 @@
+"""Load a language model in a library: choose its engine, and its devices."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from stoker.contexts import ambient
+from stoker.contexts.engine_settings import EngineSettings
+from stoker.contexts.language_model import CausalLM
+from stoker.contexts.model_source import divides_heads
+from stoker.contexts.snapshot import load_parts
+from stoker.contexts.streamed_model import be_quiet, dtype_of
+from stoker.errors import StokerError
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+_NO_SETTINGS = EngineSettings()
+_HOW_TO_INSTALL = "pip install 'stoker[vllm]' in the environment of this site's pilots, or leave out engine=\"vllm\""
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    name: str = "",
+    threads: int = 0,
+    engine: str = "auto",
+    graphs: bool = False,
+    settings: EngineSettings = _NO_SETTINGS,
+) -> CausalLM:
+    """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
+    `path`.
+    """
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    be_quiet()
+    devices = tuple(dict.fromkeys(ambient.devices()))
+    device = devices[0]
+    wanted = dtype_of(dtype, path=path, device=device)
+    why = why_vllm(engine, device=device)
+    parts = len(ambient.devices())
+    if why and engine == "auto" and not divides_heads(path, parts):
+        log.info("vLLM cannot split the model's attention heads over %d devices; its layers are split", parts)
+        why = ""
+    if why:
+        if graphs:
+            log.info("graphs=True has no effect on vLLM, which captures its own graphs")
+        from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
+
+        serving, how = start_engine(path, dtype=wanted, device=device, name=name, why=why, settings=settings)
+        settings.apply_template(serving.prompts.tokenizer)
+        origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
+        log.info("model %s in vLLM on %s (%s): %s", path, device, why, origin)
+        return CausalLM(None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving)
+    if len(devices) > 1 and graphs:
+        raise StokerError(f"graphs=True captures the steps of one device, and this library has {len(devices)}")
+    loaded, how = load_parts(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
+    settings.apply_template(loaded.tokenizer)
+    longest = settings.longest(int(getattr(loaded.model.config, "max_position_embeddings", 0) or 0))
+    origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
+    if loaded.weights:
+        origin += f" ({loaded.weights})"
+    log.info("model %s on %s in %s: %s", path, ", ".join(devices), loaded.model.dtype, origin)
+    return CausalLM(
+        loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine, graphs=graphs,
+        longest=longest,
+    )  # fmt: skip
+
+
+def why_vllm(engine: str, *, device: str) -> str:
+    """Return why vLLM was chosen, or an empty string. Raises StokerError if `engine="vllm"` and it does not import."""
+    if engine not in ("auto", "vllm"):
+        return ""
+    asked = engine == "vllm"
+    if not asked and (not device.startswith("cuda") or importlib.util.find_spec("vllm") is None):
+        return ""
+    try:
+        importlib.import_module("vllm")
+    except ModuleNotFoundError as error:
+        if asked and error.name == "vllm":
+            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
+        return _broken(error, asked=asked)
+    except Exception as error:  # vLLM was compiled for other devices or another PyTorch
+        return _broken(error, asked=asked)
+    return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"
+
+
+def _broken(error: Exception, *, asked: bool) -> str:
+    if asked:
+        raise StokerError(
+            f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'
+        ) from error
+    log.warning("vLLM is installed and does not import (%s); the default engine is used", error)
+    return ""

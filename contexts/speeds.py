@@ -1,0 +1,41 @@
+"""Speeds of device kinds for one context, from the times of equal work on pairs of kinds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+SAME = 1.1
+"""Kinds whose times differ by less than this factor count as equally fast."""
+
+Pair = tuple[str, str]
+
+
+def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
+    """Return each kind's speed relative to the fastest kind; empty if all are equally fast.
+
+    The pair with the most weight comes first. Each further kind joins by its pair of most weight, so one speed never
+    depends on two contradicting ratios. Kinds without a pair that leads to the first have no speed.
+
+    Args:
+        ratios: Seconds of the first kind divided by seconds of the second, and the weight of this ratio, by pair.
+    """
+    logs: dict[str, float] = {}
+    left = dict(ratios)
+    while left:
+        joining = [pair for pair in left if not logs or (pair[0] in logs) != (pair[1] in logs)]
+        if not joining:
+            break
+        pair = max(joining, key=lambda pair: (left[pair][1], pair))
+        slower, other = pair
+        log = math.log(left.pop(pair)[0])
+        if not logs:
+            logs[other] = 0.0
+        if other in logs:
+            logs[slower] = logs[other] + log
+        else:
+            logs[other] = logs[slower] - log
+    fastest = min(logs.values(), default=0.0)
+    speeds = {kind: math.exp(fastest - log) for kind, log in logs.items()}
+    speeds = {kind: speed if speed * SAME < 1.0 else 1.0 for kind, speed in speeds.items()}
+    return speeds if min(speeds.values(), default=1.0) < 1.0 else {}

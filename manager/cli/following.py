@@ -1,0 +1,68 @@
+"""A session's status, asked for repeatedly by one program."""
+
+from __future__ import annotations
+
+import time
+
+from stoker.errors import SessionError
+from stoker.manager.cli import session_choice
+from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.cli.session_choice import SessionAnswer
+from stoker.protocol.session import SessionFolder
+
+_ENDED_AGAIN_S = 10.0
+"""Seconds after which an ended session is asked again, because `stoker attach` may have restarted its manager."""
+
+
+class FollowedSession:
+    """A session whose status is read repeatedly, through restarts of its manager and after its end.
+
+    Args:
+        name: The session's id, a beginning of it, or its folder; empty for the session that `stoker status` shows.
+
+    Raises:
+        SessionError: No such session.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        folder = session_choice.session_to_show(name, hint="stoker dashboard")
+        file = folder.read()
+        self.folder = str(folder.path)
+        self.session = file.session
+        self.site = file.site
+        self.log = str(folder.manager_log)
+        self._folder: SessionFolder = folder
+        self._observer: Observer | None = None
+        self._ended: SessionAnswer | None = None
+        self._ended_at = 0.0
+
+    def answer(self) -> SessionAnswer:
+        """Return the session's status; for an ended session its last one, from its journal.
+
+        Raises:
+            SessionError: The manager does not answer, or the journal cannot be read.
+        """
+        if self._ended is not None and time.monotonic() - self._ended_at < _ENDED_AGAIN_S:
+            return self._ended
+        try:
+            if self._observer is None:
+                observer = Observer(self._folder)
+                self._observer = observer.__enter__()
+            status = self._observer.status()
+        except SessionEndedError as ended:
+            self.close()
+            if self._ended is None:
+                self._ended = session_choice.last_status(self._folder, ended)
+            self._ended_at = time.monotonic()
+            return self._ended
+        except SessionError:
+            self.close()
+            raise
+        self._ended = None
+        return SessionAnswer(status)
+
+    def close(self) -> None:
+        """Close the connection; a later question opens it again."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None

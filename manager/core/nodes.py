@@ -1,0 +1,235 @@
+"""Keep blocks off nodes whose devices failed, until a probe on the node finds no fault.
+
+A node is excluded if all devices of one kind of a pilot there are quarantined: a new block would gain nothing. The
+manager then releases the pilot's block, and later blocks are submitted with the list of excluded nodes.
+
+Every `probe_nodes_s` one of the sessions starts a block of one minute on the node alone. Its pilot tests its devices
+before its hello, as every pilot does, and runs no call. The node is excluded until such a pilot has no fault, a person
+clears the node, or nothing was heard of it for `FORGET_NODE_S`.
+
+A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
+no node for `probe_nodes_s`.
+
+Records of nodes are kept for other sessions. `NodesHeard` brings theirs; the later record counts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.core import block_orders
+from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Device, Pilot
+from stoker.manager.core.state import Block, SourceState, State
+from stoker.protocol.blocks import FORGET_NODE_S, BlockPhase, NodeRecord, Rule, is_node_name
+from stoker.protocol.ids import BlockId
+from stoker.protocol.to_manager import BlockUpdate
+from stoker.units import show_seconds
+
+NODES_TIMER = "nodes"
+AGAIN_S = 600.0  # Seconds until the next check if a probe is due, but nothing needs the source
+
+
+# ---- faults of pilots
+
+
+def judge_pilot(manager: Manager, pilot: Pilot) -> None:
+    """Exclude the node of a pilot whose devices failed, and release its block."""
+    state = manager.state
+    source = state.sources.get(pilot.source)
+    if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node):
+        return
+    why = why_useless(pilot)
+    if not why:
+        return
+    if not _is_excluded(state, source, pilot.node):
+        _exclude(manager, source, pilot.node, why)
+    if _is_excluded(state, source, pilot.node):
+        _release_useless_block(manager, pilot)
+
+
+def judge_reports(manager: Manager, pilot: Pilot) -> None:
+    """Judge a pilot after its own probes. If all its devices work again, include its node."""
+    judge_pilot(manager, pilot)
+    known = manager.state.nodes.get((pilot.source, pilot.node))
+    if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
+        _include(manager, known, "its devices work again")
+        watch_nodes(manager, pilot.source)
+
+
+def why_useless(pilot: Pilot) -> str:
+    """Return the fault of a pilot without a usable device of some kind, else an empty text."""
+    of_kind: dict[str, list[Device]] = {}
+    for device in pilot.devices.values():
+        of_kind.setdefault(device.facts.kind, []).append(device)
+    return next((same[0].fault for same in of_kind.values() if all(device.fault for device in same)), "")
+
+
+def _exclude(manager: Manager, source: SourceState, node: str, why: str) -> None:
+    state, now, name = manager.state, manager.state.now, source.source.name
+    if now < source.spares_until:
+        return
+    if len(state.excluded_nodes(source)) >= source.source.exclude_nodes:
+        most = source.source.exclude_nodes
+        state.notice(f"{name}: blocks may start on {node}, which failed: {most} nodes are excluded, the most allowed")
+        return
+    before = state.nodes.get((name, node))
+    probes, probe_s = (before.probes, before.probe_s) if before is not None else (0, 0.0)
+    record = NodeRecord(name, node, True, why, since=now, at=now, heard_at=now, probes=probes, probe_s=probe_s)
+    _keep(manager, record)
+    state.notice(f"{name}: no new block starts on {node}: {why}")
+    watch_nodes(manager, name)
+
+
+def _is_excluded(state: State, source: SourceState, node: str) -> bool:
+    return any(record.node == node for record in state.excluded_nodes(source))
+
+
+def _include(manager: Manager, record: NodeRecord, why: str) -> None:
+    _keep(manager, msgspec.structs.replace(record, excluded=False, why=why, heard_at=manager.state.now))
+    manager.state.notice(f"{record.source}: blocks may start on {record.node} again: {why}")
+
+
+def _keep(manager: Manager, record: NodeRecord) -> None:
+    record = msgspec.structs.replace(record, at=manager.state.now)
+    manager.state.nodes[record.source, record.node] = record
+    manager.out.append(RecordNode(record))
+
+
+def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
+    """Release a block whose pilots are all useless, so that another one takes its place."""
+    state = manager.state
+    block = state.blocks.get(BlockId(pilot.block))
+    if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
+        return
+    if all(why_useless(state.pilots[id]) for id in block.pilots):
+        block_orders.release_block(manager, block, f"its node {pilot.node} is excluded: {why_useless(pilot)}")
+
+
+# ---- other sessions
+
+
+def hear_of_nodes(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
+    """Take the later records of other sessions, or begin a probe that no other session begins."""
+    state = manager.state
+    if isinstance(event, ProbeClaimed):
+        _begin_probe(manager, event)
+        return
+    for record in event.records:
+        known = state.nodes.get((record.source, record.node))
+        if known is None or record.at > known.at:
+            state.nodes[record.source, record.node] = record
+    watch_sources(manager)
+
+
+def watch_sources(manager: Manager) -> None:
+    for name in manager.state.sources:
+        watch_nodes(manager, name)
+
+
+# ---- probes
+
+
+def watch_nodes(manager: Manager, name: str) -> None:
+    """Forget old records of a source, end needless probes, request due ones, and set the time of the next check."""
+    state, now = manager.state, manager.state.now
+    source = state.sources.get(name)
+    if source is None or state.ending or not state.nodes:
+        return
+    old = [key for key, record in state.nodes.items() if key[0] == name and now - record.heard_at >= FORGET_NODE_S]
+    for key in old:
+        del state.nodes[key]
+    excluded = {record.node: record for record in state.excluded_nodes(source)}
+    probes = [block for block in state.blocks.values() if block.source is source and block.probes]
+    for block in probes:
+        if block.probes not in excluded:
+            block_orders.release_block(manager, block, f"node {block.probes} is no longer excluded")
+    probed = {block.probes for block in probes}
+    waiting = [record for record in excluded.values() if record.node not in probed]
+    next_at = []
+    for record in waiting:
+        at = _probe_due_at(source, record)
+        if at <= now and (source.blocks or state.calls):
+            manager.out.append(ClaimProbe(record, source.source.probe_nodes_s))
+        next_at.append(at if at > now else now + AGAIN_S)
+    if next_at:
+        manager.set_timer(f"{NODES_TIMER}/{name}", min(next_at))
+
+
+def _begin_probe(manager: Manager, event: ProbeClaimed) -> None:
+    state = manager.state
+    source, record = state.sources.get(event.source), state.nodes.get((event.source, event.node))
+    if source is not None and record is not None and _is_excluded(state, source, event.node):
+        _keep(manager, msgspec.structs.replace(record, probed_at=state.now))
+        block_orders.request_probe(manager, source, event.node)
+
+
+def _probe_due_at(source: SourceState, record: NodeRecord) -> float:
+    return max(record.since, record.probed_at) + source.source.probe_nodes_s
+
+
+def pilot_reported(manager: Manager, pilot: Pilot) -> None:
+    """Judge a pilot's devices at its hello. The pilot of a probe then exits."""
+    block = manager.state.blocks.get(BlockId(pilot.block))
+    if block is None or not block.probes:
+        judge_pilot(manager, pilot)
+        watch_nodes(manager, pilot.source)  # the source is in use, so probes may be due
+    elif not block.leaving:
+        _take_answer(manager, block, pilot)
+        block_orders.release_block(manager, block, f"its pilot has tested node {block.probes}")
+
+
+def _take_answer(manager: Manager, block: Block, pilot: Pilot) -> None:
+    record = _probed(manager.state, block)
+    if record is None or pilot.node != block.probes:
+        return
+    if fault := why_useless(pilot) or pilot.lacks:
+        _keep(manager, msgspec.structs.replace(record, said=f"failed: {fault}", heard_at=manager.state.now))
+    else:
+        _include(manager, msgspec.structs.replace(record, said="no fault"), "a probe there found no fault")
+
+
+def check_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
+    """If a probe's block is over, record what it cost, and why it ended without an answer."""
+    record = _probed(manager.state, block) if block is not None and block.phase.over else None
+    if block is None or record is None:
+        return
+    took_s = manager.state.now - block.runs_since if block.runs_since else 0.0
+    said = record.said if block.brought else f"no answer: {message.reason or 'its job ended'}"
+    record = msgspec.structs.replace(record, probes=record.probes + 1, probe_s=record.probe_s + took_s, said=said)
+    if record.excluded and message.no_node and message.phase is BlockPhase.REFUSED:
+        _include(manager, record, "the batch system has no such node for the site's jobs")
+    else:
+        _keep(manager, record)
+    watch_nodes(manager, record.source)
+
+
+def _probed(state: State, block: Block) -> NodeRecord | None:
+    return state.nodes.get((block.source.source.name, block.probes)) if block.probes else None
+
+
+# ---- no node is left
+
+
+def exclude_none_if_no_node_is_left(manager: Manager, message: BlockUpdate) -> None:
+    """Exclude no node for a while if the batch system has no node for a block. Replace blocks that wait."""
+    state = manager.state
+    block = state.blocks.get(message.block)
+    if block is None or not message.no_node or not block.allowed.exclude or block.leaving:
+        return
+    source = block.source
+    source.spares_until = state.now + source.source.probe_nodes_s
+    records = state.excluded_nodes(source)
+    for record in records:
+        why = f"no other node was left ({message.reason})"
+        _keep(manager, msgspec.structs.replace(record, excluded=False, why=why))
+    nodes = ", ".join(record.node for record in records) or ", ".join(block.allowed.exclude)
+    state.notice(
+        f"{source.source.name}: blocks may start on {nodes} again, although devices there failed: the batch system has"
+        f" no other node ({message.reason}); nodes are excluded again in {show_seconds(source.source.probe_nodes_s)}"
+    )
+    for other in [source.blocks[id] for id in source.coming]:
+        if other.allowed.exclude and other.phase is not BlockPhase.RUNNING:
+            block_orders.release_block(manager, other, "it excludes nodes, and no other node is left")
+    manager.demand_changed = True

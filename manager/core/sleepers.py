@@ -1,0 +1,148 @@
+"""Libraries that sleep: estimates of their memory, orders, and answers (docs/decisions/063).
+
+A library that is told to wake counts as loading. While the answer to an order to sleep is missing (`Library.slept`), it
+cannot be woken. A context whose `sleep` or `wake` failed sleeps no more in the session.
+"""
+
+from __future__ import annotations
+
+from stoker.manager.core import holding, libraries
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Library, LibraryState
+from stoker.manager.core.seams import PolicyError
+from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryFacts
+from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
+from stoker.units import show_bytes, show_seconds
+
+_MARGIN = 1.1  # an estimate is 1.1 times its measurement
+
+
+def asleep_bytes(library: Library) -> int:
+    """Return the bytes that a library keeps of each device while it sleeps: measured, else estimated."""
+    context, facts = library.context, library.devices[0].facts
+    known = context.asleep.get(facts.kind)
+    if known is not None:
+        keeps = known[0]
+    elif facts.on_host:  # its weights; the memory that it took after its load
+        keeps = int(_MARGIN * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
+    else:
+        keeps = facts.process_bytes
+    return min(keeps, library.promised_bytes)
+
+
+def host_bytes(library: Library) -> int:
+    """Return the host memory that a library takes by its sleep: measured, else estimated. None on a CPU device."""
+    context, facts = library.context, library.devices[0].facts
+    if facts.on_host:
+        return 0
+    known = context.asleep.get(facts.kind)
+    if known is not None:
+        return known[1]
+    uses = max(context.resident_bytes, library.device_bytes) or library.promised_bytes
+    return max(0, uses - facts.process_bytes) * len(library.devices)
+
+
+def order_sleep(manager: Manager, library: Library) -> None:
+    """Put a library without calls to sleep.
+
+    Raises:
+        PolicyError: it cannot sleep now, or its pilot lacks the host memory.
+    """
+    keeps, host, pilot = asleep_bytes(library), host_bytes(library), library.pilot
+    if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
+        raise PolicyError(
+            f"library {library.id} cannot sleep: it is {library.state.value}, with load {library.load}"
+            f"{', being resized' * bool(library.resizing)}{'' if library.sleeps else ', and its context cannot'}"
+        )
+    if host > pilot.sleeper_budget_bytes:
+        raise PolicyError(f"{pilot.id} has {pilot.sleeper_budget_bytes} bytes left for sleepers, {host} are needed")
+    library.awake_bytes, library.host_bytes = library.promised_bytes, host
+    _fall_asleep(manager, library, keeps, slept=False)
+    library.note(manager.state.now, "falls asleep")
+    manager.say(pilot, SleepLibrary(library.id, keeps, host))
+
+
+def order_wake(manager: Manager, library: Library) -> None:
+    """Wake a library with the reservation that it had.
+
+    Raises:
+        PolicyError: it does not sleep, or its memory is not free.
+    """
+    if library.state is not LibraryState.ASLEEP or not library.slept:
+        raise PolicyError(f"library {library.id} is {library.state.value}; only one that sleeps can be woken")
+    libraries.promise(library, max(library.awake_bytes, library.promised_bytes))
+    libraries.begin_to_wake(manager, library)
+    _tell_to_wake(manager, library)
+
+
+def _tell_to_wake(manager: Manager, library: Library) -> None:
+    manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+
+
+def _fall_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
+    for call in tuple(library.held.values()):  # after a lost journal: its pilot refuses them
+        holding.withdraw(manager, call, running=True)
+        holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
+    library.slept = slept
+    libraries.promise(library, min(keeps, library.promised_bytes))
+    libraries.put_to_sleep(manager, library)
+
+
+def library_asleep(manager: Manager, library: Library, message: LibraryAsleep) -> None:
+    """Record what a sleeping library keeps of its device and of host memory."""
+    keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
+    library.context.asleep[library.devices[0].facts.kind] = keeps, host
+    if library.state is LibraryState.READY:  # the manager lost its order with the end of its journal
+        _fall_asleep(manager, library, keeps, slept=True)
+    if library.state is not LibraryState.ASLEEP:
+        return
+    room = library.host_bytes + library.pilot.sleeper_budget_bytes
+    library.slept, library.host_bytes = True, min(host, max(0, room))
+    libraries.holds(manager, library, keeps)
+    where = f" and {show_bytes(host)} of host memory" if host else ""
+    took = f", {show_seconds(message.sleep_s)} to fall asleep" if message.sleep_s else ""
+    library.note(state.now, f"asleep: keeps {show_bytes(keeps)} of its device{where}{took}")
+
+
+def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> bool:
+    """Record that a library serves calls again. Return True if it did not before."""
+    if library.state not in (LibraryState.ASLEEP, LibraryState.LOADING):
+        return False
+    now, context = manager.state.now, library.context
+    library.host_bytes = 0
+    libraries.holds(manager, library, message.device_memory_bytes)
+    if message.refused:
+        library.note(now, message.refused)
+        return True
+    context.wake_s = message.wake_s
+    library.note(now, f"awake: {show_seconds(message.wake_s)} to wake")
+    return True
+
+
+def sleep_failed(library: Library, reason: str) -> None:
+    library.context.sleep_failure = reason
+
+
+def found(library: Library, facts: LibraryFacts) -> None:
+    """Take over what a hello says about an unknown library's sleep."""
+    room = max(0, library.pilot.sleeper_budget_bytes)
+    library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
+    library.host_bytes = min(facts.host_bytes, room)
+
+
+def set_sleeps(library: Library, sleeps: bool) -> None:
+    library.sleeps = sleeps
+
+
+def compare(manager: Manager, library: Library, facts: LibraryFacts) -> bool:
+    """Compare a library with its pilot's hello; repeat unanswered orders. Return True if it sleeps or wakes."""
+    if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
+        library.awake_bytes = facts.awake_bytes
+        _fall_asleep(manager, library, library.promised_bytes, slept=False)
+    if library.is_waking:
+        _tell_to_wake(manager, library)
+        return True
+    if library.state is LibraryState.ASLEEP:
+        manager.say(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))
+        return True
+    return False

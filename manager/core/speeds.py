@@ -1,0 +1,173 @@
+"""Measured speeds of device kinds for a context, and the run times that follow from them.
+
+Calls of different functions and sizes take different times, and a kind must not look slow because it ran the long ones.
+So only calls of one function with the same number of items are compared, in *rounds*: a round ends when two kinds have
+run `_ROUND` such calls, and gives one ratio of their mean times. The ratio of two kinds is the median over the latest
+rounds of all functions, so a disturbed round, such as one with the slow first call of a library, changes little. Two
+kinds count as equally fast until a 95 % confidence interval of that median excludes 1, which takes `_LEAST`
+rounds.
+
+While a context has libraries on one kind only, nothing is compared. Without differing speeds every decision is as if
+all devices were equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from stoker.contexts.speeds import Pair, relative_speeds
+
+NEW_WEIGHT = 0.2  # Least weight of the latest runs in a mean run time
+_ROUND = 2  # Calls of each kind in a round
+_LEAST = 5  # Rounds that a ratio needs
+_KEPT = 31  # Latest rounds of two kinds
+_RECENT = 64  # Calls of a kind in a round before older ones lose weight
+_OPEN = 64  # Functions with an open round
+_LEAST_S = 0.001  # Calls shorter than this measure the overhead, not the device
+_KNOWN_RUNS = 3  # Runs before a kind's own mean counts
+
+_Work = tuple[str, int]  # Function key and items per call
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class KindRuns:
+    """Runs on one device kind: `calls`, `seconds` and `items` since the last record, and the mean of recent runs."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    items: int = 0
+    runs: int = 0
+    run_s: float = 0.0
+
+    def count(self, calls: int, seconds: float, *, items: int = 0) -> None:
+        self.calls += calls
+        self.seconds += seconds
+        self.items += items
+        self.runs += calls
+        weight = calls / self.runs
+        self.run_s += (seconds / calls - self.run_s) * (weight if weight > NEW_WEIGHT else NEW_WEIGHT)
+
+    def recorded(self) -> None:
+        self.calls, self.seconds, self.items = 0, 0.0, 0
+
+
+class Runs(Protocol):
+    """Runs of a function or a context."""
+
+    @property
+    def run_s(self) -> float:
+        """Mean seconds of recent runs on any device kind; 0 = unknown."""
+
+    @property
+    def by_kind(self) -> Mapping[str, KindRuns]:
+        """Runs by device kind."""
+
+
+class Speeds:
+    """Speeds of device kinds for one context. `of`: speed by kind relative to the fastest; empty unless they differ."""
+
+    __slots__ = ("_advised", "_logs", "_open", "_present", "_unrecorded", "of")
+
+    def __init__(self) -> None:
+        self.of: dict[str, float] = {}
+        self._advised: dict[Pair, tuple[float, float]] = {}
+        self._logs: dict[Pair, deque[float]] = {}  # Logarithms of ratios of the latest rounds
+        self._open: dict[_Work, dict[str, list[float]]] = {}  # Calls and seconds by kind in open rounds
+        self._present: frozenset[str] = frozenset()
+        self._unrecorded: dict[Pair, None] = {}
+
+    def get(self, kind: str) -> float:
+        """Return a kind's speed; 1 if unknown."""
+        return self.of.get(kind, 1.0)
+
+    def is_measured(self, kind: str) -> bool:
+        """True if the session has measured a kind's speed."""
+        return any(kind in pair and len(logs) >= _LEAST for pair, logs in self._logs.items())
+
+    def advise(self, speeds: Mapping[str, float]) -> None:
+        """Set the speeds of earlier sessions, which count until rounds of the present session replace them."""
+        known = {kind: speed for kind, speed in speeds.items() if speed > 0}
+        if not known:
+            return
+        fastest = max(known, key=lambda kind: (known[kind], kind))
+        self._advised = {
+            (kind, fastest): (known[fastest] / speed, 1.0) for kind, speed in known.items() if kind != fastest
+        }
+        self._update()
+
+    def learn(self, work: _Work, kind: str, *, calls: int, seconds: float, present: Collection[str]) -> bool:
+        """Count calls of one function and size; return True if speeds changed. `present`: kinds of ready libraries."""
+        if seconds < calls * _LEAST_S:
+            return False
+        if self._present != present:
+            self._present = frozenset(present)
+            self._open.clear()  # the calls of a kind that left, or was alone, say nothing about later ones
+        kinds = self._open.get(work)
+        if kinds is None:
+            kinds = self._open[work] = {}
+            if len(self._open) > _OPEN:
+                del self._open[next(iter(self._open))]
+        mine = kinds.setdefault(kind, [0.0, 0.0])
+        mine[0] += calls
+        mine[1] += seconds
+        if mine[0] > _RECENT:
+            mine[:] = _RECENT / 2, mine[1] * _RECENT / 2 / mine[0]
+        others = [other for other in kinds if other != kind and kinds[other][0] >= _ROUND]
+        if not others or mine[0] < _ROUND:
+            return False
+        mean_s = mine[1] / mine[0]
+        for other in others:
+            count, total_s = kinds.pop(other)
+            first, second = sorted((kind, other))
+            log = math.log(mean_s * count / total_s)
+            self._logs.setdefault((first, second), deque(maxlen=_KEPT)).append(log if first == kind else -log)
+            self._unrecorded[first, second] = None
+        del kinds[kind]
+        before = self.of
+        self._update()
+        return self.of != before
+
+    def take_unrecorded(self) -> list[tuple[Pair, float]]:
+        """Return the ratios that have changed since the last record."""
+        changed, self._unrecorded = self._unrecorded, {}
+        ratios = ((pair, self._logs[pair]) for pair in changed)
+        return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _LEAST]
+
+    def _update(self) -> None:
+        ratios = dict(self._advised)
+        for pair, logs in self._logs.items():
+            if len(logs) >= _LEAST:
+                ratios.pop(pair[::-1], None)
+                ratios[pair] = math.exp(_sure(logs)), float(len(logs))
+        self.of = relative_speeds(ratios)
+
+
+def _median(logs: Collection[float]) -> float:
+    ordered = sorted(logs)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _sure(logs: Collection[float]) -> float:
+    """Return the median, or 0 if it may be 0: its distribution-free confidence interval includes 0."""
+    ordered, count = sorted(logs), len(logs)
+    place = int((count - 2 * math.sqrt(count)) / 2)
+    low, high = ordered[place], ordered[-1 - place]
+    return 0.0 if low <= 0.0 <= high else _median(ordered)
+
+
+def run_s_on(speeds: Speeds, runs: Runs, kind: str) -> float:
+    """Return the expected seconds of a run on a device kind; the mean over all kinds unless speeds differ."""
+    if not speeds.of:
+        return runs.run_s
+    here = runs.by_kind.get(kind)
+    if here is not None and here.runs >= _KNOWN_RUNS:
+        return here.run_s
+    measured = [other for other, found in runs.by_kind.items() if found.runs and other in speeds.of]
+    if kind not in speeds.of or not measured:
+        return runs.run_s
+    most = max(measured, key=lambda other: (runs.by_kind[other].runs, other))
+    return runs.by_kind[most].run_s * speeds.of[most] / speeds.of[kind]

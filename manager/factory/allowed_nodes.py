@@ -1,0 +1,83 @@
+"""A site whose jobs run on some nodes only: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
+
+The last of two equal settings counts for both, so the site's own nodes and requirements are merged into the new
+setting. The job that probes a node is one node for one minute, whatever the site says.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker import site_options
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes
+from stoker.site import Duration, Provider, ProviderKind, Site
+
+log = logging.getLogger("stoker.factory")
+
+PROBE_WALLTIME_S = 60.0
+_REQUIREMENTS = re.compile(r"\s*requirements\s*=\s*(.*)", re.IGNORECASE)
+
+
+def placed(site: Site, allowed: AllowedNodes) -> Site:
+    """Return the site with settings that keep its jobs on the allowed nodes."""
+    if allowed == ANYWHERE:
+        return site
+    provider = site.provider
+    if allowed.only:
+        provider = msgspec.structs.replace(provider, walltime_s=Duration(PROBE_WALLTIME_S), nodes=1)
+    if provider.kind is ProviderKind.SLURM:
+        provider = _slurm(provider, allowed)
+    elif provider.kind is ProviderKind.CONDOR:
+        provider = _condor(provider, allowed)
+    return msgspec.structs.replace(site, provider=provider)
+
+
+def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
+    # Options at the start of worker_init count as well, so ours must follow them.
+    moved, rest = site_options.split_worker_init(provider.kind.value, provider.worker_init)
+    options = (*provider.options, *moved)
+    if allowed.only:
+        array = ("--array=0",) if provider.pilots > 1 else ()
+        ours = (f"--nodelist={allowed.only}", "--time=1", "--nodes=1", *array)
+    else:
+        own = site_options.slurm_excludes(options)
+        names = _names(own)
+        if names is None:
+            log.warning("--exclude=%s: the file cannot be read, so nodes that failed are not excluded", own)
+            return provider
+        ours = (f"--exclude={','.join(dict.fromkeys((*names, *allowed.exclude)))}",)
+    return msgspec.structs.replace(provider, options=(*options, *ours), worker_init=rest)
+
+
+def _names(value: str) -> list[str] | None:
+    """Return the nodes of `--exclude`; a value with a slash is a file with their names. None: it cannot be read."""
+    if "/" not in value:
+        return [value] if value else []
+    try:
+        return [name for name in re.split(r"[\s,]+(?![^\[]*\])", Path(value).read_text()) if name]
+    except (OSError, ValueError):
+        return None
+
+
+def _condor(provider: Provider, allowed: AllowedNodes) -> Provider:
+    given = [(line, _REQUIREMENTS.match(line)) for line in provider.options]
+    own = next((found[1] for _, found in reversed(given) if found), provider.requirements).strip()
+    clauses = [f'(TARGET.Machine == "{allowed.only}")'] if allowed.only else _differ(allowed.exclude)
+    return msgspec.structs.replace(
+        provider,
+        requirements=" && ".join([*([f"({own})"] if own else []), *clauses]),
+        options=_without(given),
+    )
+
+
+def _differ(nodes: Iterable[str]) -> list[str]:
+    return [f'(TARGET.Machine != "{node}")' for node in nodes]
+
+
+def _without(given: Sequence[tuple[str, re.Match[str] | None]]) -> tuple[str, ...]:
+    return tuple(line for line, found in given if not found)

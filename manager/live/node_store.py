@@ -1,0 +1,132 @@
+"""Keep records of nodes that failed, for all sessions of the user, in one file of the state folder.
+
+Without the file, or if it is damaged, a session excludes the nodes that fail while it lives (`Measurements`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from msgspec.structs import astuple, replace
+
+from stoker.contexts.folders import state_folder
+from stoker.contexts.performance import Measurements
+from stoker.errors import StokerError
+from stoker.protocol.blocks import FORGET_NODE_S, NodeRecord
+
+FILE = "nodes.sqlite"
+LOOK_S = 10.0
+"""Seconds between two looks for records of other sessions."""
+_COLUMNS = ", ".join(NodeRecord.__struct_fields__)
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS nodes (
+    source TEXT NOT NULL, node TEXT NOT NULL, excluded INTEGER NOT NULL, why TEXT NOT NULL, since REAL NOT NULL,
+    at REAL NOT NULL, heard_at REAL NOT NULL, probed_at REAL NOT NULL, said TEXT NOT NULL, probes INTEGER NOT NULL,
+    probe_s REAL NOT NULL, PRIMARY KEY (source, node)
+) WITHOUT ROWID;
+"""
+_SHAPE = f"SELECT {_COLUMNS} FROM nodes LIMIT 1"
+_WRITE = f"""
+INSERT INTO nodes ({_COLUMNS}) VALUES ({", ".join("?" * len(NodeRecord.__struct_fields__))})
+ON CONFLICT (source, node) DO UPDATE SET
+    {", ".join(f"{name} = excluded.{name}" for name in NodeRecord.__struct_fields__[2:])}
+WHERE excluded.at >= nodes.at
+"""
+
+
+_CLAIM = f"""
+INSERT INTO nodes ({_COLUMNS}) VALUES ({", ".join("?" * len(NodeRecord.__struct_fields__))})
+ON CONFLICT (source, node) DO UPDATE SET probed_at = excluded.probed_at, at = excluded.at
+WHERE nodes.excluded AND max(nodes.since, nodes.probed_at) + ? <= excluded.probed_at
+"""
+
+
+class NodeStore:
+    def __init__(self) -> None:
+        self._file = Measurements(_file(), schema=_SCHEMA, shape=_SHAPE)
+        self._look_at = 0.0
+        self._version: object = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._file.is_open
+
+    def record(self, record: NodeRecord) -> bool:
+        """Keep a record, unless the file has a later one of its node. False if the file cannot be written."""
+        return self._file.write((_WRITE, [astuple(record)])) is not None
+
+    def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
+        """Note a probe of an excluded node, in one step. False if another session probed it within `every_s`, or
+        included it."""
+        row = astuple(replace(record, probed_at=now, at=now))
+        changed = self._file.write((_CLAIM, [(*row, every_s)]))
+        return changed is None or changed > 0
+
+    def records(self) -> list[NodeRecord]:
+        """Return all records; remove records without news for `FORGET_NODE_S`."""
+        since = time.time() - FORGET_NODE_S
+        rows = self._file.read(f"SELECT {_COLUMNS} FROM nodes ORDER BY source, node")
+        found = [NodeRecord(source, node, bool(excluded), *rest) for source, node, excluded, *rest in rows]
+        if any(record.heard_at < since for record in found):
+            self._file.write(("DELETE FROM nodes WHERE heard_at < ?", [(since,)]))
+        return [record for record in found if record.heard_at >= since]
+
+    def changed(self, now: float) -> list[NodeRecord]:
+        """Return all records if another process may have written since the last look, which was `LOOK_S` ago."""
+        if now < self._look_at:
+            return []
+        self._look_at = now + LOOK_S
+        version = self._file.read("PRAGMA data_version")
+        if version == self._version:
+            return []
+        self._version = version
+        return self.records()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def clear(node: str) -> list[NodeRecord]:
+    """Let blocks start on a node again, in all sessions.
+
+    Args:
+        node: The node's name in its batch system.
+
+    Returns:
+        The node's records before, one per site that excluded it.
+
+    Raises:
+        StokerError: The node is not excluded, or its records cannot be read or written.
+    """
+    there = excluded_nodes()
+    found = [record for record in there if record.node == node]
+    if not found:
+        names = ", ".join(dict.fromkeys(record.node for record in there))
+        raise StokerError(f"node {node} is not excluded; {f'excluded nodes: {names}' if names else 'no node is'}")
+    store = NodeStore()
+    try:
+        for record in found:
+            now = max(time.time(), record.at + 0.001)
+            if not store.record(replace(record, excluded=False, why="cleared by hand", at=now, heard_at=now)):
+                raise StokerError(f"node {node} is still excluded: {_file()} cannot be written; make room there")
+    finally:
+        store.close()
+    return found
+
+
+def excluded_nodes() -> list[NodeRecord]:
+    """Return the excluded nodes of all sites, without making the file. Raises StokerError if it cannot be read."""
+    if not _file().exists():
+        return []
+    store = NodeStore()
+    try:
+        if not store.is_open:
+            raise StokerError(f"{_file()} cannot be read: no session knows which nodes are excluded; move it away")
+        return [record for record in store.records() if record.excluded]
+    finally:
+        store.close()
+
+
+def _file() -> Path:
+    return state_folder() / FILE

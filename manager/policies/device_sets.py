@@ -1,0 +1,44 @@
+"""Choose the devices of a context that needs several.
+
+The devices of a set belong to one pilot and are of one kind, because a model over several devices runs at the pace of
+the slowest. Devices of one *island* (`DeviceFacts.island`) exchange data fast, so their sets come first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from stoker.manager.core.nouns import Device
+from stoker.protocol.to_manager import DeviceFacts
+
+
+def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
+    """Yield disjoint sets of `count` devices: sets within an island first, then in the order of their last devices."""
+    if count == 1:
+        for device in devices:
+            yield (device,)
+        return
+    ranked = list(devices)
+    rank = {device: number for number, device in enumerate(ranked)}
+    near = list(_grouped(ranked, count, within_island=True))
+    used = {device for some in near for device in some}
+    far = list(_grouped([device for device in ranked if device not in used], count, within_island=False))
+    for sets in (near, far):
+        yield from sorted(sets, key=lambda some: max(rank[device] for device in some))
+
+
+def _grouped(devices: Iterable[Device], count: int, *, within_island: bool) -> Iterator[tuple[Device, ...]]:
+    groups: dict[tuple[str, str, int], list[Device]] = {}
+    for device in devices:
+        facts = device.facts
+        group = groups.setdefault((device.pilot.id, facts.kind, facts.island if within_island else 0), [])
+        group.append(device)
+        if len(group) == count:
+            yield tuple(group)
+            group.clear()
+
+
+def most_sets(devices: Iterable[DeviceFacts], count: int) -> int:
+    """Return how many sets of `count` devices of one kind a pilot with these devices has."""
+    return sum(number // count for number in Counter(facts.kind for facts in devices).values())

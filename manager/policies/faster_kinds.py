@@ -1,0 +1,101 @@
+"""When a call should wait for a faster device kind.
+
+A slow device that takes one of the last calls of a map ends it after all others. So if a library has a faster kind next
+to it, and the known rest of the work would end there before a call ends here, the call waits. The rest is the queue and
+the calls that open maps have not submitted yet. Without a map it is known once no call has come for two run times:
+a program that submits each call after a result would lose this device's share of its throughput.
+
+The forecast is that of list scheduling on the faster libraries: they first end what they run, then share the rest. A
+run that lasts longer than expected is taken to last as long again as it is overdue, so no call waits for a library that
+hangs. A call with a deadline also waits if it would be late here, and in time there.
+
+Nothing waits without measured speeds (`stoker.manager.core.speeds`), for short calls, or in libraries with several
+slots.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+from stoker.manager.core.deadlines import call_fits, expected_run_s
+from stoker.manager.core.nouns import Call, Context, Library
+from stoker.manager.core.seams import View
+
+LEAST_GAIN_S = 0.05
+"""Seconds that a wait must save at least."""
+_MOST_COMPARED = 8
+_ROUNDS = 2.0
+"""Run times without a new call after which no more calls are expected."""
+
+
+class _Faster(NamedTuple):
+    """The libraries on faster kinds: seconds until the first is free and has run a call, and until all have run all."""
+
+    free_in_s: float
+    soonest_s: float
+    all_s: float
+
+
+def waits_for_faster(view: View, library: Library, call: Call) -> float:
+    """Return the seconds after which to ask again, if a call should wait for a faster kind than a library's; else 0."""
+    context = library.context
+    if library.slots > 1 or call.group.context is not context:
+        return 0.0
+    here_s = expected_run_s(library, call)
+    if here_s <= LEAST_GAIN_S:
+        return 0.0
+    rest = _rest(view, context, call)
+    faster = _faster(view, library, call, rest=rest)
+    if faster is None:
+        return 0.0
+    due_at = call.group.options.objective.deadline_at if not call.late else 0.0
+    in_time_there = bool(due_at) and view.now + here_s > due_at >= view.now + faster.soonest_s
+    if in_time_there or (rest is not None and here_s - faster.all_s > LEAST_GAIN_S):
+        return max(LEAST_GAIN_S, faster.free_in_s, here_s / 20)
+    return 0.0
+
+
+def _rest(view: View, context: Context, call: Call) -> int | None:
+    """Return the number of calls to come in addition to this one; None if unknown."""
+    waiting = max(0, context.queue.count - 1)
+    if context.unsent is None:
+        recent = view.now - context.submitted_at < _ROUNDS * call.group.cost.run_s
+        return None if recent else waiting
+    return waiting + context.unsent if context.unsent >= 0 else None
+
+
+def _faster(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
+    """Forecast the faster libraries of a context, from the first few of each kind."""
+    context = library.context
+    mine = context.speeds.get(library.kind)
+    count, some = 0, list[tuple[float, float]]()  # Seconds until free, and of a run
+    for kind, libraries in context.index.of_kind.items():
+        if context.speeds.get(kind) > mine:
+            count += len(libraries)
+            for other in islice(libraries.values(), _MOST_COMPARED):
+                run_s = expected_run_s(other, call)
+                if run_s > 0 and call_fits(view, other, call):
+                    some.append((_free_in_s(view, other), run_s))
+    if not some:
+        return None
+    count = max(len(some), count)
+    rate = sum(1 / run_s for _, run_s in some)
+    begun = sum(free_s / run_s for free_s, run_s in some)
+    run_s = len(some) / rate
+    usual_s = call.group.cost.run_s
+    calls = 1 + (rest or 0) * (context.run_s / usual_s if usual_s else 1.0)
+    # Calls are whole: on the mean the last library ends half a run after an even share.
+    all_s = calls * run_s / count + begun / rate + (1 - 1 / count) * run_s / 2
+    soonest_s = min(free_s + run_s for free_s, run_s in some)
+    return _Faster(min(free_s for free_s, _ in some), soonest_s, max(all_s, soonest_s))
+
+
+def _free_in_s(view: View, library: Library) -> float:
+    held = library.held.values()
+    first = next(iter(held), None)
+    if first is None:
+        return 0.0
+    ran_s = view.now - max(first.sent_at, library.ended_at)
+    behind_s = sum(expected_run_s(library, call) for call in islice(held, 1, _MOST_COMPARED))
+    return abs(expected_run_s(library, first) - ran_s) + behind_s

@@ -1,0 +1,128 @@
+"""Decide which idle libraries sleep instead of ending, and which sleepers wake (docs/decisions/063).
+
+A library may sleep if its context can, if that frees enough memory on its devices, and if its pilot has host memory for
+it; sleepers that were not used for longer end for it. On a CPU device a sleeper keeps its weights, so only its caches
+become free. A wake counts as a load, and is faster than one, or the context does not sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.seams import Action, Sleep, Unload, View
+from stoker.manager.core.sleepers import asleep_bytes, host_bytes
+from stoker.manager.policies.where_to_load import may_load
+from stoker.protocol.ids import LibraryId
+
+
+def is_idle(library: Library) -> bool:
+    return library.state is LibraryState.READY and not library.load
+
+
+def is_asleep(library: Library) -> bool:
+    return library.state is LibraryState.ASLEEP and library.slept
+
+
+def falling_asleep(context: Context) -> int:
+    """Return how many libraries of a context were told to sleep and have not answered; they wake soonest."""
+    return sum(x.state is LibraryState.ASLEEP and not x.slept for x in context.libraries.values())
+
+
+def may_sleep(library: Library) -> bool:
+    """True if a library may sleep, apart from host memory."""
+    context = library.context
+    if not library.sleeps or not is_idle(library) or library.resizing or context.sleep_failure:
+        return False
+    if library.pilot.state is not PilotState.HERE or library.devices[0].facts.processes:  # it keeps its process place
+        return False
+    return not 0 < context.load_s <= context.wake_s
+
+
+def leaves_device(library: Library) -> bool:
+    """True if a library's sleep moves its context away from its device, and host memory is free for it."""
+    if not may_sleep(library) or library.devices[0].facts.on_host:
+        return False
+    return host_bytes(library) <= library.pilot.sleeper_budget_bytes
+
+
+def wakeable(view: View, context: Context) -> list[Library]:
+    """Return the sleepers of a context that may wake, last used first."""
+    found = [
+        x
+        for x in context.libraries.values()
+        if is_asleep(x)
+        and x.pilot.state is PilotState.HERE
+        and x.pilot.reserved is None
+        and all(not device.fault and may_load(view, context, device) for device in x.devices)
+    ]
+    return sorted(found, key=lambda x: (x.used_at, x.id), reverse=True)
+
+
+def more_to_wake(library: Library) -> int:
+    """Return the bytes per device that a sleeper lacks."""
+    return max(0, library.awake_bytes - library.promised_bytes)
+
+
+def make_place(
+    needs: Mapping[Device, int], leaving: Sequence[Library], *, why: str, sleeps: bool
+) -> tuple[list[Action], dict[Device, int]]:
+    """Return actions that end `leaving` or let them sleep, and the bytes then to be promised on their devices.
+
+    Args:
+        needs: Bytes to be promised on some of these devices.
+        leaving: Libraries whose end frees them.
+        why: The reason to end a library.
+        sleeps: False if each must end.
+    """
+    rooms = {device: device.budget_bytes for x in leaving for device in x.devices}
+    for library in leaving:
+        for device in library.devices:
+            rooms[device] += library.promised_bytes
+    host = _HostRoom()
+    plan: list[Action] = []
+    for library in sorted(leaving, key=lambda x: (x.used_at, x.id), reverse=True):
+        if library.id in host.ended:
+            continue
+        stays = library.state is LibraryState.ASLEEP
+        keeps = library.promised_bytes if stays else asleep_bytes(library)
+        fits = all(rooms[device] - needs.get(device, 0) >= keeps for device in library.devices)
+        ends: list[Action] | None = None
+        if sleeps and fits:
+            ends = [] if stays else host.make(library) if may_sleep(library) else None
+        if ends is None:
+            plan.append(Unload(library.id, why))
+            continue
+        plan += ends if stays else [*ends, Sleep(library.id)]
+        for device in library.devices:
+            rooms[device] -= keeps
+    return plan, rooms
+
+
+class _HostRoom:
+    """The host memory for sleepers of each pilot, within one plan."""
+
+    def __init__(self) -> None:
+        self._free: dict[Pilot, int] = {}
+        self.ended: set[LibraryId] = set()
+
+    def make(self, library: Library) -> list[Action] | None:
+        """Take host memory for a library; return the ends of sleepers that this needs. None if it is not there."""
+        pilot, needed = library.pilot, host_bytes(library)
+        free = self._free.get(pilot, pilot.sleeper_budget_bytes)
+        others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in self.ended)
+        ends: list[Action] = []
+        ended = set()
+        for other in sorted(others, key=lambda x: (x.used_at, x.id)):
+            if free >= needed:
+                break
+            if other.context.queue.count:
+                continue
+            free += other.host_bytes
+            ended.add(other.id)
+            ends.append(Unload(other.id, f"asleep, and its host memory is needed for {library.context.recipe.name}"))
+        if free < needed:
+            return None
+        self._free[pilot] = free - needed
+        self.ended |= ended
+        return ends

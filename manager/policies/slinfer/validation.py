@@ -1,0 +1,276 @@
+"""Shadow validation in the manager (SLINFER §VI-C), for instances that no pilot can weigh a call for.
+
+A pilot weighs a call for an instance that it has. The manager must know in advance whether
+
+- a new instance would serve a call in time ("the same validation procedure", §V),
+- a loading instance will serve the calls that wait for it, and
+- the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
+
+It runs the pilots' simulation (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work: since a call
+was sent and its prompt was read, it has written a token in each decode cycle of its device. A `Shadow` collects
+assumptions, so that calls that move together share the memory and the time of a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from stoker.contexts.step_times import StepSeconds, StepTimes
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
+from stoker.manager.core.seams import View
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt, why_late
+from stoker.protocol.ids import LibraryId
+
+LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected time of a load that overruns it
+
+_NEW = LibraryId(-1)  # Number of the instance that is not loaded yet
+
+
+def prompt_tokens(call: Call) -> int:
+    features = call.spec.features
+    return max(1, features.input_length) if features is not None else 1
+
+
+def output_tokens(call: Call) -> int:
+    """Return a call's expected output tokens: the mean of its context's ended calls (§VII-A)."""
+    features = call.spec.features
+    return features.expected_output if features is not None else 0
+
+
+def staying(device: Device) -> list[Library]:
+    return [library for library in device.libraries.values() if library.state is not LibraryState.STOPPING]
+
+
+def first_token_s(call: Call) -> float:
+    features = call.spec.features
+    return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
+
+
+def first_token_left_s(view: View, call: Call) -> float:
+    """Return the seconds until a waiting call's first token is due, not counting its load (§IX-A).
+
+    An evicted call has no limit, because it may have had its first token.
+    """
+    wanted_s = first_token_s(call)
+    return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
+
+
+def cold_start_s(view: View, call: Call) -> float:
+    """Return the longest load of a call's context that is running, or ended after the call arrived; 0 if none."""
+    longest_s = 0.0
+    for library in call.group.context.libraries.values():
+        if library.state is LibraryState.LOADING and library.usable:
+            loads_s = view.now - library.started_at + LOOK_AGAIN_S
+            longest_s = max(longest_s, loads_s, call.group.context.load_s)
+        elif library.state is LibraryState.READY and library.ready_at > call.submitted_at:
+            longest_s = max(longest_s, library.ready_at - library.started_at)
+    return longest_s
+
+
+class Shadow:
+    """An assumed future: the libraries `leaving` have ended, and calls have moved to other devices."""
+
+    def __init__(self, leaving: Iterable[LibraryId] = ()) -> None:
+        self.leaving = frozenset(leaving)
+        self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}  # Calls, with their prompts
+        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Growth of the instances that they join
+
+    def also_without(self, library: LibraryId) -> Shadow:
+        """Return a copy in which another library has ended."""
+        other = Shadow(self.leaving | {library})
+        for device, moved in self.moved.items():
+            other.moved[device] = {context: list(calls) for context, calls in moved.items()}
+            other.grown_bytes[device] = dict(self.grown_bytes[device])
+        return other
+
+    def calls(self, device: Device, context: Context) -> list[Call]:
+        return [call for call, _ in self.moved.get(device, {}).get(context, ())]
+
+    def prompts(self, device: Device) -> dict[Context, list[UnreadPrompt]]:
+        """Return the unread prompts of the calls that have moved to a device."""
+        moved = self.moved.get(device, {})
+        return {context: [prompt for _, prompt in calls] for context, calls in moved.items()}
+
+    def devices(self, context: Context) -> list[Device]:
+        return [device for device, moved in self.moved.items() if context in moved]
+
+    def room_bytes(self, device: Device, *, but: Context) -> int:
+        """Return a device's budget without the growth of other contexts' instances."""
+        taken = self.grown_bytes.get(device, {})
+        return device.budget_bytes - sum(size for context, size in taken.items() if context is not but)
+
+    def move(self, call: Call, device: Device, prompt: UnreadPrompt, *, grows: int) -> None:
+        """Assume that a call has moved. `grows`: bytes by which its context's instance there is then larger."""
+        context = call.group.context
+        self.moved.setdefault(device, {}).setdefault(context, []).append((call, prompt))
+        self.grown_bytes.setdefault(device, {})[context] = grows
+
+
+class ComputeOutlook:
+    """Estimates engines' work from measured step times (`ContextAdvice.steps`)."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
+        """By the identity of a table, which contexts of one model share."""
+        self._at = -1.0
+        self._cycles: dict[Device, float] = {}
+        self._outlooks: dict[int, tuple[int, EngineOutlook | None]] = {}
+        """Outlooks of this moment, by library, each with the number of its calls."""
+
+    def cost(self, context: Context, device: Device) -> StepSeconds | None:
+        """Return an engine's step times on a device; None if unmeasured."""
+        advice = context.advice.get(device.facts.kind)
+        times = advice.steps if advice is not None else None
+        if times is None or not times.prefill or not times.decode:
+            return None
+        known = self._seconds.get(id(times))
+        if known is None or known[0] is not times:  # after a snapshot, another table may have this id
+            known = self._seconds[id(times)] = times, StepSeconds(times)
+        return known[1]
+
+    def prefill_s(self, context: Context, device: Device, call: Call) -> float:
+        cost = self.cost(context, device)
+        tokens = prompt_tokens(call)
+        return OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
+
+    def decode_s(self, library: Library) -> float:
+        """Return the seconds of a library's decode step."""
+        rows = len(library.held)
+        cost = self.cost(library.context, library.devices[0]) if rows else None
+        if cost is None:
+            return 0.0
+        tokens = sum(prompt_tokens(call) + output_tokens(call) / 2 for call in library.held.values())
+        return OVERESTIMATE * cost.decode_s(rows, tokens / rows)[0]
+
+    def cycle_s(self, device: Device, *, now: float) -> float:
+        """Return the seconds of one decode step of each library on a device."""
+        self._forget(now)
+        known = self._cycles.get(device)
+        if known is None:
+            known = self._cycles[device] = sum(self.decode_s(library) for library in staying(device))
+        return known
+
+    def by_headroom(self, view: View, library: Library) -> list[Call]:
+        """Return the calls that a library holds, longest headroom first (eq. 1)."""
+        device = library.devices[0]
+        cost, cycle_s = self.cost(library.context, device), self.cycle_s(device, now=view.now)
+        dues_at = {
+            call.id: _due_at(call, library, written=_written(call, cost, cycle_s=cycle_s, now=view.now) if cost else 0)
+            for call in library.held.values()
+        }
+        return sorted(library.held.values(), key=lambda call: -dues_at[call.id])
+
+    def is_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
+        return self.prefill_s(call.group.context, device, call) > left_s
+
+    def is_full(self, device: Device, call: Call, *, now: float) -> bool:
+        """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest)."""
+        cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
+        if cost is None or not tpot_s:
+            return False
+        return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
+
+    def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> str:
+        """Return why an instance of a call's context on a device should not take the call (§VI-C); empty if it may."""
+        context = call.group.context
+        cost = self.cost(context, device)
+        if cost is None:
+            return ""
+        joined = shadow.prompts(device)
+        engines, to = list[EngineOutlook](), _NEW
+        for library in staying(device):
+            if library.id in shadow.leaving:
+                continue
+            found, more = self._outlook(library, now=view.now), joined.pop(library.context, ())
+            if library.context is context:
+                to = library.id
+            elif found is not None and not more and library.state is LibraryState.LOADING:
+                found = replace(found, rows=1, length=1.0)  # a request will come
+            if found is not None:
+                engines.append(_joined(found, more))
+        for number, (other, prompts) in enumerate(joined.items()):
+            of_other = self.cost(other, device)
+            if of_other is not None:
+                own = other is context
+                engines.append(_joined(EngineOutlook(_NEW if own else LibraryId(-2 - number), of_other), prompts))
+        if to == _NEW and context not in joined:
+            engines.append(EngineOutlook(_NEW, cost))
+        return why_late(engines, to, prompt_of(call, view.now + left_s(view, call)), now=view.now, free_at=view.now)
+
+    def _outlook(self, library: Library, *, now: float) -> EngineOutlook | None:
+        self._forget(now)
+        known = self._outlooks.get(library.id)
+        if known is None or known[0] != len(library.held):
+            known = self._outlooks[library.id] = len(library.held), self._work(library, now=now)
+        return known[1]
+
+    def _work(self, library: Library, *, now: float) -> EngineOutlook | None:
+        cost = self.cost(library.context, library.devices[0])
+        if cost is None:
+            return None
+        cycle_s = self.cycle_s(library.devices[0], now=now)
+        rows, length, dues_at, tpot_s = 0, 0, [math.inf], 0.0
+        prompts = list[UnreadPrompt]()
+        for call in library.held.values():
+            written = _written(call, cost, cycle_s=cycle_s, now=now)
+            due_at = _due_at(call, library, written=written)
+            if not written:
+                prompts.append(prompt_of(call, due_at))
+                continue
+            rows += 1
+            length += prompt_tokens(call) + written
+            each_s = call.group.options.objective.tpot_s
+            if each_s:
+                dues_at.append(due_at)
+                tpot_s = min(tpot_s, each_s) if tpot_s else each_s
+        prompts.sort(key=lambda prompt: prompt.due_at)
+        soonest = min(at for at in dues_at if at >= now)
+        late_at = min((at for at in dues_at if at < now), default=math.inf)
+        mean = length / rows if rows else 0.0
+        return EngineOutlook(library.id, cost, rows, mean, soonest, tpot_s, tuple(prompts), late_at)
+
+    def _forget(self, now: float) -> None:
+        if now != self._at:
+            self._at = now
+            self._cycles.clear()
+            self._outlooks.clear()
+
+
+def _written(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> int:
+    """Return the tokens that a held call has probably written (O of eq. 1); 0: its prompt is unread."""
+    tokens = prompt_tokens(call)
+    decodes_s = now - call.sent_at - OVERESTIMATE * cost.prefill_s(tokens, tokens / 2)
+    return 1 + int(decodes_s / cycle_s) if decodes_s >= 0 and cycle_s else 0
+
+
+def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
+    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s)
+
+
+def left_s(view: View, call: Call) -> float:
+    """Return the seconds until a call's prompt must be read on the device that it comes to; infinity without a limit.
+
+    A held call that moves starts again (O = 0 in eq. 1), so it is in time elsewhere only if its first token is. The
+    pilots guarantee no pace at which it could catch up.
+    """
+    holder = call.holder
+    if call.state is CallState.WAITING or not isinstance(holder, Library):
+        return first_token_left_s(view, call)
+    return _due_at(call, holder, written=0) - view.now
+
+
+def _due_at(call: Call, library: Library, *, written: int) -> float:
+    """Return when a held call's next token is due (eq. 1), with its library's load (§IX-A); infinity: never."""
+    objective, wanted_s = call.group.options.objective, first_token_s(call)
+    if not wanted_s or (written and not objective.tpot_s):
+        return math.inf
+    load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
+    return call.submitted_at + load_s + wanted_s + objective.tpot_s * written
+
+
+def _joined(engine: EngineOutlook, more: Iterable[UnreadPrompt]) -> EngineOutlook:
+    prompts = sorted((*engine.prompts, *more), key=lambda prompt: prompt.due_at)
+    return replace(engine, prompts=tuple(prompts)) if more else engine

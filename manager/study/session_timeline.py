@@ -1,0 +1,141 @@
+"""The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
+
+A process per pilot has a row per slot of each library: its load, then a bar per call. The journal has the time at which
+a message with ended calls arrived and the length of each run, so bars of one message are drawn one after the other,
+back from its arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.manager.core.events import Event, FromPilot, PilotLost
+from stoker.manager.core.nouns import Library, LibraryState
+from stoker.manager.core.seams import Policies
+from stoker.manager.core.state import State
+from stoker.manager.live.restore import JournalPast
+from stoker.manager.study.log_files import TraceEvent, name_event, slice_event, write_events
+from stoker.protocol import to_manager
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import show_call, show_library
+
+_SESSION = 1
+_FIRST_PILOT = 10
+_COUNTED_EVERY_S = 0.1
+_MOST_SLOTS = 1000
+_SHORT_S = 1e-6
+
+
+def write_session_timeline(file: Path, journal: Path, *, session: str, policies: Policies) -> int:
+    """Write a session's timeline atomically, gzipped if the name ends in `.gz`.
+
+    Args:
+        file: The file to write.
+        journal: The session's journal.
+        session: The session's id.
+        policies: The session's policies.
+
+    Returns:
+        Number of calls in the timeline.
+
+    Raises:
+        SessionError: The journal cannot be read.
+        OSError: The file cannot be written.
+    """
+    timeline = _Timeline()
+    past = JournalPast(journal, session, policies)
+
+    def events() -> Iterator[TraceEvent]:
+        yield name_event("process_name", f"session {session}", pid=_SESSION)
+        for now, event in past.events():
+            if past.core is not None:
+                yield from timeline.before(now, event, past.core.state)
+            past.handle(event, now)
+            if past.core is not None:
+                yield from timeline.after(now, past.core.state)
+
+    write_events(file, events())
+    return timeline.calls
+
+
+class _Timeline:
+    def __init__(self) -> None:
+        self.calls = 0
+        self._began = 0.0
+        self._pilots: dict[str, int] = {}
+        self._rows: dict[int, list[float]] = {}
+        """When the last bar of each row of a library ends."""
+        self._counted_at = float("-inf")
+
+    def before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
+        """Yield what an event ends, before the core handles it."""
+        self._began = self._began or now
+        match event:
+            case FromPilot(pilot=pilot, messages=messages):
+                for message in messages:
+                    yield from self._said(now, pilot, message, state)
+            case PilotLost(pilot=pilot, reason=reason) if pilot in self._pilots:
+                yield self._instant(now, f"lost: {reason}", self._pilots[pilot])
+
+    def after(self, now: float, state: State) -> Iterator[TraceEvent]:
+        if now - self._counted_at < _COUNTED_EVERY_S:
+            return
+        self._counted_at = now
+        waiting = sum(context.queue.count for context in state.contexts.values())
+        for name, value in (("calls that wait", waiting), ("calls that run", len(state.calls) - waiting)):
+            at_us = round((now - self._began) * 1e6)
+            yield {"ph": "C", "name": name, "ts": at_us, "pid": _SESSION, "args": {name: value}}
+
+    def _said(self, now: float, pilot: str, message: to_manager.FromPilot, state: State) -> Iterator[TraceEvent]:
+        match message:
+            case to_manager.PilotHello(host=host) if pilot not in self._pilots:
+                self._pilots[pilot] = _FIRST_PILOT + len(self._pilots)
+                yield name_event("process_name", f"{pilot} on {host}", pid=self._pilots[pilot])
+                yield self._instant(now, "joined", self._pilots[pilot])
+            case to_manager.LibraryReady(library=number) if number in state.libraries:
+                library = state.libraries[number]
+                if library.state is LibraryState.LOADING:
+                    yield from self._bar(f"load {library.context.recipe.name}", library, library.started_at, now)
+            case to_manager.LibraryGone(library=number, failure=failure) if number in state.libraries:
+                why = f": {failure.message}" if failure is not None else ""
+                yield self._instant(now, f"{show_library(number)} ended{why}", self._pilots.get(pilot, _SESSION))
+            case to_manager.CallsEnded(library=number, ends=ends) if number in state.libraries:
+                yield from self._ended(now, state.libraries[number], ends, state)
+
+    def _ended(self, now: float, library: Library, ends: list[CallEnd], state: State) -> Iterator[TraceEvent]:
+        here = [end for end in ends if end.call in library.held]  # others are repeated reports
+        left_s = sum(end.run_s for end in here)
+        for end in here:
+            ended_at = now
+            if library.slots == 1:
+                left_s -= end.run_s
+                ended_at = now - left_s
+            began_at = ended_at - end.run_s
+            if library.slots == 1 and (rows := self._rows.get(library.id)):
+                began_at, ended_at = max(began_at, rows[0]), max(ended_at, rows[0])  # the message came late
+            call = state.calls[end.call]
+            facts: dict[str, Any] = {"call": show_call(end.call), "ok": end.ok}
+            if end.raised:
+                facts["error"] = end.raised.partition("\n")[0]
+            self.calls += 1
+            yield from self._bar(call.group.function.name, library, began_at, ended_at, args=facts)
+
+    def _bar(
+        self, name: str, library: Library, began_at: float, ended_at: float, **more: Any
+    ) -> Iterator[TraceEvent]:  # fmt: skip
+        rows = self._rows.setdefault(library.id, [])
+        began_at = max(began_at, self._began)
+        row = next((row for row, free_at in enumerate(rows) if free_at <= began_at + _SHORT_S), len(rows))
+        pid, tid = self._pilots.get(library.pilot.id, _SESSION), library.id * _MOST_SLOTS + row
+        if row == len(rows):
+            rows.append(0.0)
+            devices = ", ".join(device.id for device in library.devices)
+            title = f"{show_library(library.id)} {library.context.recipe.name} ({devices})"
+            yield name_event("thread_name", title, pid=pid, tid=tid)
+        rows[row] = ended_at
+        yield slice_event(name, began_at - self._began, ended_at - self._began, pid=pid, tid=tid, **more)
+
+    def _instant(self, now: float, name: str, pid: int) -> TraceEvent:
+        return {"ph": "i", "s": "p", "name": name, "ts": round((now - self._began) * 1e6), "pid": pid, "tid": 0}

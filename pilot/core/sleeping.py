@@ -1,0 +1,196 @@
+"""Libraries that sleep: their context's weights are in host memory, and they serve no calls (docs/decisions/063).
+
+An order to sleep claims host memory first. If the pilot lacks it, the sleeper that was not used for the longest time
+ends. A library that wakes claims device memory like one that grows. On a CPU device both are the same memory, so a
+sleeper there keeps its measured bytes of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from stoker.pilot.core import lifecycle, memory
+from stoker.pilot.core.commands import Severity, TellLibrary
+from stoker.pilot.core.running import failure_of
+from stoker.pilot.core.state import HOST, CoreState, PilotLibrary, Stage
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.ids import LibraryId
+from stoker.protocol.to_agent import Slept, Woke
+from stoker.protocol.to_library import Sleep, Wake
+from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake
+from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
+from stoker.units import show_seconds
+
+_Held = Callable[[LibraryId], int]
+MOVE_LIMIT_S = 120.0  # seconds in which a context must fall asleep or wake
+
+
+# ---- sleep
+
+
+def sleep_library(state: CoreState, order: SleepLibrary) -> None:
+    library = state.libraries.get(order.library)
+    if library is None or library.told_to_end or library.stage in (Stage.SLEEPING, Stage.WAKING):
+        return  # its end, or the answer to the first order, is on its way
+    if library.stage is Stage.ASLEEP:
+        _report_asleep(state, library)
+        return
+    number = library.number
+    if why_not := _why_awake(state, library):
+        held = memory.budget_bytes(state, library)
+        state.tell(LibraryAwake(number, held, refused=f"lib-{number} is not put to sleep: {why_not}"))
+        return
+    lifecycle.move_to(library, Stage.SLEEPING)
+    library.awake_bytes = state.ledger.held(number)
+    library.asleep_bytes = min(order.device_memory_bytes, library.awake_bytes)
+    if why_never := state.host.why_never((HOST,), order.host_bytes):
+        end_sleeper(state, library, why_never)
+        return
+    state.host_claims[number] = order.host_bytes
+    meet_host_claims(state)
+
+
+def _why_awake(state: CoreState, library: PilotLibrary) -> str:
+    if library.stage is not Stage.READY:
+        return f"it is {library.stage.value}"
+    if not library.sleeps:
+        return "its context cannot sleep"
+    if library.held:
+        return f"it holds {len(library.held)} calls"
+    if library.resizes or library.number in state.claims:
+        return "its size is being changed"
+    return ""
+
+
+def meet_host_claims(state: CoreState) -> None:
+    """Let libraries sleep whose host memory is free; end sleepers for the others."""
+    state.host.has_freed = False
+    for number, size in list(state.host_claims.items()):
+        library = state.libraries[number]
+        if state.host.why_not((HOST,), size):
+            lacking = size - state.host.free(HOST) - _coming_host_bytes(state)
+            _end_longest_unused(state, _sleepers(state), lacking, of=state.host.held)
+            continue
+        del state.host_claims[number]
+        state.host.reserve(number, devices=(HOST,), memory_bytes=size)
+        library.moving_since = state.now
+        state.out.append(TellLibrary(number, Sleep()))
+
+
+def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
+    """Record what a sleeping library still holds, and free the rest."""
+    if library.stage is not Stage.SLEEPING or library.number in state.host_claims:
+        return
+    lifecycle.move_to(library, Stage.ASLEEP)
+    library.asleep_at, library.moving_since = state.now, 0.0
+    number, devices = library.number, state.devices_of(library)
+    on_host = devices[0].on_host
+    keeps = message.resident_bytes // len(devices) if on_host else message.device_bytes + devices[0].process_bytes
+    state.ledger.resize(number, memory_bytes=min(state.ledger.held(number), keeps))
+    takes = 0 if on_host else message.more_bytes
+    more = takes - state.host.held(number)
+    lacks = "" if more <= 0 else state.host.why_not((HOST,), more)
+    if not lacks:
+        state.host.resize(number, memory_bytes=takes)
+    state.log(f"lib-{number} ({library.recipe.name}) sleeps: {show_seconds(message.sleep_s)} to fall asleep")
+    state.tell(LibraryAsleep(number, state.ledger.held(number), takes, message.sleep_s))
+    if lacks:
+        end_sleeper(state, library, f"it takes more host memory than it claimed: {lacks}")
+    elif library.wake_to >= 0:
+        _wake(state, library, library.wake_to)
+    meet_host_claims(state)
+
+
+def _report_asleep(state: CoreState, library: PilotLibrary) -> None:
+    number = library.number
+    state.tell(LibraryAsleep(number, state.ledger.held(number), state.host.held(number)))
+
+
+# ---- wake
+
+
+def wake_library(state: CoreState, order: WakeLibrary) -> None:
+    library = state.libraries.get(order.library)
+    if library is None or library.told_to_end or library.stage is Stage.WAKING:
+        return  # its end, or the answer to the first order, is on its way
+    if library.stage is Stage.SLEEPING:
+        library.wake_to = order.device_memory_bytes
+    elif library.stage is Stage.ASLEEP:
+        _wake(state, library, order.device_memory_bytes)
+    elif library.stage is Stage.READY:
+        state.tell(LibraryAwake(library.number, memory.budget_bytes(state, library)))
+
+
+def _wake(state: CoreState, library: PilotLibrary, size: int) -> None:
+    lifecycle.move_to(library, Stage.WAKING)
+    library.wake_to = -1
+    size = max(size, state.ledger.held(library.number))
+    if why_never := state.ledger.why_never(library.devices, size):
+        fail_wake(state, library, why_never)
+    elif memory.claim_memory(state, library, size):
+        tell_wake(state, library)
+
+
+def tell_wake(state: CoreState, library: PilotLibrary) -> None:
+    library.moving_since = state.now
+    state.out.append(TellLibrary(library.number, Wake()))
+
+
+def woke(state: CoreState, library: PilotLibrary, message: Woke) -> None:
+    number = library.number
+    if library.stage is not Stage.WAKING or number in state.claims:
+        return
+    lifecycle.move_to(library, Stage.READY)
+    library.moving_since = 0.0
+    state.host.release(number)
+    state.log(f"lib-{number} ({library.recipe.name}) is awake: {show_seconds(message.wake_s)} to wake")
+    state.tell(LibraryAwake(number, state.ledger.held(number), message.wake_s))
+
+
+def fail_wake(state: CoreState, library: PilotLibrary, why: str) -> None:
+    """End a library that cannot wake here; its context loads elsewhere."""
+    what = f"lib-{library.number} ({library.recipe.name}) cannot wake: {why}"
+    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.PILOT, what))
+
+
+# ---- ends
+
+
+def end_sleepers_for(state: CoreState, library: PilotLibrary) -> bool:
+    """End the sleepers on a library's devices that its claim needs, longest unused first. False if they cannot help."""
+    ledger = state.ledger
+    more = state.claims[library.number] - ledger.held(library.number)
+    ended = False
+    for device in library.devices:
+        here = [x for x in _sleepers(state) if device in x.devices]
+        lacking = more - ledger.free(device) - memory.coming_bytes(state, device)
+        if lacking > sum(ledger.held(x.number) for x in here):
+            return False
+        ended |= _end_longest_unused(state, here, lacking, of=ledger.held)
+    return ended
+
+
+def end_sleeper(state: CoreState, library: PilotLibrary, why: str) -> None:
+    state.log(f"lib-{library.number} ({library.recipe.name}) ends instead of sleeping: {why}", Severity.WARNING)
+    lifecycle.kill_library(state, library)
+
+
+def _sleepers(state: CoreState) -> list[PilotLibrary]:
+    here = (x for x in state.libraries.values() if x.stage is Stage.ASLEEP and not x.told_to_end)
+    return sorted(here, key=lambda x: (x.asleep_at, x.number))
+
+
+def _coming_host_bytes(state: CoreState) -> int:
+    return sum(state.host.held(x.number) for x in state.libraries.values() if x.told_to_end)
+
+
+def _end_longest_unused(state: CoreState, sleepers: Iterable[PilotLibrary], lacking: int, *, of: _Held) -> bool:
+    ended = False
+    for library in sleepers:
+        if lacking <= 0:
+            break
+        if held := of(library.number):
+            lacking -= held
+            ended = True
+            end_sleeper(state, library, "its memory is needed")
+    return ended

@@ -1,0 +1,105 @@
+"""Under `slinfer`, a model on the hub and a context with a cache of its own share a device by tokens, like a folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from polling import PATIENCE_S, polls
+from tiny_model import write_tiny_model
+
+import stoker
+from stoker.contexts.inference.adapter import TokenCache
+from stoker.protocol.to_client import Status
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+        reason="needs torch and transformers",
+    ),
+]
+HUB_NAME = "somebody/tiny"
+TOKENS = 30
+
+
+class OwnCache:
+    """A context of a user whose cache has room for 30 tokens."""
+
+    def token_cache(self) -> TokenCache:
+        return TokenCache(weights_bytes=50_000_000, token_bytes=1000, tokens=TOKENS)
+
+
+@stoker.context(slots=8)
+def own_cache():
+    return OwnCache()
+
+
+@stoker.app(ttft="60 s", tpot="20 s", features={"input_length": 10, "expected_output": 10})
+def write(model, tokens):
+    return len(model.generate(["x" * 10], max_new_tokens=tokens)[0])
+
+
+def reply(model, ready):
+    import time
+
+    while not os.path.exists(ready):
+        time.sleep(0.01)
+    return type(model).__name__
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A model in the hub's cache of this machine."""
+    folder = tmp_path_factory.mktemp("hub") / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
+    for part in ("refs", "snapshots"):
+        (folder / part).mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    write_tiny_model(folder / "snapshots" / ("0" * 40))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(folder.parent.parent))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def session(hub: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("session")
+    (folder / "site.toml").write_text('[pilot]\ndevices = "cpu:1"\n[policy]\nname = "slinfer"\n')
+    with stoker.load(site=str(folder / "site.toml"), run_dir=str(folder / "runs")) as session:
+        yield session
+
+
+def promised(status: Status) -> int:
+    return sum(device.promised_bytes for pilot in status.pilots for device in pilot.devices)
+
+
+def test_a_model_of_the_hub_gets_a_cache_after_its_first_load(session: Any) -> None:
+    model = stoker.causal_lm(HUB_NAME, threads=1, min_libraries=1)
+    assert model.needs.token_bytes == 0
+    asked = write.with_options(context=model)
+    assert asked(20).result(PATIENCE_S) > 0
+    # The load was promised all of the device.
+    assert any(0 < promised(session.status()) < 2_000_000_000 for _ in polls(PATIENCE_S))
+    assert asked(1900).result(PATIENCE_S) > 0
+    assert promised(session.status()) < 2_000_000_000
+
+
+def test_calls_stay_within_a_cache_of_the_users_own(session: Any, tmp_path: Path) -> None:
+    lengths = {"input_length": 10, "expected_output": 1}
+    asked = stoker.app(context=own_cache(), ttft="60 s", tpot="20 s", features=lengths)(reply)
+    first = asked(str(tmp_path / "ready"))
+    calls = [first, *(asked(str(tmp_path / "ready")) for _ in range(3))]
+    running = 0
+    for _ in polls(PATIENCE_S):
+        [context] = [each for each in session.status().contexts if each.name.startswith("own_cache")]
+        running = max(running, context.running)
+        if context.running == 2:
+            break
+    assert (running, context.queued) == (2, 2)  # 22 tokens fit into 30, and 33 do not
+    (tmp_path / "ready").touch()
+    assert [call.result(PATIENCE_S) for call in calls] == ["OwnCache"] * 4

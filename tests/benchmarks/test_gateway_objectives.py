@@ -1,0 +1,95 @@
+"""Requests, replays and table of `benchmarks.serving.gateway_objectives`, without a gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.serving.gateway_objectives import (
+    MODELS,
+    POLICY,
+    Outcome,
+    Wanted,
+    around,
+    figures,
+    requests_at,
+    table_of,
+)
+from benchmarks.serving.gateway_objectives_world import Delayed, Length, simulated_met
+from benchmarks.tables import Verdict
+from stoker.contexts.step_times import StepCell, StepTimes
+from stoker.manager.live import session_policies
+from stoker.manager.policies.named import named
+from stoker.protocol.calls import Objective
+
+WANTED = Wanted(ttft_s=1.0, tpot_s=0.1)
+
+
+def test_requests_depend_on_the_seed_and_their_times_on_the_rate() -> None:
+    slow, fast = (requests_at(rate, seed=1, for_s=1000.0 / rate) for rate in (1.0, 10.0))
+    assert [(each.model, each.prompt, each.output) for each in slow] == [
+        (each.model, each.prompt, each.output) for each in fast
+    ]
+    assert len(slow) == pytest.approx(1000, rel=0.1)
+    assert {each.model for each in slow} == set(range(MODELS))
+    assert slow != requests_at(1.0, seed=2, for_s=1000.0)
+
+
+def test_refused_late_and_cut_requests_have_not_met_their_objectives() -> None:
+    requests = requests_at(1.0, seed=1, for_s=10.0)[:5]
+    whole = [each.output for each in requests]
+    outcomes = [
+        Outcome(200, 0.5, 0.05, whole[0]), Outcome(200, 1.5, 0.05, whole[1]), Outcome(200, 0.5, 0.2, whole[2]),
+        Outcome(200, 0.5, 0.05, whole[3] - 1), Outcome(503),
+    ]  # fmt: skip
+    found = figures(requests, outcomes, WANTED)
+    assert (found["met"], found["statuses"]) == (20.0, {"200": 4, "503": 1})
+
+
+def test_a_replay_has_the_accepted_requests_around_a_refused_one() -> None:
+    requests = requests_at(1.0, seed=1, for_s=60.0)
+    accepted = [number % 2 == 0 for number in range(len(requests))]
+    some = around(requests, accepted, 21, after_s=3.0)
+    assert 21 in some
+    assert all(accepted[number] for number in some if number != 21)
+    assert all(-4.0 <= requests[number].at_s - requests[21].at_s <= 3.0 for number in some)
+    assert len(some) > 2
+
+
+def test_simulated_requests_meet_objectives_that_the_steps_allow() -> None:
+    steps = tuple(StepCell(2.0**power, 64.0, 0.010) for power in range(8))
+    delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
+    requests = [Length(0.2 * number, number % MODELS, 32, 8) for number in range(12)]
+    shares = [
+        simulated_met(
+            requests, delayed, Objective(ttft_s=0.5, tpot_s=tpot_s), named(policy).make(), models=MODELS,
+            memory_bytes=1_000_000_000,
+        )
+        for policy in ("slinfer", "default")
+        for tpot_s in (0.015, 0.005)
+    ]  # fmt: skip
+    assert shares == [100.0, 0.0, 100.0, 0.0]
+
+
+def test_the_policy_of_the_replays_can_be_made() -> None:
+    assert session_policies.find(f"{POLICY}:accepting").make().dispatch
+
+
+def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:
+    side = {"statuses": {}, "ttft_p50_s": 0.1, "tpot_p50_s": 0.01, "rehearsed": 5.0, "simulated": ours - 4.0}
+    return {
+        "seed": 1, "requests": 100, "capacity": 5.0, "ttft_s": 1.0, "tpot_s": 0.1, "load": [1.0],
+        "delays": {"message_s": 0.001, "load_s": 2.0},
+        "slinfer": {**side, "met": ours}, "default": {**side, "met": theirs},
+        "replays": {"refused": {"late": late, "harm": 1, "of": 10}, "accepted": {"late": 1, "harm": 0, "of": 10}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "late", "expected"), [((90, 80, 70), 9, (True, True)), ((90, 80, 50), 8, (False, False))]
+)
+def test_one_seed_with_fewer_misses_the_bar(ours: tuple[int, ...], late: int, expected: tuple[bool, bool]) -> None:
+    table = table_of([run_of(each, 60.0, late=late) for each in ours])
+    verdicts = [line.verdict() for line in table.lines if line.bar is not None]
+    assert verdicts == [Verdict.MET if met else Verdict.MISSED for met in (expected[0], True, expected[1])]

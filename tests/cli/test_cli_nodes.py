@@ -1,0 +1,106 @@
+"""`stoker doctor` and `stoker status` show excluded nodes, and `--clear` ends an exclusion."""
+
+from __future__ import annotations
+
+import datetime
+import resource
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli.command_line import Stoker
+
+from stoker.config import parse_site
+from stoker.contexts.folders import state_folder
+from stoker.manager.cli import doctor, doctor_site
+from stoker.manager.cli.doctor_machine import Level
+from stoker.manager.cli.surroundings import HostFacts
+from stoker.manager.live import node_store
+from stoker.manager.live.node_store import NodeStore
+from stoker.protocol import show_nodes
+from stoker.protocol.blocks import BlockPhase, BlockStatus, NodeRecord
+from stoker.protocol.to_client import Status
+from stoker.site import ProviderKind
+
+AT = datetime.datetime.now().replace(hour=14, minute=2, second=0, microsecond=0).timestamp()
+DAY = f"{datetime.datetime.fromtimestamp(AT):%Y-%m-%d}"
+BAD = NodeRecord("gpu", "n2", True, "cuda:0 failed", since=AT, at=AT, heard_at=AT)
+PROBED = msgspec.structs.replace(BAD, probed_at=AT + 3600, said="failed: cuda:0 failed", probes=2, probe_s=41.0)
+STATUS = Status(
+    session="k3v9", uptime_s=60.0, queued=0, running=0, done=0, failed=0, rate=0.0, left_s=0.0, pilots=(), libraries=(),
+    contexts=(), blocks={}, lost_pilots=0, rerun_calls=0, refused={},
+)  # fmt: skip
+
+
+def keep(*records: NodeRecord) -> None:
+    store = NodeStore()
+    for record in records:
+        store.record(record)
+    store.close()
+
+
+def test_status_names_excluded_nodes_and_what_probes_cost():
+    assert show_nodes.excluded_node(BAD) == f"n2 of gpu since {DAY} 14:02: cuda:0 failed; not probed yet"
+    shown = f"n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used 41 s of it, the last at {DAY} 15:02"
+    assert show_nodes.excluded_node(PROBED) == f"{shown}: failed: cuda:0 failed"
+    probe = BlockStatus("b7", "gpu", BlockPhase.PENDING.value, "88123", "Priority", 3.0, 0.0, (), probes="n2")
+    lines = str(msgspec.structs.replace(STATUS, excluded_nodes=(PROBED,), jobs=(probe,))).splitlines()
+    assert lines[2:] == [
+        "  pilots    none",
+        f"  excluded  {shown}: failed: cuda:0 failed; a probe is pending (job 88123)",
+    ]
+
+
+def test_doctor_lists_excluded_nodes_and_how_to_clear_them():
+    [fine] = doctor.excluded_nodes()
+    assert (fine.level, fine.text) == (Level.OK, "no node is excluded because its devices failed")
+    assert not (state_folder() / node_store.FILE).exists()
+    keep(PROBED, msgspec.structs.replace(BAD, node="n3", excluded=False))
+    [bad] = doctor.excluded_nodes()
+    assert bad.level is Level.WARN
+    assert bad.text.startswith(f"no block starts on node n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used")
+    assert "stoker doctor --clear n2" in bad.fix
+
+
+def test_doctor_clears_a_node(stoker: Stoker):
+    keep(BAD, msgspec.structs.replace(BAD, source="other"), msgspec.structs.replace(BAD, node="n3"))
+    said = stoker.ok("doctor", "--clear", "n2").output
+    assert said.splitlines() == [
+        "blocks of site gpu may start on n2 again; running sessions notice it within 10 s",
+        "blocks of site other may start on n2 again; running sessions notice it within 10 s",
+    ]
+    assert [record.node for record in node_store.excluded_nodes()] == ["n3"]
+    again = stoker("doctor", "--clear", "n2")
+    assert str(again.exception) == "node n2 is not excluded; excluded nodes: n3"
+    stoker.ok("doctor", "--clear", "n3")
+    assert str(stoker("doctor", "--clear", "n3").exception) == "node n3 is not excluded; no node is"
+
+
+def test_clear_stands_alone(stoker: Stoker):
+    refused = stoker("doctor", "--clear", "n2", "--json")
+    assert refused.exit_code == 2
+    assert "--clear takes one node and nothing else: stoker doctor --clear n2" in refused.output
+
+
+def test_clear_says_that_the_records_cannot_be_read(stoker: Stoker):
+    keep(BAD)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        refused = stoker("doctor", "--clear", "n2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(refused.exception).startswith(f"{state_folder() / node_store.FILE} cannot be read")
+    assert [record.node for record in node_store.excluded_nodes()] == ["n2"]
+
+
+def test_doctor_says_which_batch_system_cannot_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    around = HostFacts("login1", "ana", ProviderKind.PBS, "qsub", others=(ProviderKind.SLURM,))
+    monkeypatch.setattr(doctor_site, "inspect_host", lambda: around)
+
+    def said(kind: str) -> str:
+        site = parse_site(f'name = "lab"\n[provider]\nkind = "{kind}"\n', file="lab.toml")
+        return "\n".join(finding.text for finding in doctor_site.site_fits(site))
+
+    assert "site lab: PBS jobs are not kept off nodes that failed: a new block may start on" in said("pbs")
+    assert "not kept off" not in said("slurm")

@@ -1,0 +1,88 @@
+"""Settings of an engine: the length of a context, a chat template, arguments of vLLM."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from tiny_model import write_tiny_model
+
+from stoker.apps.common.models_file import parse_models, recipe_of
+from stoker.contexts import causal_lm
+from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
+from stoker.errors import ConfigError, RecipeError, StokerError
+
+needs_models = pytest.mark.skipif(
+    not (find_spec("torch") and find_spec("transformers")), reason="needs the extra models"
+)
+HEAD = '[models.a]\npath = "m"\n'
+
+
+def models(text: str, folder):
+    (folder / "m").mkdir(exist_ok=True)
+    (folder / "m" / "config.json").write_text('{"max_position_embeddings": 2048}')
+    return parse_models(HEAD + text, file="models.toml", folder=folder)["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('quantization = "fp8"\n', 'quantization: only vLLM can honour this; write engine = "vllm"'),
+        ('engine = "static"\n[models.a.vllm]\nmax_num_seqs = 8\n', "max_num_seqs: only vLLM can honour this"),
+        ('engine = "vllm"\n[models.a.vllm]\ntensor_parallel_size = 2\n', "tensor_parallel_size is set by devices here"),
+        ('engine = "vllm"\n[models.a.vllm]\nmax_logprobs = 2\n', "Stoker sets max_logprobs itself; leave it out"),
+        ('engine = "vllm"\nquantization = "fp8"\nvllm = {quantization = "awq"}\n', "quantization is given twice"),
+        ("max_model_len = 4096\n", "max_model_len = 4096 is more than the 2048 tokens of the model"),
+        ("max_model_len = 0\n", "max_model_len"),
+        ('chat_template = "chat.jinja"\n', "chat_template: chat.jinja cannot be read: No such file"),
+        ('kind = "embedding"\nmax_model_len = 8\n', "max_model_len is for models that write"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_refused_in_the_file(tmp_path, text, said):
+    with pytest.raises(ConfigError) as error:
+        models(text, tmp_path)
+    assert said in str(error.value)
+
+
+def test_settings_of_a_models_file_are_those_of_its_recipe(tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    lines = 'engine = "vllm"\nmax_model_len = 64\nchat_template = "chat.jinja"\nquantization = "fp8"\n'
+    found = models(lines + "[models.a.vllm]\nmax_num_seqs = 8\n", tmp_path)
+    assert found.engine_settings == EngineSettings(64, "{{ messages }}", {"quantization": "fp8", "max_num_seqs": 8})
+    same = causal_lm(
+        tmp_path / "m", engine="vllm", max_model_len=64, chat_template="{{ messages }}",
+        vllm={"max_num_seqs": 8, "quantization": "fp8"},
+    )  # fmt: skip
+    assert recipe_of(found).key == same.key
+    plain = models("", tmp_path)
+    assert recipe_of(plain).key == causal_lm(tmp_path / "m").key != same.key
+    inline = models('chat_template = "{{ messages[0].content }}"\n', tmp_path)
+    assert inline.engine_settings.chat_template == "{{ messages[0].content }}"
+
+
+def test_wrong_settings_of_a_recipe_are_refused(tmp_path):
+    for options in ({"max_model_len": -1}, {"chat_template": 3}, {"vllm": {"block_size": 16}}):
+        with pytest.raises(RecipeError):
+            causal_lm(tmp_path, **options)
+
+
+def test_an_unknown_argument_of_vllm_is_named(tmp_path):
+    check_vllm_arguments(["max_num_seqs"], ["max_num_seqs", "seed"], version="1")
+    with pytest.raises(StokerError, match=r"max_num_seq is no engine argument of vLLM 1; did you mean max_num_seqs\?"):
+        check_vllm_arguments(["max_num_seq"], ["max_num_seqs", "seed"], version="1")
+
+
+@needs_models
+def test_a_model_has_the_length_and_the_template_of_its_settings(tmp_path):
+    from stoker.contexts.model_loading import load_model
+
+    write_tiny_model(tmp_path / "tiny")
+    path = str(tmp_path / "tiny")
+    model = load_model(path, settings=EngineSettings(64, "<{{ messages[0].content }}>"))
+    assert (model.longest, model.chat_prompt([{"role": "user", "content": "hello"}])) == (64, "<hello>")
+    with pytest.raises(ValueError, match="64"):
+        model.generate(["two " * 60], max_new_tokens=32)
+    with pytest.raises(StokerError, match="chat_template: line 2"):
+        load_model(path, settings=EngineSettings(chat_template="\n{% if %}"))
+    with pytest.raises(StokerError, match="max_model_len = 999999 is more than the 2048 tokens"):
+        load_model(path, settings=EngineSettings(999_999))

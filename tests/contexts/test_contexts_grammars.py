@@ -1,0 +1,178 @@
+"""Texts that follow a schema, a regular expression, a choice or a grammar, on Stoker's own engines."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import write_tiny_model
+
+if not all(map(find_spec, ("torch", "transformers", "llguidance"))):
+    pytest.skip("needs the extra models", allow_module_level=True)
+
+from stoker.contexts import load_causal_lm
+from stoker.contexts.inference import grammars
+from stoker.contexts.inference.adapter import Sampling
+
+PERSON = json.dumps(
+    {
+        "type": "object", "additionalProperties": False, "required": ["age", "color", "name"],
+        "properties": {
+            "age": {"type": "integer", "minimum": 0, "maximum": 99}, "color": {"enum": ["red", "green"]},
+            "name": {"type": "string", "maxLength": 4},
+        },
+    }
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["continuous", "static"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("grammars") / "tiny"
+    write_tiny_model(folder, layers=1)
+    loaded = load_causal_lm(str(folder), engine=request.param)
+    yield loaded
+    loaded.close()
+
+
+def is_person(text: str) -> bool:
+    person = json.loads(text)
+    return (
+        person.keys() == {"age", "color", "name"} and 0 <= person["age"] <= 99 and person["color"] in ("red", "green")
+    )
+
+
+def test_every_text_follows_its_schema_in_a_batch_of_all_kinds(model: Any) -> None:
+    plain = model.complete("Once", max_new_tokens=30, temperature=1.0)
+    found: dict[int, Any] = {}
+
+    def write(seed: int) -> None:
+        schema = PERSON if seed % 2 else ""
+        found[seed] = model.complete(
+            "Once", max_new_tokens=300 if schema else 30, temperature=1.0, seed=seed, json_schema=schema
+        )
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == plain
+    texts = [found[seed] for seed in range(1, 8, 2)]
+    assert [text.finish_reason for text in texts] == ["stop"] * 4
+    assert all(is_person(text.text) for text in texts)
+    assert len({text.text for text in texts}) == 4
+    assert model.complete("Once", max_new_tokens=300, temperature=1.0, seed=3, json_schema=PERSON) == found[3]
+
+
+def test_a_text_in_pieces_follows_its_schema(model: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 300, "temperature": 1.0, "seed": 5, "json_schema": PERSON}
+    pieces = list(model.stream_completion("Once", **options))
+    assert "".join(piece.text for piece in pieces) == model.complete("Once", **options).text
+    assert pieces[-1].finish_reason == "stop"
+    assert is_person("".join(piece.text for piece in pieces))
+    assert all(is_person(text) for text in model.generate(["One", "Two"], max_new_tokens=300, json_schema=PERSON))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "pattern"),
+    [
+        ("regex", r"[0-9]{3}-[a-f]{2}", r"\d{3}-[a-f]{2}"),
+        ("choice", ["red", "green \"'"], "red|green \"'"),
+        ("grammar", 'start: "a" | "b" start', "b*a"),
+        ("grammar", 'root ::= "yes" | "no"', "yes|no"),
+    ],
+)
+def test_the_other_forms_of_a_text_hold(model: Any, option: str, value: Any, pattern: str) -> None:
+    found = model.complete("Once", max_new_tokens=60, temperature=1.0, engine_options={option: value})
+    assert re.fullmatch(pattern, found.text)
+    assert found.finish_reason == "stop"
+
+
+def test_a_text_that_is_cut_has_the_finish_length(model: Any) -> None:
+    found = model.complete("Once", max_new_tokens=5, json_schema=PERSON)
+    assert (found.finish_reason, found.completion_tokens) == ("length", 5)
+
+
+ENUM = json.dumps({"enum": [f"{number}" * 10 for number in range(40_000)]})
+DEEP = "(" * 5_000 + "a" + ")" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("json_schema", "{", "cannot be compiled"),
+        ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
+        ("json_schema", '{"$ref": "#"}', "no text follows it"),
+        ("json_schema", '{"$ref": "https://example.org/x"}', "cannot be compiled"),
+        ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}', "minimum"),
+        ("json_schema", "[" * 200 + "]" * 200, "cannot be compiled"),
+        ("json_schema", json.dumps({"const": "x" * 600_000}), "at most 500,000"),
+        ("json_schema", ENUM, "at most 500,000|cannot be compiled"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", DEEP, "cannot be compiled"),
+        ("grammar", "start: other", "unknown name"),
+        ("choice", [], "a list of texts"),
+        ("choice", "red", "a list of texts"),
+    ],
+)
+def test_a_form_that_cannot_be_compiled_is_refused_by_name(model: Any, option: str, value: Any, says: str) -> None:
+    given = {option: value} if option == "json_schema" else {"engine_options": {option: value}}
+    with pytest.raises(ValueError, match=says) as refused:
+        model.complete("Once", **given)
+    assert refused.value.option == option
+    assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
+
+
+def test_two_forms_of_one_text_are_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="one of json_schema and regex"):
+        model.complete("Once", json_schema="{}", engine_options={"regex": "a"})
+
+
+def test_a_form_that_explodes_costs_its_request_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of this grammar can be read in many ways, more with each token."""
+    monkeypatch.setattr(grammars, "_LIMITS", {"max_items_in_row": 30})
+    options = {"grammar": 'start: item\nitem: "a" | item item', "min_tokens": 100}
+    with pytest.raises(ValueError, match="cannot be continued within its grammar") as refused:
+        model.complete("Once", max_new_tokens=200, engine_options=options)
+    assert refused.value.option == "grammar"
+    assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
+
+
+def test_forms_are_compiled_once_and_the_last_ones_are_kept(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_MOST_COMPILED", 2)
+    compiled: list[str] = []
+    cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
+    own = cache._compile
+    monkeypatch.setattr(cache, "_compile", lambda option, form: (compiled.append(form), own(option, form))[1])
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        assert cache.matcher(Sampling(engine_options=(("regex", regex),))) is not None
+    assert compiled == ["a", "b", "c", "b"]
+
+
+def test_a_tokenizer_that_is_not_readable_is_named() -> None:
+    cache = grammars.Grammars(object(), ends=frozenset({0}))
+    with pytest.raises(ValueError, match="llguidance cannot read this model's tokenizer"):
+        cache.matcher(Sampling(json_schema="{}"))
+
+
+def test_a_missing_package_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
+    with pytest.raises(ValueError, match=r"pip install 'stoker\[models\]'"):
+        cache.matcher(Sampling(json_schema="{}"))
+
+
+def test_a_model_without_an_end_token_ends_with_its_schema(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny", layers=1, ends=False)
+    model = load_causal_lm(str(tmp_path / "tiny"))
+    found = model.complete("Once", max_new_tokens=300, temperature=1.0, json_schema=PERSON)
+    assert found.finish_reason == "stop"
+    assert is_person(found.text)
+    model.close()

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from engine_contract import EngineDriver
+from lazily import lazily
+from random_models import random_model
+
+torch, transformers, forward, choosing, written, layer_split, pretended = lazily(
+    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
+    "stoker.contexts.inference.adapter", "stoker.contexts.layer_split", "pretended_devices",
+)  # fmt: skip
+
+SMALL = {
+    "vocab_size": 120, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+DEVICES = ("gpu:0", "gpu:1")
+CACHE_BYTES = 1_500_000
+CHANCE = random.Random(11)
+PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1)]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def llama(layers: int = 3, **more: Any) -> Any:
+    return transformers.LlamaConfig(**{**SMALL, **more}, num_hidden_layers=layers)
+
+
+@functools.cache
+def whole_model() -> Any:
+    return random_model(llama())
+
+
+def split_runner() -> Any:
+    """Return a runner of the model with its layers on two pretended devices."""
+    model = random_model(llama())
+    split = layer_split.device_map(model.config, DEVICES)
+    pretended.place(model, split)
+    layer_split.dispatch(model, split, first=DEVICES[0])
+    return forward.ModelRunner(model, limit_bytes=10_000_000)
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+class SplitDriver(EngineDriver):
+    """An engine whose layers are on two devices."""
+
+    def __init__(self, kind: str) -> None:
+        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
+        engine = choosing.own_engine(split_runner(), texts, engine=kind, cache_bytes=CACHE_BYTES)
+        super().__init__(engine, prompts=PROMPTS, cache_bytes=CACHE_BYTES if kind == "continuous" else 0)
+
+    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
+        return greedy(prompt, most=most)
+
+
+def greedy(prompt: Sequence[int], *, most: int) -> list[int]:
+    """Return the tokens of the model on one device."""
+    out = whole_model().generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize("kind", ["continuous", "static"])
+def test_a_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
+    first, second, long, one = PROMPTS
+    expected = {prompt: greedy(prompt, most=8) for prompt in (first, second, long, one)}
+    with pretended.pretended_devices():
+        driver = SplitDriver(kind)
+        ids = {first: driver.ask(first, max_new_tokens=8), long: driver.ask(long, max_new_tokens=8)}
+        found = driver.run(steps=3)
+        ids[second], gone = driver.ask(second, max_new_tokens=8), driver.ask(long, max_new_tokens=8)
+        driver.run(found, steps=3)
+        driver.engine.abort(gone)
+        ids[one] = driver.ask(one, max_new_tokens=8)
+        driver.run(found)
+        again = driver.tokens(long, max_new_tokens=8)  # from kept prefixes
+    assert {prompt: [token.token for token in found[id]] for prompt, id in ids.items()} == expected
+    assert again == expected[long]
+
+
+def test_a_token_takes_the_cache_of_the_device_with_most_layers() -> None:
+    with pretended.pretended_devices():
+        split = SplitDriver("continuous").engine
+    # layers 1 and 2 are on the second device: 2 layers, keys and values, 2 heads of 8 numbers of 4 bytes
+    assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
+    whole = forward.ModelRunner(whole_model(), limit_bytes=1_000)
+    texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
+    one = choosing.own_engine(whole, texts, engine="continuous", cache_bytes=CACHE_BYTES)
+    assert split.memory().weights_bytes < one._decoder.weights_bytes
+
+
+def test_scores_of_labels_equal_those_of_one_device() -> None:
+    tails: list[list[tuple[int, ...]]] = [[(40, 41, 42), (43,)], [(44, 45), (46, 47, 48)]]
+    rows = [PROMPTS[0], PROMPTS[2]]
+    expected = forward.RunnerScorer(forward.ModelRunner(whole_model(), limit_bytes=0)).score(rows, tails)
+    with pretended.pretended_devices():
+        runner = split_runner()
+        by_tree = forward.RunnerScorer(runner).score(rows, tails, prefix=PROMPTS[0][:4], batch_size=2)
+        runner._trees = False
+        by_row = forward.RunnerScorer(runner).score(rows, tails, batch_size=2)
+    for found in (by_tree, by_row):
+        assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-4)
+
+
+def test_layers_are_spread_by_their_bytes() -> None:
+    split = layer_split.device_map(llama(8, vocab_size=1000, tie_word_embeddings=True), DEVICES)
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("00111111")
+    split = layer_split.device_map(llama(8), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("01112233")
+
+
+def test_everything_else_is_on_the_first_device() -> None:
+    split = layer_split.device_map(llama(), DEVICES)
+    for part in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq"):
+        assert layer_split.device_at(split, part) == "gpu:0"
+    assert layer_split.device_at(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
+
+
+def test_every_device_has_a_layer_also_beside_a_large_embedding() -> None:
+    split = layer_split.device_map(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(4)] == list("0123")
+
+
+def test_experts_are_not_taken_for_layers() -> None:
+    config = transformers.MixtralConfig(**SMALL, num_hidden_layers=2, num_local_experts=8)
+    split = layer_split.device_map(config, DEVICES)
+    assert {name for name in split if "layers" in name} == {"model.layers.0", "model.layers.1"}
+
+
+def test_more_devices_than_layers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="3 layers, which cannot be split over 4 devices"):
+        layer_split.device_map(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_contract import EngineDriver
+from lazily import lazily
+from random_models import random_model
+
+torch, transformers, peft, safetensors, forward, choosing, written, passes, recorded = lazily(
+    "torch", "transformers", "peft", "safetensors.torch", "stoker.contexts.forward", "stoker.contexts.inference.static",
+    "stoker.contexts.inference.adapter", "stoker.tuning.passes", "recorded_graphs",
+)  # fmt: skip
+
+SIZES = {
+    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+PROMPTS = [tuple(40 + (7 * at * length) % 70 for at in range(length)) for length in (9, 21, 40)]
+ATTENTION, EVERY = ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_base() -> Any:
+    return random_model(transformers.LlamaConfig(**SIZES))
+
+
+class AdapterDriver(EngineDriver):
+    """The continuous engine with adapters, and PEFT's own model with the same adapters."""
+
+    def __init__(self, folders: dict[str, str], *, engine: str = "continuous", backend: Any = None) -> None:
+        texts = written.ModelTexts(decode=str, ends=frozenset({1}), longest=4096, vocabulary=120)
+        runner = forward.ModelRunner(make_base(), limit_bytes=10_000_000)
+        self.folders = folders
+        super().__init__(
+            choosing.own_engine(runner, texts, engine=engine, cache_bytes=1_500_000, adapters=folders,
+                                graphs=backend is not None, backend=lambda _: backend),
+            prompts=PROMPTS, cache_bytes=1_500_000,
+        )  # fmt: skip
+
+    def own_tokens(self, prompt: tuple[int, ...], *, most: int, adapter: str = "") -> list[int]:
+        model = make_base()
+        if adapter:
+            model = peft.PeftModel.from_pretrained(model, self.folders[adapter]).eval()
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False, pad_token_id=2
+            )
+        return [int(token) for token in out[0, len(prompt) :]]
+
+    def check(self, asked: list[tuple[str, tuple[int, ...]]], *, most: int = 12) -> list[list[int]]:
+        """Assert that requests in one batch write PEFT's tokens; return the tokens."""
+        expected = [self.own_tokens(prompt, most=most, adapter=name) for name, prompt in asked]
+        ids = [self.ask(prompt, max_new_tokens=most, adapter=name) for name, prompt in asked]
+        found = self.run()
+        assert [[token.token for token in found[id]] for id in ids] == expected
+        return expected
+
+
+def write_lora(folder: Path, *, seed: int, modules: list[str], base: Any = None, **options: Any) -> str:
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=modules, task_type="CAUSAL_LM", **options)
+    model = peft.get_peft_model(base if base is not None else make_base(), config)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
+    """Write what a tuning job writes."""
+    torch.manual_seed(seed)
+    with passes.soft_prompt(make_base(), torch.randn(tokens, SIZES["hidden_size"])) as soft:
+        weights, config = soft.files()
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_config.json").write_bytes(config)
+    return str(folder)
+
+
+def test_adapters_and_base_in_one_batch_write_pefts_tokens(tmp_path: Path) -> None:
+    driver = AdapterDriver({
+        "few": write_lora(tmp_path / "few", seed=1, modules=ATTENTION),
+        "every": write_lora(tmp_path / "every", seed=2, modules=EVERY, use_rslora=True),
+        "part": write_lora(tmp_path / "part", seed=3, modules=["down_proj", "o_proj"], layers_to_transform=[1]),
+    })  # fmt: skip
+    asked = [(name, prompt) for prompt in PROMPTS[:2] for name in ("", "few", "every", "part")]
+    found = driver.check(asked)
+    assert len({tuple(tokens) for tokens in found[:4]}) == 4  # the adapters change the text
+    assert driver.engine.load().most_running == len(asked)
+
+
+def test_soft_prompt_writes_pefts_and_tunings_tokens(tmp_path: Path) -> None:
+    driver = AdapterDriver({
+        "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=11),
+        "other": write_soft_prompt(tmp_path / "other", seed=2, tokens=3),
+        "lora": write_lora(tmp_path / "lora", seed=2, modules=ATTENTION),
+    })  # fmt: skip
+    for _ in range(2):  # the second time from kept prefixes
+        found = driver.check([(name, PROMPTS[2]) for name in ("soft", "", "other", "lora")])
+    assert len({tuple(tokens) for tokens in found}) == 4
+    assert driver.engine._prefixes.reused_tokens >= 40
+
+
+def test_long_prompts_of_adapters_are_read_in_parts(tmp_path: Path) -> None:
+    driver = AdapterDriver({
+        "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=20),
+        "lora": write_lora(tmp_path / "lora", seed=2, modules=EVERY),
+    })  # fmt: skip
+    limits = driver.engine._batch.limits
+    driver.engine._batch.limits = type(limits)(rows=8, prefill_tokens=7, mixes=True, cache_tokens=limits.cache_tokens)
+    driver.check([("soft", PROMPTS[2]), ("lora", PROMPTS[2]), ("", PROMPTS[0])])
+
+
+def test_steps_with_a_lora_are_not_captured(tmp_path: Path) -> None:
+    folders = {
+        "lora": write_lora(tmp_path / "lora", seed=1, modules=ATTENTION),
+        "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=4),
+    }
+    driver = AdapterDriver(folders, backend=recorded.RecordedGraphs())
+    driver.engine._ahead.graphs._uses_before = 0
+    driver.check([("", PROMPTS[0]), ("soft", PROMPTS[1])])
+    replays = driver.engine._ahead.graphs._backend.replays
+    assert replays > 0
+    driver.check([("", PROMPTS[0]), ("lora", PROMPTS[1])], most=6)
+    assert driver.engine._ahead.graphs._backend.replays == replays
+    driver.check([("lora", PROMPTS[1])])
+    assert driver.engine._ahead.graphs._backend.replays == replays
+
+
+def test_adapter_beyond_the_kept_memory_is_read_again(tmp_path: Path) -> None:
+    folders = {
+        f"lora-{seed}": write_lora(tmp_path / str(seed), seed=seed, modules=EVERY, rank_pattern={"q_proj": 32})
+        for seed in range(6)
+    }
+    driver = AdapterDriver(folders)
+    weights = driver.engine.memory().weights_bytes
+    expected = driver.check([("lora-0", PROMPTS[0])])
+    kept = driver.engine.memory().weights_bytes - weights
+    assert kept > 0
+    for name in list(folders)[1:]:
+        driver.tokens(PROMPTS[0], max_new_tokens=3, adapter=name)
+    assert driver.engine.memory().weights_bytes - weights < 3 * kept
+    assert driver.tokens(PROMPTS[0], max_new_tokens=12, adapter="lora-0") == expected[0]
+
+
+def test_adapter_of_another_base_fails_alone(tmp_path: Path) -> None:
+    wide = random_model(transformers.LlamaConfig(**{**SIZES, "hidden_size": 64}))
+    deep = random_model(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 5}))
+    driver = AdapterDriver({
+        "good": write_lora(tmp_path / "good", seed=1, modules=ATTENTION),
+        "wide": write_lora(tmp_path / "wide", seed=1, modules=ATTENTION, base=wide),
+        "deep": write_lora(tmp_path / "deep", seed=1, modules=ATTENTION, base=deep),
+        "gone": str(tmp_path / "gone"),
+    })  # fmt: skip
+    for name, why in (
+        ("wide", "of another base: q_proj of layer 0 is 64 to 64, in the base 32 to 32"),
+        ("deep", "it has layer 3, and the base has 3 layers"),
+        ("gone", "has no adapter_config.json"),
+        ("none", "the model has no adapter 'none'; there are good, wide, deep, gone"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            driver.ask(PROMPTS[0], adapter=name)
+    driver.check([("good", PROMPTS[0]), ("", PROMPTS[1])])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"peft_type": "IA3"}, "peft_type = 'IA3' is not served"),
+        ({"use_dora": True}, "DoRA cannot be served"),
+        ({"lora_alpha": "x"}, "lora_alpha = 'x' is not a number"),
+        ({"weights": b"\xff" * 40}, "cannot be read as safetensors"),
+        ({"weights": b""}, "holds no LoRA weights|cannot be read"),
+    ],
+)
+def test_damaged_adapter_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    folder = write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)
+    if "weights" in change:
+        Path(folder, "adapter_model.safetensors").write_bytes(change["weights"])
+    else:
+        config = Path(folder, "adapter_config.json")
+        config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    with pytest.raises(ValueError, match=why):
+        AdapterDriver({"lora": folder}).ask(PROMPTS[0], adapter="lora")
+
+
+def test_adapter_with_numbers_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+    folder = write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)
+    file = Path(folder, "adapter_model.safetensors")
+    tensors = {name: part * float("nan") for name, part in safetensors.load_file(file).items()}
+    file.write_bytes(safetensors.save(tensors))
+    with pytest.raises(ValueError, match="not finite"):
+        AdapterDriver({"lora": folder}).ask(PROMPTS[0], adapter="lora")
+
+
+def test_static_engine_refuses_an_adapter(tmp_path: Path) -> None:
+    driver = AdapterDriver({"lora": write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)}, engine="static")
+    with pytest.raises(ValueError, match="engine serves no adapters"):
+        driver.ask(PROMPTS[0], adapter="lora")

@@ -1,0 +1,21 @@
+"""Marks of function calls stay in a text, also where a tokenizer calls them special tokens."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_model import write_tiny_model
+
+from stoker.contexts.prompts import PromptReader
+
+
+@pytest.mark.slow
+def test_marks_of_calls_stay_and_other_special_tokens_go(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    write_tiny_model(tmp_path / "tiny")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    text = "<|turn|>[TOOL_CALLS][]<|turn|>"
+    for special, said in (([], "[TOOL_CALLS][]"), (["[TOOL_CALLS]"], "[TOOL_CALLS][]")):
+        tokenizer.add_tokens(special, special_tokens=True)
+        reader = PromptReader(tokenizer, ends=frozenset(), longest=0)
+        assert reader.decode(tokenizer(text)["input_ids"]) == said

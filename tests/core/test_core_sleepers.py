@@ -1,0 +1,216 @@
+"""The manager's records of libraries that sleep: orders, answers, reconnects, budgets, and one log that replays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from core.builders import Cluster, devices, recipe
+from core.desk import SESSION
+
+from stoker.manager.core import actions
+from stoker.manager.core.nouns import Library, LibraryState
+from stoker.manager.core.seams import PolicyError, Sleep, Wake
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
+from stoker.protocol.calls import Failure, FailureKind
+
+GB = 10**9
+
+
+@pytest.fixture
+def c() -> Cluster:
+    """A GPU of 24 GB with one idle library of 8 GB that can sleep."""
+    facts = tuple(msgspec.structs.replace(one, process_bytes=GB) for one in devices(1, kind="A10", memory="24 GB"))
+    cluster = Cluster().join("p1", of=facts, sleepers="10 GB")
+    cluster.define(recipe("a", device_memory_bytes=7 * GB))
+    return cluster.call("a1", context="a").ready(memory="6 GB", sleeps=True).end("a1").forget()
+
+
+def order(c: Cluster, *wanted: Any) -> Cluster:
+    for action in wanted:
+        actions.apply(c.core.manager, action, seam="residency")
+    orders, c.core.manager.out = c.core.manager.out, []
+    c._post(orders)
+    return c
+
+
+def lib(c: Cluster) -> Library:
+    return c.library(context="a")
+
+
+def sleeps(c: Cluster) -> Cluster:
+    return order(c, Sleep(lib(c).id)).asleep(lib(c), keeps="1 GB", host="5 GB")
+
+
+def hello(c: Cluster, *, acknowledged: int | None = None, **facts: Any) -> Cluster:
+    """Let p1 reconnect with its library; `facts` describe it."""
+    there = {"ready": False, "reserved_bytes": 8 * GB, "sleeps": True, "awake_bytes": 8 * GB, **facts}
+    library = say.LibraryFacts(lib(c).id, "a", ("cuda:0",), **there)  # type: ignore[arg-type]
+    told = say.PilotHello(
+        wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(library,), sleeper_bytes=10 * GB,
+        acknowledged=c.taken("p1") if acknowledged is None else acknowledged,
+    )  # fmt: skip
+    return c.cut("p1").report("p1", told, numbered=False)
+
+
+def heard(c: Cluster, kind: type[Any]) -> list[Any]:
+    return [message for message in c.mail["p1"] if isinstance(message, kind)]
+
+
+def test_sleep_frees_the_device_and_takes_host_memory(c: Cluster) -> None:
+    order(c, Sleep(lib(c).id))
+    device, pilot = lib(c).devices[0], c.pilot()
+    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (23 * GB, 5 * GB), "as estimated"
+    assert device.tier == "cold"
+    c.asleep(lib(c), keeps="2 GB", host="6 GB")
+    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (22 * GB, 4 * GB), "as measured"
+    order(c, Wake(lib(c).id))
+    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (16 * GB, 4 * GB)
+    c.awake(lib(c))
+    assert (device.free_bytes, pilot.sleeper_budget_bytes) == (16 * GB, 10 * GB)
+    assert (device.tier, lib(c).state) == ("warm", LibraryState.READY)
+
+
+@pytest.mark.parametrize("wrong", ["busy", "resized", "asleep", "incapable", "no host memory"])
+def test_an_impossible_sleep_changes_nothing(c: Cluster, wrong: str) -> None:
+    library = lib(c)
+    if wrong == "busy":
+        c.call("a2", context="a")
+    elif wrong == "resized":
+        library.resizing.append(GB)
+    elif wrong == "asleep":
+        sleeps(c)
+    elif wrong == "incapable":
+        library.sleeps = False
+    else:
+        c.pilot().sleeper_bytes = 4 * GB
+    before = library.state, library.promised_bytes
+    with pytest.raises(PolicyError):
+        order(c, Sleep(library.id))
+    assert (library.state, library.promised_bytes) == before
+
+
+def test_a_library_is_woken_only_once_it_sleeps(c: Cluster) -> None:
+    with pytest.raises(PolicyError, match="only one that sleeps"):
+        order(c, Wake(lib(c).id))
+    order(c, Sleep(lib(c).id))
+    with pytest.raises(PolicyError, match="only one that sleeps"):
+        order(c, Wake(lib(c).id))
+
+
+def test_a_refused_sleep_gives_the_library_back(c: Cluster) -> None:
+    order(c, Sleep(lib(c).id)).awake(lib(c), refused="lib-1 is not put to sleep: it holds 1 calls")
+    assert (lib(c).state, lib(c).promised_bytes, c.pilot().sleeper_budget_bytes) == (
+        LibraryState.READY, 8 * GB, 10 * GB,
+    )  # fmt: skip
+    assert c.call("a2", context="a").held(context="a") == ["a2"]
+
+
+def test_a_call_that_comes_while_it_falls_asleep_wakes_it(c: Cluster) -> None:
+    order(c, Sleep(lib(c).id)).forget().call("a2", context="a")
+    c.nothing_else_was_said()
+    c.asleep(lib(c), keeps="1 GB", host="5 GB")
+    assert len(heard(c, to_pilot.WakeLibrary)) == 1
+    c.awake(lib(c))
+    assert c.held(context="a") == ["a2"]
+
+
+@pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.CONTEXT, None])
+def test_a_sleeper_that_ends_frees_all_and_its_context_loads(c: Cluster, kind: FailureKind | None) -> None:
+    sleeps(c).die(lib(c), failure=None if kind is None else Failure(kind, "it ended"))
+    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().sleeper_budget_bytes) == (24 * GB, 10 * GB)  # type: ignore[index]
+    assert c.context("a").sleep_failure == ("it ended" if kind is FailureKind.CONTEXT else "")
+    assert c.context("a").load_failures == 0
+    c.forget().call("a2", context="a")
+    assert len(heard(c, to_pilot.StartLibrary)) == 1
+
+
+def test_orders_that_were_lost_are_repeated_after_a_reconnect(c: Cluster) -> None:
+    order(c, Sleep(lib(c).id)).forget()
+    hello(c, ready=True)
+    assert len(heard(c, to_pilot.SleepLibrary)) == 1
+    c.asleep(lib(c), keeps="1 GB", host="5 GB")
+    order(c, Wake(lib(c).id)).forget()
+    hello(c, asleep=True, reserved_bytes=GB, host_bytes=5 * GB)
+    assert len(heard(c, to_pilot.WakeLibrary)) == 1
+    c.awake(lib(c))
+    assert lib(c).state is LibraryState.READY
+
+
+def test_a_sleeper_is_found_after_its_order_was_lost(c: Cluster) -> None:
+    hello(c, asleep=True, reserved_bytes=GB, host_bytes=5 * GB)
+    assert lib(c).state is LibraryState.ASLEEP
+    assert len(heard(c, to_pilot.SleepLibrary)) == 1, "the pilot repeats its answer"
+    c.asleep(lib(c), keeps="1 GB", host="5 GB")
+    assert (lib(c).slept, lib(c).promised_bytes, lib(c).awake_bytes) == (True, GB, 8 * GB)
+
+
+def test_calls_for_a_library_that_sleeps_unknown_are_queued_again(c: Cluster) -> None:
+    c.call("a2", context="a").asleep(lib(c), keeps="1 GB", host="5 GB")
+    assert lib(c).held == {}
+    assert c.the_call("a2").holder is None
+    assert len(heard(c, to_pilot.WakeLibrary)) == 1
+
+
+def test_a_hello_with_impossible_host_memory_is_limited() -> None:
+    c = Cluster().join("p1", of=devices(1, kind="A10", memory="24 GB"), sleepers="10 GB")
+    c.define(recipe("a", device_memory_bytes=7 * GB))
+    facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, asleep=True, host_bytes=99 * GB)  # type: ignore[arg-type]
+    told = say.PilotHello(wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,))
+    c.cut("p1").report("p1", told, numbered=False)
+    assert (lib(c).host_bytes, c.pilot().sleeper_budget_bytes) == (10 * GB, 0)
+
+
+def test_an_unknown_sleeper_is_adopted_and_wakes() -> None:
+    c = Cluster().join("p1", of=devices(1, kind="A10", memory="24 GB")).define(recipe("a", device_memory_bytes=7 * GB))
+    facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, sleeps=True, asleep=True, awake_bytes=8 * GB)  # type: ignore[arg-type]
+    told = say.PilotHello(
+        wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,), acknowledged=0
+    )
+    c.cut("p1").report("p1", told, numbered=False).asleep(lib(c), keeps="1 GB").forget()
+    c.call("a1", context="a")
+    (woken,) = heard(c, to_pilot.WakeLibrary)
+    assert woken.device_memory_bytes == 8 * GB
+
+
+def test_a_pilot_that_returns_brings_its_sleepers_back(c: Cluster) -> None:
+    sleeps(c).lose("p1")
+    kept = c.core.state.gone_pilots["p1"].kept  # type: ignore[index]
+    assert kept is not None
+    (number,) = kept
+    facts = say.LibraryFacts(
+        number, "a", ("cuda:0",), False, (), GB, sleeps=True, asleep=True, awake_bytes=8 * GB, host_bytes=5 * GB  # type: ignore[arg-type]
+    )  # fmt: skip
+    told = say.PilotHello(
+        wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,), sleeper_bytes=10 * GB,
+        acknowledged=c.taken("p1"),
+    )  # fmt: skip
+    c.report("p1", told, numbered=False)
+    assert (lib(c).state, lib(c).promised_bytes, c.pilot().sleeper_budget_bytes) == (
+        LibraryState.ASLEEP, GB, 5 * GB,
+    )  # fmt: skip
+    c.call("a2", context="a").awake(lib(c))
+    assert c.held(context="a") == ["a2"]
+
+
+@pytest.mark.parametrize(
+    ("message", "wrong"),
+    [
+        (say.LibraryAsleep(1, -1), "device_memory_bytes"),  # type: ignore[arg-type]
+        (say.LibraryAsleep(1, 1, sleep_s=float("nan")), "sleep_s"),  # type: ignore[arg-type]
+        (say.LibraryAwake(1, 1, wake_s=-2.0), "wake_s"),  # type: ignore[arg-type]
+    ],
+)
+def test_impossible_numbers_end_the_connection(c: Cluster, message: Any, wrong: str) -> None:
+    c.report("p1", message)
+    assert wrong in heard(c, to_pilot.PilotRefused)[0].reason
+
+
+def test_a_waking_library_is_no_lost_load_and_no_cut_load(c: Cluster) -> None:
+    sleeps(c)
+    order(c, Wake(lib(c).id))
+    context = c.context("a")
+    c.report("p1", say.WalltimeUpdate(0.5)).wait(1)
+    assert context.cut_loads == 0

@@ -1,0 +1,171 @@
+"""Speeds of device kinds are measured from calls of one function and size, and kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+from core.builders import Cluster, devices
+
+from stoker.contexts.speeds import relative_speeds
+from stoker.manager.core.events import ContextAdvice, RecordSpeed
+from stoker.manager.core.speeds import KindRuns, Speeds, run_s_on
+from stoker.protocol import to_manager as say
+from stoker.protocol.show_status import render
+from stoker.protocol.to_manager import Heartbeat
+
+Make = Callable[..., Cluster]
+BOTH = ("A10", "cpu")
+
+
+def learned(runs: Sequence[tuple[str, str, float]], *, present: Sequence[str] = BOTH) -> Speeds:
+    """Return the speeds after runs of a function on a kind, each with its seconds."""
+    speeds = Speeds()
+    for function, kind, seconds in runs:
+        speeds.learn((function, 0), kind, calls=1, seconds=seconds, present=frozenset(present))
+    return speeds
+
+
+def test_kind_that_runs_the_long_function_is_not_slow() -> None:
+    runs = [("short", "A10", 1.0), ("short", "A10", 1.0), ("short", "cpu", 2.0), ("long", "cpu", 200.0)] * 10
+    runs += [("long", "A10", 100.0)] * 2
+    assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.5)}
+
+
+def test_few_calls_say_nothing() -> None:
+    runs = [("f", kind, seconds) for kind, seconds in (("A10", 1.0), ("cpu", 4.0))]
+    assert learned(runs * 9).of == {}
+    assert learned(runs * 10).of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
+
+
+def test_outliers_change_little() -> None:
+    runs = [("f", "A10", 1.0), ("f", "cpu", 4.0)] * 20
+    runs[1], runs[20], runs[31] = ("f", "cpu", 500.0), ("f", "A10", 90.0), ("f", "cpu", 0.02)
+    assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_alone_is_no_difference(seed: int) -> None:
+    chance = random.Random(seed)
+    runs = [("f", kind, chance.expovariate(1.0)) for _ in range(200) for kind in BOTH]
+    speeds = learned(runs)
+    assert not speeds.of or min(speeds.of.values()) > 0.6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_difference_is_found_in_noise(seed: int) -> None:
+    chance = random.Random(seed)
+    runs = [
+        ("f", kind, chance.lognormvariate(0.0, 0.5) * (1 + 3 * (kind == "cpu"))) for _ in range(200) for kind in BOTH
+    ]
+    assert learned(runs).of["cpu"] == pytest.approx(0.25, rel=0.3)
+
+
+def test_calls_of_a_kind_that_was_alone_are_not_compared() -> None:
+    alone = [("f", "A10", 1.0)] * 50
+    speeds = learned(alone, present=["A10"])
+    for _ in range(10):
+        speeds.learn(("f", 0), "cpu", calls=1, seconds=4.0, present=frozenset(BOTH))
+    assert speeds.of == {}
+
+
+def test_memory_is_bounded() -> None:
+    speeds = learned([(f"f{n % 1000}", kind, 1.0) for n in range(5000) for kind in BOTH])
+    assert len(speeds._open) <= 64
+    assert all(len(logs) <= 31 for logs in speeds._logs.values())
+
+
+def test_measured_speeds_replace_those_of_earlier_sessions() -> None:
+    speeds = Speeds()
+    speeds.advise({"cpu": 0.1, "A10": 1.0})
+    assert speeds.of == {"cpu": pytest.approx(0.1), "A10": 1.0}
+    assert not speeds.is_measured("cpu")
+    for kind, seconds in [("A10", 1.0), ("cpu", 2.0)] * 10:
+        speeds.learn(("f", 0), kind, calls=1, seconds=seconds, present=frozenset(BOTH))
+    assert speeds.of == {"cpu": pytest.approx(0.5), "A10": 1.0}
+    assert speeds.is_measured("cpu")
+
+
+def test_kinds_that_never_met_are_compared_by_a_third() -> None:
+    ratios = {("T4", "A10"): (2.0, 9.0), ("T4", "H200"): (6.0, 5.0), ("cpu", "old"): (3.0, 1.0)}
+    assert relative_speeds(ratios) == {"A10": pytest.approx(1 / 3), "T4": pytest.approx(1 / 6), "H200": 1.0}
+    assert relative_speeds({("T4", "A10"): (1.05, 9.0)}) == {}
+
+
+class Known:
+    def __init__(self, run_s: float, **by_kind: float) -> None:
+        self.run_s = run_s
+        self.by_kind = {kind: KindRuns(runs=10, run_s=seconds) for kind, seconds in by_kind.items()}
+
+
+def test_run_time_on_an_unused_kind_follows_its_speed() -> None:
+    speeds = Speeds()
+    assert run_s_on(speeds, Known(1.5, A10=1.0, cpu=2.0), "cpu") == 1.5, "nothing is known of speeds"
+    speeds.advise({"cpu": 0.25, "A10": 1.0})
+    assert run_s_on(speeds, Known(1.0, A10=1.0), "cpu") == pytest.approx(4.0)
+    assert run_s_on(speeds, Known(1.0, A10=1.0, cpu=3.0), "cpu") == 3.0
+    assert run_s_on(speeds, Known(1.0, A10=1.0), "T4") == 1.0
+
+
+def run_on_both(c: Cluster, *, fast_s: float = 1.0, slow_s: float = 4.0, times: int = 12) -> Cluster:
+    for _ in range(times):
+        names = [str(len(c.ids) + n + 1) for n in range(2)]
+        c.calls(2)
+        for name in names:
+            c.end(name, run_s=slow_s if c.holders(name)[0].kind == "cpu" else fast_s)
+    return c
+
+
+def two_kinds(cluster: Make) -> Cluster:
+    c = cluster().join("fast", of=devices(1, kind="A10")).join("slow")
+    return c.calls(2).ready().end("1", "2").forget()
+
+
+def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
+    c = run_on_both(two_kinds(cluster))
+    (shown,) = c.status().contexts
+    assert [each.text for each in shown.speeds] == ["cpu: 0.25 of A10's speed, 13 calls"]
+    assert any("cpu: 0.25 of A10's speed" in line for line in render(c.status()))
+    assert "cpu: 0.25 of A10's speed, 13 calls" in c.story("bare")
+    c.report("fast", Heartbeat(()), numbered=False)
+    [record] = [each for each in c.others if isinstance(each, RecordSpeed)]
+    assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
+
+
+def test_one_kind_alone_has_no_speed(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
+    for _ in range(20):
+        c.calls(2)
+        first, second = [str(len(c.ids) - 1), str(len(c.ids))]
+        c.end(first, run_s=1.0).end(second, run_s=4.0)
+    assert c.context().speeds.of == {}
+    assert c.status().contexts[0].speeds == ()
+
+
+def test_failed_calls_are_not_compared(cluster: Make) -> None:
+    c = two_kinds(cluster)
+    for _ in range(12):
+        names = [str(len(c.ids) + n + 1) for n in range(2)]
+        c.calls(2)
+        for name in names:
+            on_cpu = c.holders(name)[0].kind == "cpu"
+            c.end(name, run_s=0.01 if on_cpu else 1.0, ok=not on_cpu)
+    assert c.context().speeds.of == {}
+
+
+def test_speed_of_earlier_sessions_survives_a_load(cluster: Make) -> None:
+    c = cluster().join("fast", of=devices(1, kind="A10")).join("slow")
+    c.calls(2).advise("bare", {"A10": ContextAdvice(speed=1.0), "cpu": ContextAdvice(speed=0.25)})
+    c.ready()
+    assert c.context().speeds.of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
+    assert c.context().advice["cpu"].speed == 0.25
+    assert "cpu: 0.25 of A10's speed, from earlier sessions" in c.story("bare")
+    c.advise("bare", {"cpu": ContextAdvice(load_s=3.0)}, source="similar code")
+    assert c.context().speeds.of["cpu"] == pytest.approx(0.25), "advice without speeds changes none"
+
+
+def test_old_pilot_may_still_name_a_speed() -> None:
+    told = msgspec.msgpack.encode({"device": "cpu:0", "kind": "cpu", "memory_bytes": 1, "speed": 2.0})
+    assert msgspec.msgpack.decode(told, type=say.DeviceFacts).kind == "cpu"

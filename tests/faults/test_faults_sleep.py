@@ -1,0 +1,230 @@
+"""Libraries sleep and wake in a session with one CPU device; a kill in any phase loses no call and leaves nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from faults.world import count_lines, is_alive, kill, note, until
+from tiny_model import write_tiny_model
+
+import stoker
+from stoker.pilot.devices import cpu
+
+SITE = """
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:1"
+"""
+DEVICE_BYTES = cpu.find(1)[0].facts.memory_bytes
+SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # two do not fit on the device, one and a sleeper do
+
+
+@stoker.context(memory=SIZE)
+def table(folder, name):
+    """Load a context that notes what happens to it. `slow-wake` and the like in its folder change what it does."""
+
+    class Table:
+        def __init__(self):
+            self.name, self.folder = name, Path(folder)
+            self.happens("loads")
+
+        def happens(self, what):
+            note(str(self.folder / "log"), f"{self.name} {what}")
+            note(str(self.folder / f"{self.name}-{what}"), os.getpid())
+            while (self.folder / f"slow-{what}").exists():
+                time.sleep(0.01)
+            if (self.folder / f"bad-{what}").exists():
+                raise OSError(f"{self.name} {what} badly")
+
+        def sleep(self):
+            self.happens("sleeps")
+
+        def wake(self):
+            self.happens("wakes")
+
+    return Table()
+
+
+@pytest.fixture
+def small(world):
+    """A session whose device is too small for two contexts."""
+    path = world.path / "site.toml"
+    path.write_text(SITE)
+    with stoker.load(str(path), run_dir=str(world.runs)) as session:
+        yield session
+
+
+@stoker.app
+def who(context, number=0):
+    return context.name, number, os.getpid()
+
+
+def ask(folder, name, number=0):
+    return who.with_options(context=table(str(folder), name))(number)
+
+
+def pid_of(path):
+    """Return the process that last noted itself in a file."""
+    return int(until(lambda: path.exists() and path.read_text().split(), why=path.name)[-1])
+
+
+def lets_sleep(folder):
+    """Load `one`, which sleeps when `two` is loaded; return the process of `one`."""
+    pid = ask(folder, "one").result(60)[2]
+    assert ask(folder, "two").result(60)[0] == "two"
+    until(lambda: count_lines(folder / "log").get("one sleeps"), why="one sleeps")
+    return pid
+
+
+def test_models_take_turns_without_loading_again(small, tmp_path):
+    first = lets_sleep(tmp_path)
+    until(lambda: "1 asleep" in str(small.status()), why="the status says who sleeps")
+    for number in range(4):
+        assert ask(tmp_path, "one", number).result(60) == ("one", number, first)
+        assert ask(tmp_path, "two", number).result(60)[:2] == ("two", number)
+    log = count_lines(tmp_path / "log")
+    assert (log["one loads"], log["two loads"]) == (1, 1)
+    assert log["one wakes"] >= 4
+    assert "to wake)" in str(small.status())
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")), reason="needs a language model"
+)
+def test_a_language_model_writes_the_same_after_its_sleep(small, tmp_path):
+    models = []
+    for seed, name in enumerate(("one", "two")):
+        write_tiny_model(tmp_path / name, seed=seed)
+        models.append(stoker.causal_lm(str(tmp_path / name), memory=SIZE, threads=1))
+
+    @stoker.app
+    def write(model, prompt):
+        return model.generate([prompt], max_new_tokens=30)[0], os.getpid()
+
+    before = [write.with_options(context=model)("The weather").result(120) for model in models]
+    until(lambda: "1 asleep" in str(small.status()), why="one sleeps")
+    again = [write.with_options(context=model)("The weather").result(120) for model in models]
+    assert again == before, "the same texts, in the same processes"
+    assert before[0][0] != before[1][0]
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "phase", [pytest.param("asleep", marks=LONG), "waking", pytest.param("falling asleep", marks=LONG)]
+)
+def test_a_library_killed_in_its_sleep_loses_no_call(small, tmp_path, phase):
+    if phase == "falling asleep":
+        (tmp_path / "slow-sleeps").touch()
+        pid = ask(tmp_path, "one").result(60)[2]
+        other = ask(tmp_path, "two")
+        until(lambda: count_lines(tmp_path / "log").get("one sleeps"))
+        kill([pid])
+        assert other.result(60)[0] == "two", "its memory is freed"
+    else:
+        pid = lets_sleep(tmp_path)
+    slow = tmp_path / "slow-wakes"
+    if phase == "waking":
+        slow.touch()
+        future = ask(tmp_path, "one", 7)
+        assert pid_of(tmp_path / "one-wakes") == pid
+        kill([pid])
+        slow.unlink()
+    else:
+        (tmp_path / "slow-sleeps").unlink(missing_ok=True)
+        kill([pid])
+        until(lambda: not is_alive(pid))
+        future = ask(tmp_path, "one", 7)
+    name, number, again = future.result(60)
+    assert (name, number) == ("one", 7)
+    assert again != pid
+    assert small.status().failed == 0
+
+
+@pytest.mark.parametrize("what", [pytest.param("sleeps", marks=LONG), "wakes"])
+def test_a_context_that_raises_ends_and_its_calls_run_elsewhere(small, tmp_path, what):
+    (tmp_path / f"bad-{what}").touch()
+    first = ask(tmp_path, "one").result(60)[2]
+    for number in range(2):
+        assert ask(tmp_path, "two", number).result(60)[1] == number
+        assert ask(tmp_path, "one", number).result(60)[1] == number
+    log = count_lines(tmp_path / "log")
+    assert log[f"one {what}"] == 1, "it sleeps once, and then no more"
+    assert log["one loads"] >= 2
+    assert not is_alive(first)
+    story = str(small.explain("lib-1"))
+    assert f"ended: {what.removesuffix('s')}() of the context table" in story
+    assert f"raised OSError: one {what} badly" in story
+    assert small.status().failed == 0
+
+
+@pytest.mark.parametrize("phase", [pytest.param("asleep", marks=LONG), "waking"])
+def test_a_manager_killed_meanwhile_finds_the_sleepers_again(small, world, tmp_path, phase):
+    pid = lets_sleep(tmp_path)
+    slow = tmp_path / "slow-wakes"
+    slow.touch()
+    future = None
+    if phase == "waking":
+        future = ask(tmp_path, "one", 1)
+        pid_of(tmp_path / "one-wakes")
+    manager = world.manager()
+    kill([manager])
+    until(lambda: world.of("stoker.manager.main") not in ([], [manager]), why="another manager")
+    slow.unlink()
+    future = future or ask(tmp_path, "one", 1)
+    assert future.result(60) == ("one", 1, pid), "the same process has woken"
+    assert count_lines(tmp_path / "log")["one loads"] == 1
+
+
+@pytest.mark.long
+def test_a_pilot_killed_with_a_sleeper_leaves_nothing(small, world, tmp_path):
+    pid = lets_sleep(tmp_path)
+    kill([world.pilot()])
+    until(lambda: not is_alive(pid), why="the sleeper ends with its pilot")
+    assert ask(tmp_path, "one", 3).result(60)[:2] == ("one", 3)
+
+
+@pytest.mark.long
+def test_random_calls_and_kills_lose_nothing(small, world, tmp_path):
+    chance = random.Random(2026)
+    names = ("one", "two", "three")
+    kills = 0
+    for number in range(60):
+        asked = [(name, ask(tmp_path, name, number)) for name in chance.sample(names, chance.randint(1, 3))]
+        if number % 6 == 5:
+            time.sleep(chance.random())
+            victims = [path for path in tmp_path.glob("*-*") if path.name.startswith(names)]
+            kill([int(chance.choice(victims).read_text().split()[-1])])
+            kills += 1
+        if number in (20, 40):
+            kill([world.manager() if number == 20 else world.pilot()])
+        assert [future.result(120)[:2] for _, future in asked] == [(name, number) for name, _ in asked]
+    status = small.status()
+    log = count_lines(tmp_path / "log")
+    assert (kills, status.failed) == (10, 0)
+    assert sum(log[f"{name} wakes"] for name in names) > 10
+
+
+def test_a_session_with_sleepers_replays(world, tmp_path):
+    path = world.path / "site.toml"
+    path.write_text(SITE)
+    with stoker.load(str(path), run_dir=str(world.runs)) as session:
+        lets_sleep(tmp_path)
+        for number in range(3):
+            ask(tmp_path, "one", number).result(60)
+            ask(tmp_path, "two", number).result(60)
+        folder = session.folder
+    shown = subprocess.run(
+        [sys.executable, "-m", "stoker.manager.cli.main", "replay", str(folder)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "decisions are the same" in shown.stdout, shown.stdout + shown.stderr

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from adapter_folders import write_tiny_lora
+from tiny_model import write_tiny_model
+
+from stoker.apps.common.models_file import parse_models, recipe_of
+from stoker.errors import ConfigError, RecipeError
+
+BASE = '[models.small]\npath = "tiny"\nmin = 1\nttft = "1 s"\n'
+LEGAL = '[models.legal]\nbase = "small"\nadapter = "lora"\n'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tiny_model(tmp_path / "tiny")
+    write_tiny_lora(tmp_path / "lora", seed=1)
+    return tmp_path
+
+
+def parsed(text, folder):
+    return parse_models(text, file="models.toml", folder=folder)
+
+
+def test_adapters_and_their_base_have_one_context(folder):
+    write_tiny_lora(folder / "other", seed=2)
+    found = parsed(f'{LEGAL}tpot = "2 s"\n{BASE}[models.more]\nbase = "small"\nadapter = "other"\n', folder)
+    assert len({recipe_of(each).key for each in found.values()}) == 1
+    assert recipe_of(found["small"]).limits.least == 1
+    assert recipe_of(parsed(BASE, folder)["small"]).key != recipe_of(found["small"]).key
+    assert [(each.ttft, each.tpot, each.base) for each in found.values()] == [
+        (None, 2.0, "small"), (1.0, None, ""), (None, None, "small"),
+    ]  # fmt: skip
+
+
+def test_adapter_whose_files_were_lost_fails_alone(folder):
+    write_tiny_lora(folder / "other", seed=2)
+    found = parsed(f'{BASE}{LEGAL}[models.more]\nbase = "small"\nadapter = "other"\n', folder)
+    shutil.rmtree(folder / "other")
+    assert recipe_of(found["small"]).key == recipe_of(found["legal"]).key
+    with pytest.raises(RecipeError, match=r"more: .*other has no adapter_config\.json"):
+        recipe_of(found["more"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[models.a]\nbase = "small"\n', "[models.a] base and adapter belong together"),
+        ('[models.a]\nadapter = "lora"\n', "[models.a] base and adapter belong together"),
+        ('[models.a]\nbase = "smal"\nadapter = "lora"\n', "base = 'smal' is no model of this file; there are small, a"),
+        (f'{LEGAL}[models.a]\nbase = "legal"\nadapter = "lora"\n', "is itself an adapter; name its base, small"),
+        (f'{LEGAL}memory = "1 GB"\n', "memory is a setting of the base; write it at [models.small]"),
+        (f'{LEGAL}path = "tiny"\n', "path is a setting of the base"),
+        ('[models.a]\nbase = "small"\nadapter = "tiny"\n', "tiny has no adapter_config.json, so it is no PEFT adapter"),
+        ('[models.a]\nbase = "small"\nadapter = "wide"\n', "down_proj of layer 0 is 64 to 32, in the base 64 to 64"),
+        ('[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nengine = "static"\n', "no adapters"),
+        (
+            '[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nkind = "embedding"\n',
+            "base = 'v' makes embeddings",
+        ),
+        ('[models.a]\npath = "tiny"\nadapters = {b = "lora"}\n', "adapters is not a setting"),
+    ],
+)  # fmt: skip
+def test_wrong_adapter_is_refused_at_the_check(folder, text, said):
+    write_tiny_lora(folder / "wide", seed=1, width=32)
+    with pytest.raises(ConfigError) as error:
+        parsed(BASE + text, folder)
+    assert said in str(error.value)

@@ -1,0 +1,250 @@
+"""`stoker dashboard`: the page and the metrics of a session without a gateway."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from faults.world import World
+from free_port import free_port
+from gateway.browser import browser_path, headless
+from gateway.metrics_queried import has_metric, metrics_queried
+from gateway.running import LIMIT_S, SERVE, until
+
+if not all(map(find_spec, ("httpx", "starlette", "uvicorn", "prometheus_client"))):
+    pytest.skip("needs the extras serve and test", allow_module_level=True)
+
+import httpx
+
+pytestmark = pytest.mark.slow
+with_browser = pytest.mark.skipif(not browser_path(), reason="no chromium is installed")
+PROGRAM = """
+import time
+import stoker
+
+@stoker.context
+def table(name):
+    return {"yes": 1}
+
+@stoker.app(context=table("words"))
+def judge(labels, number):
+    time.sleep(0.005)
+    return labels["yes" if number % 10 else "MAYBE"]
+
+with stoker.load("site.toml"):
+    for _ in stoker.map(judge, range(100_000), return_exceptions=True):
+        pass
+"""
+SITE = '[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
+EVENTS = {"Accept": "text/event-stream"}
+
+
+class RunningDashboard:
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [*SERVE, "dashboard", *options, "--json"]
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )  # fmt: skip
+        self.facts: dict = {}
+
+    def start(self) -> RunningDashboard:
+        assert self.process.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            line = self.process.stdout.readline()
+            assert line, self.failed()
+            text += line
+        self.facts = json.loads(text)
+        return self
+
+    @property
+    def url(self) -> str:
+        return self.facts["page"].rstrip("/")
+
+    def failed(self) -> str:
+        """Return what it printed, once it has failed."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        assert self.process.returncode == 1, out + err
+        return err
+
+    def figures(self) -> dict:
+        return httpx.get(f"{self.url}/status", timeout=LIMIT_S).json()
+
+    def events(self, count: int) -> list[tuple[str, dict]]:
+        """Return the kinds and documents of the first events."""
+        found = []
+        with httpx.stream("GET", f"{self.url}/status", headers=EVENTS, timeout=LIMIT_S) as answer:
+            kind = ""
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    kind = line.removeprefix("event: ")
+                if line.startswith("data: "):
+                    found.append((kind, json.loads(line.removeprefix("data: "))))
+                    kind = ""
+                if len(found) == count:
+                    break
+        return found
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with World(tmp_path_factory.mktemp("world")).entered(limit_s=LIMIT_S) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def program(world):
+    (world.path / "site.toml").write_text(SITE)
+    program = world.start(PROGRAM)
+    yield program
+    program.send_signal(signal.SIGTERM)
+    program.communicate(timeout=LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def dashboard(world, program):
+    until(lambda: list(world.runs.glob("*/*/session.json")), why="the session of the program")
+    running = RunningDashboard(world.path, "--port", str(free_port())).start()
+    yield running
+    running.stop()
+
+
+def test_events_show_maps_failures_and_slow_calls(dashboard):
+    now = until(
+        lambda: (found := dashboard.figures())["maps"] and found["failures"] and found["slowest"] and found,
+        why="a map with failures",
+    )
+    [map] = now["maps"]
+    assert (map["function"], map["total"]) == ("judge", 100_000)
+    [group] = now["failures"]
+    assert (group["function"], group["error"]) == ("judge", "KeyError")
+    assert re.fullmatch(r".*program.py:\d+ in judge", group["place"])
+    assert now["contexts"][0]["name"].startswith("table-")
+    assert now["pilots"][0]["devices"][0]["device"] == "cpu:0"
+    assert now["slowest"][0]["run_s"] >= now["slowest"][-1]["run_s"] >= 0.005
+    explained = subprocess.run(
+        [*SERVE, "explain", group["example"], now["session"]], capture_output=True, text=True, timeout=LIMIT_S,
+        cwd=now["folder"],
+    ).stdout  # fmt: skip
+    assert "KeyError" in explained
+    assert Path(now["log"]).is_file()
+
+
+def test_events_move_and_bring_the_history(dashboard):
+    (_, first), (kind, history), (_, second) = dashboard.events(3)
+    assert kind == "history"
+    for each in history.values():
+        assert all(len(series) == len(each["at"]) for series in each["series"].values())
+        assert {"rate", "waiting", "running", "memory"} <= set(each["series"])
+    assert second["maps"][0]["done"] > first["maps"][0]["done"]
+
+
+def test_metrics_of_a_session_have_the_names_of_vllm(dashboard):
+    text = httpx.get(f"{dashboard.url}/metrics", timeout=LIMIT_S).text
+    for name in ("num_requests_running", "num_requests_waiting", "libraries", "run_seconds_total"):
+        assert re.search(rf'^stoker_{name}{{model_name="table-\w+"', text, re.MULTILINE), name
+    assert re.search(r'^stoker_calls_total{finished_reason="failed"} [1-9]', text, re.MULTILINE)
+    assert "stoker_session_up 1.0" in text
+
+
+def test_grafana_queries_metrics_that_a_session_has(dashboard):
+    until(lambda: dashboard.figures()["failures"], why="a failure")
+    text = httpx.get(f"{dashboard.url}/metrics", timeout=LIMIT_S).text
+    queried = metrics_queried(httpx.get(f"{dashboard.url}/grafana.json", timeout=LIMIT_S).json(), row="Session")
+    assert len(queried) > 15
+    assert [name for name in queried if not has_metric(text, name)] == []
+
+
+def test_pages_that_read_nothing_cost_no_memory(dashboard):
+    port = int(dashboard.url.rpartition(":")[2])
+    asleep = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+    try:
+        for each in asleep:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            each.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n")
+        before = memory_bytes(dashboard.process.pid)
+        assert len(dashboard.events(8)) == 8
+        assert memory_bytes(dashboard.process.pid) - before < 20e6
+    finally:
+        for each in asleep:
+            each.close()
+
+
+def memory_bytes(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return 1024 * int(line.split()[1])
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with headless(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def text_in(page, place):
+    return page.value(f"document.querySelector('{place}')?.innerText ?? ''")
+
+
+@with_browser
+def test_a_browser_sees_progress_move_and_a_failure_appear(dashboard, page):
+    page.open(dashboard.url, width=1400, height=900)
+    first = until(lambda: text_in(page, "#maps tr"), why="the map")
+    assert "100,000" in first
+    until(lambda: text_in(page, "#maps tr") != first, why="progress, without another load of the page")
+    until(lambda: "KeyError at" in text_in(page, "#failures"), why="the group of failures")
+    assert re.search(r"stoker explain c-\d+ \w+", text_in(page, "#failures"))
+    assert page.value("document.querySelector('#chart-rate .curve').getAttribute('d')").startswith("M")
+    page.resize(width=390)
+    until(lambda: page.value("document.documentElement.scrollWidth <= innerWidth"), why="it fits a phone")
+    assert page.errors == []
+
+
+def test_an_address_in_use_and_an_unknown_session_are_said(dashboard, world):
+    port = dashboard.url.rpartition(":")[2]
+    assert f"port {port} of 127.0.0.1 is taken" in RunningDashboard(world.path, "--port", port).failed()
+    assert "no session" in RunningDashboard(world.path, "zzzz9").failed()
+    assert "keys add NAME" in RunningDashboard(world.path, "--host", "0.0.0.0").failed()
+
+
+def test_a_unix_socket_serves_the_page(dashboard, world, tmp_path):
+    path = str(tmp_path / "s")
+    other = RunningDashboard(world.path, "--uds", path).start()
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=LIMIT_S) as over:
+            assert over.get("http://stoker/status").json()["session"] == dashboard.facts["session"]
+    finally:
+        other.stop()
+
+
+@pytest.mark.long
+def test_an_ended_session_shows_its_last_state(world, tmp_path):
+    (tmp_path / "site.toml").write_text(SITE)
+    program = world.start(PROGRAM, folder=tmp_path)
+    until(lambda: list(tmp_path.glob("runinfo/*/*/session.json")), why="the session of the program")
+    dashboard = RunningDashboard(tmp_path, "--port", str(free_port())).start()
+    try:
+        until(lambda: dashboard.figures()["failures"], why="a failure")
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=LIMIT_S)
+        last = until(lambda: (found := dashboard.figures())["over"] and found, why="the page says that it is over")
+        assert last["calls"]["done"] > 0
+        assert last["failures"][0]["error"] == "KeyError"
+        assert "stoker_session_up 0.0" in httpx.get(f"{dashboard.url}/metrics", timeout=LIMIT_S).text
+    finally:
+        dashboard.stop()
+    later = RunningDashboard(tmp_path, "--port", str(free_port())).start()
+    try:
+        assert "its client is gone" in later.facts["over"]
+        assert later.figures()["calls"]["done"] == last["calls"]["done"]
+    finally:
+        later.stop()

@@ -1,0 +1,209 @@
+"""Under `slinfer` the session's policy admits requests, by the objectives of models.toml and of a request's headers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+pytest.importorskip("starlette")
+
+import httpx
+import msgspec
+from gateway.asking import CHAT
+from gateway.running import LIMIT_S, SITE, until
+from tiny_model import write_tiny_model
+
+from stoker.apps.common.models_file import ModelSettings, parse_models
+from stoker.apps.common.openai_requests import ApiRequest, ChatMessage, Endpoint, RequestRefused, SamplingOptions
+from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.objectives import Objectives, RequestLengths, objectives_of, refuse_objectives
+from stoker.apps.gateway.served import ServedModel, ServedModels
+from stoker.errors import CallDroppedError, ConfigError
+
+IDLE_S = 2.5
+"""`slinfer` unloads a model that was idle for a second."""
+SLINFER = frozenset({"ttft_s", "tpot_s", "expected_output"})
+MODELS = """
+[models.small]
+path = "models/tiny"
+ttft = "60 s"
+tpot = "20 s"
+min = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def write_models():
+    def write(folder):
+        (folder / "site.toml").write_text(SITE + '[policy]\nname = "slinfer"\n')
+        (folder / "models.toml").write_text(MODELS)
+
+    return write
+
+
+def request(text: str = "one two three", *, most: int = 0) -> ApiRequest:
+    asked = (ChatMessage("user", text),)
+    return ApiRequest("id", 0, Endpoint.CHAT, "small", asked, sampling=SamplingOptions(max_new_tokens=most))
+
+
+# ---- what the policy is told
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    write_tiny_model(path)  # each of its tokens is a letter
+    return path
+
+
+def test_calls_carry_the_objectives_and_the_lengths(folder):
+    settings = ModelSettings(path=str(folder), ttft=0.5, tpot=0.1)
+    model = ServedModel("small", settings, honoured=SLINFER)
+    model.lengths.record(40)
+    model.lengths.record(20)
+    wants = asyncio.run(model.app(request(), {"tpot": 0.3}, in_pieces=True)).specification.wants
+    assert (wants.options.objective.ttft_s, wants.options.objective.tpot_s, wants.options.stream) == (0.5, 0.3, True)
+    assert wants.features.expected_output == 30
+    assert wants.features.input_length == len("one two three") + 4
+
+
+def test_a_policy_without_objectives_is_told_nothing(folder):
+    model = ServedModel("small", ModelSettings(path=str(folder), ttft=0.5, tpot=0.1))
+    wants = asyncio.run(model.app(request(), {})).specification.wants
+    assert (wants.options.objective.ttft_s, wants.features) == (0.0, None)
+
+
+def test_an_answer_is_expected_to_be_as_long_as_the_last_ones(folder):
+    lengths = RequestLengths(str(folder))
+    assert [lengths.expected(most) for most in (0, 64)] == [0, 64]
+    lengths.record(100)
+    assert [lengths.expected(most) for most in (0, 64, 500)] == [100, 64, 100]
+
+
+def test_the_longest_of_several_prompts_counts(folder):
+    asked = ApiRequest("id", 0, Endpoint.COMPLETIONS, "small", texts=("one", "one two " * 50, "two"))
+    one = msgspec.structs.replace(asked, texts=(asked.texts[1],))
+    lengths = RequestLengths(str(folder))
+    assert asyncio.run(lengths.features(asked)) == asyncio.run(lengths.features(one))
+
+
+def test_a_long_prompt_is_counted_in_part(folder):
+    lengths = RequestLengths(str(folder))
+    short, long = (asyncio.run(lengths.features(request("one two " * n)))["input_length"] for n in (2_000, 200_000))
+    assert (short, long) == (16_004, 1_600_004)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "somebody/model"])
+def test_a_model_without_a_tokenizer_is_estimated(tmp_path, caplog, name):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    lengths = RequestLengths(str(tmp_path / name) if name.endswith("gguf") else name)
+    for _ in range(2):
+        assert asyncio.run(lengths.features(request("x" * 400)))["input_length"] == 104
+    assert len(caplog.records) == 1
+    assert "estimated at 4 characters per token" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": "1.0"}'])
+def test_a_broken_tokenizer_is_said_once_and_estimated(tmp_path, caplog, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+    lengths = RequestLengths(str(tmp_path))
+    for _ in range(2):
+        assert asyncio.run(lengths.features(request("x" * 400)))["input_length"] == 104
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        f"the tokenizer of {tmp_path} cannot be read"
+    ]
+
+
+@pytest.mark.parametrize(
+    "setting", ['ttft = "0 s"', "ttft = 0", 'tpot = "0 ms"', 'ttft = "2 d"', 'kind = "embedding"\ntpot = "1 s"']
+)
+def test_an_objective_that_cannot_be_is_refused_in_the_file(tmp_path, setting):
+    with pytest.raises(
+        ConfigError, match=r"models.toml: .*\[models.m\].* (more than 0 and at most a day|models that write)"
+    ):
+        parse_models(f'[models.m]\npath = "x"\n{setting}', file="models.toml", folder=tmp_path)
+
+
+def test_figures_count_objectives_of_the_request_and_refusals():
+    metrics = GatewayMetrics()
+    models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)
+    model = models["small"]
+    for wanted in (Objectives(0.001, 60.0), Objectives(60.0, 60.0), Objectives()):
+        figures = metrics.request(model, Endpoint.CHAT, begun=time.monotonic() - 1.0, wanted=wanted)
+        for _ in range(2):
+            figures.written(1, streamed=True)
+        figures.end(None)
+    dropped = CallDroppedError("call c-1: ...", call="c-1", reason="late", retry_after_s=2.5)
+    metrics.request(model, Endpoint.CHAT, begun=0.0, wanted=Objectives(1.0)).end(dropped)
+    assert (model.meter.met, model.meter.refused, model.meter.failed) == (0.5, 1, 0)
+    lines = metrics.text(models, None).decode()
+    for expected in (
+        'stoker_gateway_objectives_total{met="no",model_name="small",objective="ttft"} 1.0',
+        'stoker_gateway_objectives_total{met="yes",model_name="small",objective="ttft"} 1.0',
+        'stoker_gateway_objectives_total{met="yes",model_name="small",objective="tpot"} 2.0',
+        'stoker_gateway_refused_total{model_name="small"} 1.0',
+    ):
+        assert expected in lines
+
+
+def test_bulk_work_and_embeddings_have_no_such_objectives():
+    with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once; a batch has none"):
+        refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
+    refuse_objectives({"prefer": "wait=1"}, what="a batch")
+    with pytest.raises(RequestRefused, match="stoker-tpot is for models that write"):
+        objectives_of({"stoker-tpot": "1 s"}, honoured=SLINFER, writes=False)
+
+
+@pytest.mark.parametrize("value", ["soon", "0 s", "-1 s", "2 days", "inf", ""])
+def test_a_header_that_is_no_time_is_refused(value):
+    with pytest.raises(RequestRefused, match="stoker-ttft must be a time"):
+        objectives_of({"stoker-ttft": value}, honoured=SLINFER)
+
+
+def test_headers_are_read_and_a_wish_that_nobody_honours_is_refused():
+    asked = {"stoker-ttft": "250 ms", "stoker-tpot": "0.05 s"}
+    assert objectives_of(asked, honoured=SLINFER) == {"ttft": 0.25, "tpot": 0.05}
+    with pytest.raises(RequestRefused, match="stoker-tpot needs a session whose policy honours it"):
+        objectives_of(asked, honoured=frozenset())
+
+
+def test_a_dropped_call_says_when_to_ask_again():
+    error = CallDroppedError("call c-1: ...", call="c-1", reason="its first token would be late", retry_after_s=2.5)
+    refusal = refusal_of(error)
+    assert (refusal.retry_after_s, refusal.error.status, refusal.error.code) == (2.5, 503, "objective_unreachable")
+    assert "c-1" not in refusal.error.message
+
+
+# ---- a gateway
+
+
+@pytest.mark.slow
+def test_a_late_request_is_refused_and_an_early_one_is_served(gateway, http):
+    def ask(**headers: str) -> httpx.Response:
+        body = {"model": "small", "messages": [{"role": "user", "content": "?"}], "max_tokens": 8}
+        return http.post(CHAT, json=body, headers=headers, timeout=LIMIT_S)
+
+    assert ask().status_code == 200
+
+    def refused() -> httpx.Response | None:  # ask repeatedly: the pilot refuses only after it has measured steps
+        answer = ask(**{"Stoker-TTFT": "1 ms"})
+        return answer if answer.status_code == 503 else None
+
+    answer = until(refused, why="a request that would be late is refused")
+    error = json.loads(answer.text)["error"]
+    assert error["code"] == "objective_unreachable"
+    assert "its first token would come more than" in error["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert ask().status_code == 200
+    assert ask(**{"Stoker-TTFT": "30 s", "Stoker-TPOT": "10 s"}).status_code == 200
+    assert http.post(CHAT, json={}, headers={"Stoker-TTFT": "soon"}).status_code == 400
+    assert http.post("/v1/batches", json={}, headers={"Stoker-TTFT": "1 s"}).json()["error"]["param"] == "stoker-ttft"
+    time.sleep(IDLE_S)
+    small = next(model for model in http.get("/status").json()["models"] if model["name"] == "small")
+    assert small["state"] == "hot", "min = 1 keeps it loaded"
+    assert small["refused"] >= 1
+    assert "stoker_gateway_refused_total" in http.get("/metrics").text

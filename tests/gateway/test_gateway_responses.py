@@ -1,0 +1,164 @@
+"""`/v1/responses`: requests as chat requests, and bodies and events of OpenAI's types exactly."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+if not all(map(find_spec, ("openai", "starlette", "prometheus_client"))):
+    pytest.skip("needs the extras serve and test", allow_module_level=True)
+
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from stoker.apps.common.answer_parsing import AnswerDelta, CallPart, ToolCall
+from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.answering import read_response
+from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_words, response_body
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+
+
+def read(**fields):
+    try:
+        return read_response(json.dumps({"model": "m", "input": "Hi", **fields}).encode(), name="r")
+    except RequestRefused as error:
+        raise in_own_words(error) from None
+
+
+def strict(read: BaseModel) -> BaseModel:
+    assert not list(_unknown(read, type(read).__name__))
+    return read
+
+
+def _unknown(value, place):
+    if isinstance(value, BaseModel):
+        yield from (f"{place}.{name}" for name in value.model_extra or ())
+        for name in type(value).model_fields:
+            yield from _unknown(getattr(value, name), f"{place}.{name}")
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _unknown(one, f"{place}[{number}]")
+
+
+def events_of(data: bytes):
+    for event in data.decode().split("\n\n")[:-1]:
+        kind, line = event.split("\n")
+        found = strict(EVENT.validate_python(json.loads(line.removeprefix("data: "))))
+        assert kind == f"event: {found.type}"
+        yield found
+
+
+def test_an_input_of_items_is_a_conversation():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "2"}]},
+        {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
+    ]
+    found = read(input=items, instructions="Be kind", tools=[TOOL], tool_choice={"type": "function", "name": "f"})
+    said = [(each.role, each.content, [call.id for call in each.calls]) for each in found.request.messages]
+    assert said == [
+        ("system", "Be kind", []), ("user", "Hi", []), ("assistant", "I look", ["c1", "c2"]), ("tool", "1", []),
+        ("tool", "2", []), ("assistant", "", ["c3"]),
+    ]  # fmt: skip
+    assert found.request.messages[2].reasoning == "Hm"
+    assert found.request.tools.name == "f"
+    format = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    limited = read(text={"format": format}, max_output_tokens=7).request.sampling
+    assert (json.loads(limited.json_schema), limited.max_new_tokens) == ({"type": "object"}, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "c"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"inputs": "Hi"}, "inputs"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].tool_call_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"temperature": 9}, "temperature"),
+    ],
+)
+def test_what_a_response_cannot_have_is_refused_by_its_field(fields, param):
+    with pytest.raises(RequestRefused) as refused:
+        read(**fields)
+    assert refused.value.error.param == param
+    assert refused.value.error.message.startswith(param)
+
+
+def test_fields_of_a_service_are_ignored_and_noted():
+    noted = []
+    chat_request({"model": "m", "input": "Hi", "store": False, "include": []}, ignored=noted.append)
+    assert noted == ["store", "include"]
+
+
+def test_events_add_up_to_the_response():
+    _, repeated = chat_request({"model": "m", "input": "Hi", "tools": [TOOL], "text": None}, ignored=lambda _: None)
+    events = ResponseEvents(repeated, name="n", model="m", created=1)
+    pieces = [
+        TextBegun(5), AnswerPiece(AnswerDelta("Hm"), 2), AnswerPiece(AnswerDelta(" so", "I"), 1),
+        " look", AnswerPiece(AnswerDelta(calls=(CallPart(0, "c1", "f", "{"),)), 1),
+        AnswerPiece(AnswerDelta(calls=(CallPart(0, "", "", "}"), CallPart(1, "c2", "f", "{}"))), 3),
+        TextEnded("tool_calls", 9),
+    ]  # fmt: skip
+    found = list(events_of(events.events(0, pieces) + events.end()))
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    assert [event.type for event in found[:2]] == ["response.created", "response.in_progress"]
+    assert found[-1].type == "response.completed"
+    done = found[-1].response
+    assert [item.type for item in done.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert done.output_text == "I look"
+    assert [item.arguments for item in done.output[2:]] == ["{}", "{}"]
+    assert (done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens) == (5, 9, 14)
+    added, ended = ([each for each in found if each.type == f"response.output_item.{end}"] for end in ("added", "done"))
+    assert [each.item.id for each in added] == [each.item.id for each in ended]
+    assert {each.item.status for each in added} == {"in_progress"}
+    assert {each.item.status for each in ended} == {"completed"}
+    calls = (ToolCall("c1", "f", "{}"), ToolCall("c2", "f", "{}"))
+    choice = Choice("I look", "tool_calls", 5, 9, reasoning="Hm so", calls=calls)
+    body = response_body(choice, repeated, name="n", model="m", created=1)
+    assert strict(Response.model_validate(body, strict=True)) == done
+
+
+def test_a_response_that_was_cut_is_incomplete():
+    _, repeated = chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None)
+    events = ResponseEvents(repeated, name="n", model="m", created=1)
+    *_, last = events_of(events.events(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.end())
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.slow
+def test_openais_client_gets_responses(client):
+    asked = {"model": "small", "input": "Hi", "max_output_tokens": 30, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert strict(whole).usage.output_tokens
+    with client.responses.stream(**asked) as stream:
+        *_, last = [strict(event) for event in stream]
+    assert last.response.output_text == whole.output_text
+    tool = {**TOOL, "parameters": {**TOOL["parameters"], "additionalProperties": False}}
+    called = client.responses.create(
+        **{**asked, "max_output_tokens": 400}, tools=[tool], tool_choice={"type": "function", "name": "f"}
+    )
+    [call] = called.output
+    assert (call.name, json.loads(call.arguments)) == ("f", {})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    again = client.responses.create(**{**asked, "input": [{"role": "user", "content": "Hi"}, call, result]})
+    assert again.usage.input_tokens > whole.usage.input_tokens

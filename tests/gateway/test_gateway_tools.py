@@ -1,0 +1,101 @@
+"""Requests with tools, over HTTP with OpenAI's client. A random model makes calls only where a schema holds it."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from gateway.asking import CHAT, QUESTION
+from gateway.running import until
+from openai.types.chat import ChatCompletion
+
+pytestmark = pytest.mark.slow
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "hot": {"$ref": "#/$defs/Hot"}},
+    "required": ["city", "hot"],
+    "additionalProperties": False,
+    "$defs": {"Hot": {"type": "boolean"}},
+}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": PARAMETERS}}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def ask(client, **fields):
+    asked = {"model": "small", "messages": QUESTION, "max_tokens": 400, "temperature": 1, "seed": 3}
+    return client.chat.completions.create(**asked, **fields)
+
+
+def check(name: str, arguments: str) -> None:
+    found = json.loads(arguments)
+    if name == "get_time":
+        assert found == {}
+    else:
+        assert name == "get_weather"
+        assert found.keys() == {"city", "hot"}
+        assert found["city"] in ("Rome", "Paris")
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_is_asked_for_is_made(client, choice):
+    options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
+    whole = ask(client, **options)
+    assert ChatCompletion.model_validate(whole.model_dump(), strict=True).choices[0].finish_reason == "tool_calls"
+    [call] = whole.choices[0].message.tool_calls
+    assert whole.choices[0].message.content is None
+    check(call.function.name, call.function.arguments)
+    chunks = list(ask(client, **options, stream=True, stream_options={"include_usage": True}))
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    parts = [part for delta in deltas for part in delta.tool_calls or ()]
+    assert not any(delta.content for delta in deltas)
+    assert [part.function.name for part in parts if part.function.name] == [call.function.name]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage.completion_tokens >= len(call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny"}
+    messages = [*QUESTION, whole.choices[0].message, result]
+    again = client.chat.completions.create(model="small", messages=messages, tools=[WEATHER], max_tokens=4)
+    assert again.choices[0].finish_reason in ("stop", "length")
+
+
+def test_openais_client_collects_a_streamed_call(client):
+    with client.chat.completions.stream(
+        model="small", messages=QUESTION, max_tokens=400, seed=3, tools=[WEATHER], tool_choice=NAMED
+    ) as stream:
+        kinds = {event.type for event in stream}
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    check(call.function.name, call.function.arguments)
+
+
+def test_the_model_may_answer_without_a_call(client):
+    answer = ask(client, tools=[WEATHER])
+    assert answer.choices[0].message.content
+    assert not answer.choices[0].message.tool_calls
+
+
+@pytest.mark.long
+def test_a_batch_has_calls(client):
+    body = {"model": "small", "messages": QUESTION, "max_tokens": 400, "tools": [WEATHER], "tool_choice": NAMED}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
+    file = client.files.create(file=("in.jsonl", line.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    done = until(lambda: _ended(client, batch.id), why="the end of the batch")
+    [answer] = client.files.content(done.output_file_id).text.splitlines()
+    [call] = json.loads(answer)["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    check(call["function"]["name"], call["function"]["arguments"])
+
+
+def _ended(client, id):
+    batch = client.batches.retrieve(id)
+    return batch if batch.status != "in_progress" else None
+
+
+def test_a_schema_that_cannot_be_held_is_refused_by_its_field(client):
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(client, tools=[wrong], tool_choice="required", stream=stream)
+        assert refused.value.param == "tool_choice"

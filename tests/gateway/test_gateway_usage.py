@@ -1,0 +1,388 @@
+"""Usage per key, model and day, and limits that the keys of a group share."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+from gateway.test_gateway_batch_limits import ANSWERS_THEN_WAITS, begun, ended, take_all
+from gateway.test_gateway_batch_room import until
+
+from stoker.apps.batch_inference.run import Permits
+from stoker.apps.common.models_file import ModelSettings
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused
+from stoker.apps.gateway import cli, usage
+from stoker.apps.gateway.batch_files import FileStore
+from stoker.apps.gateway.batch_process import BatchPace
+from stoker.apps.gateway.batch_usage import BatchReader
+from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.failures import TryLater
+from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
+from stoker.apps.gateway.served import ServedModel
+from stoker.apps.gateway.usage import UsageCount, UsageFile, UsageQuery, UsageRecorder, first_day, read_query, today
+from stoker.apps.gateway.wire import ClientLeft
+from stoker.errors import ConfigError, ContextError
+
+ALL = UsageQuery("2000-01-01")
+LOCKS = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "_LOCKED_S", 0.05)
+    return UsageFile(tmp_path / "serve" / "usage.sqlite")
+
+
+def requests_in(file: UsageFile, query: UsageQuery = ALL) -> dict[tuple[str, str], int]:
+    return {(row.key, row.model): row.requests for row in file.read(query)}
+
+
+def count(recorder: UsageRecorder, key: str = "ana", model: str = "small", requests: int = 1) -> None:
+    recorder.count(UsageCount(requests, 3, 4), key=key, model=model)
+
+
+# ---- the file
+
+
+def test_counts_add_up_by_key_model_and_day(file):
+    days = [(datetime.date.today() - datetime.timedelta(days=ago)).isoformat() for ago in (0, 1, 9)]
+    for day in days:
+        file.add({(day, "ana", "small"): UsageCount(1, 10, 5, 1, 0), (day, "ben", "small"): UsageCount(2)})
+        file.add({(day, "ana", "small"): UsageCount(1, 10, 5, 0, 1)})
+    week, *_ = file.read(UsageQuery(first_day("7d")))
+    assert (week.key, week.requests, week.prompt_tokens, week.completion_tokens) == ("ana", 4, 40, 20)
+    assert (week.refused, week.failed) == (2, 2)
+    assert [row.day for row in file.read(UsageQuery(days[2], by=("day",)))] == sorted(days)
+    assert [row.requests for row in file.read(UsageQuery(days[2], key="ben", by=("model",)))] == [6]
+    assert file.read(UsageQuery(days[2], model="other")) == []
+
+
+def test_counts_of_more_than_400_days_ago_are_removed(file):
+    old, kept = first_day("401d"), first_day("400d")
+    file.add({(old, "ana", "small"): UsageCount(1), (kept, "ana", "small"): UsageCount(1)})
+    assert [row.day for row in file.read(UsageQuery("2000-01-01", by=("day",)))] == [kept]
+
+
+def test_the_file_is_its_owners_alone(file):
+    assert file.read(ALL) == []
+    file.add({(today(), "ana", "small"): UsageCount(1)})
+    assert file.path.stat().st_mode & 0o077 == 0
+
+
+def test_two_gateways_on_one_file_add_up(file, monkeypatch):
+    monkeypatch.setattr(usage, "_LOCKED_S", 60.0)
+
+    def serve() -> None:
+        recorder = UsageRecorder(file)
+        for _ in range(10):
+            count(recorder)
+            recorder.flush()
+
+    gateways = [threading.Thread(target=serve) for _ in range(2)]
+    for gateway in gateways:
+        gateway.start()
+    for gateway in gateways:
+        gateway.join()
+    assert requests_in(file) == {("ana", "small"): 20}
+
+
+def test_a_locked_file_is_written_later(file, caplog):
+    file.add({(today(), "ana", "small"): UsageCount(1)})
+    recorder = UsageRecorder(file)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", LOCKS, str(file.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        for _ in range(3):
+            count(recorder)
+            recorder.flush()
+        assert caplog.text.count("usage cannot be written: database is locked") == 1
+        holder.communicate()
+    recorder.flush()
+    assert requests_in(file) == {("ana", "small"): 4}
+
+
+def test_a_file_that_cannot_be_written_loses_no_count(file, caplog):
+    recorder = UsageRecorder(file)
+    file.path.parent.mkdir()
+    file.path.mkdir()
+    count(recorder)
+    recorder.flush()
+    file.path.rmdir()
+    file.path.write_text("no database at all, but a text of more than a hundred bytes" * 2)
+    recorder.flush()
+    assert caplog.text.count("usage cannot be written") == 1
+    file.path.unlink()
+    recorder.begin()
+    recorder.end()
+    assert requests_in(file) == {("ana", "small"): 1}
+
+
+def test_a_full_disk_loses_no_count(file, caplog):
+    file.add({(today(), "ana", "small"): UsageCount(1)})
+    recorder = UsageRecorder(file)
+    for number in range(1000):
+        count(recorder, key=f"key{number}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size, hard))
+    try:
+        recorder.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "usage cannot be written" in caplog.text
+    recorder.flush()
+    assert sum(requests_in(file).values()) == 1001
+
+
+def test_counts_in_memory_are_bounded(file, monkeypatch):
+    monkeypatch.setattr(usage, "_MOST_ROWS", 2)
+    recorder = UsageRecorder(file)
+    for number in range(5):
+        count(recorder, key=f"key{number}")
+    recorder.flush()
+    assert requests_in(file) == {("key0", "small"): 1, ("key1", "small"): 1, ("(others)", "(others)"): 3}
+
+
+# ---- requests
+
+
+def test_each_request_is_counted_once_with_its_outcome(file):
+    recorder = UsageRecorder(file)
+    metrics, model = GatewayMetrics(recorder), ServedModel("small", ModelSettings(path="m"))
+    limit = TryLater("", type="rate_limit_error", code="c", status=429)
+    late = TryLater("", type="overloaded", code="objective_unreachable", status=503)
+    for error in (None, ClientLeft(), asyncio.CancelledError(), limit, late, ContextError("x"), RequestRefused("x")):
+        figures = metrics.request(model, Endpoint.CHAT, begun=0.0, key="ana")
+        figures.tokens = (2, 1)
+        figures.end(error)
+    metrics.count_usage(model, key="", error=late)
+    recorder.flush()
+    nobody, ana = file.read(ALL)
+    assert (ana.requests, ana.prompt_tokens, ana.completion_tokens, ana.refused, ana.failed) == (7, 14, 7, 2, 2)
+    assert (nobody.key, nobody.requests, nobody.refused) == ("-", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"), [({"by": "hour"}, "by"), ({"since": "monday"}, "since"), ({"models": "x"}, "models")]
+)
+def test_a_report_that_does_not_exist_is_refused_by_its_filter(given, param):
+    with pytest.raises(RequestRefused) as refused:
+        read_query(given)
+    assert refused.value.error.param == param
+    assert read_query({"by": "day,key", "since": "2026-01-31"}) == UsageQuery("2026-01-31", by=("day", "key"))
+
+
+# ---- batches
+
+
+class ModelBatches(Batches):
+    async def _spawn(self, batch):
+        answers = ANSWERS_THEN_WAITS.replace(
+            '"response": {"status_code": status}',
+            '"response": {"status_code": status, "body": {"model": "small", "usage": {"prompt_tokens": 10,'
+            ' "completion_tokens": 2}} if status == 200 else {"error": {}}}',
+        )
+        words = [sys.executable, "-c", answers, "--out", str(self._run(batch))]
+        return await asyncio.create_subprocess_exec(*words)
+
+
+def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
+    def made(recorder: UsageRecorder) -> ModelBatches:
+        return ModelBatches(
+            tmp_path / "b", FileStore(tmp_path / "f"), models=tmp_path, session="s", usage=recorder, names=("small",)
+        )
+
+    async def test() -> None:
+        first = UsageRecorder(file)
+        batches = made(first)
+        batch = await begun(batches, model="small")
+        await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
+        await batches.leave()
+        second = UsageRecorder(file)
+        later = made(second)
+        later.resume()
+        later.cancel(batch.id, owner="")
+        assert (await ended(later, batch.id)).status == "cancelled"
+        second.flush()
+        [row] = file.read(ALL)
+        assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
+
+    asyncio.run(test())
+
+
+def test_a_batch_is_read_from_its_whole_lines(tmp_path):
+    def line(name: str, **response) -> str:
+        return json.dumps({"custom_id": name, "response": response})
+
+    answered = line("a", status_code=200, body={"model": "small", "usage": {"prompt_tokens": 5, "total_tokens": 5}})
+    refused = line("b", status_code=404, body={"error": {"message": "x"}})
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"custom_id": "b", "body": {"model": "none"}}\nno json\n')
+    log = tmp_path / "log"
+    reader = BatchReader(requests, log, models=("small",))
+    assert not reader.read_log()
+    log.write_text(f'{{"custom_id": "a", "line": {answered}}}\n{{"custom_id": "b", "line": {refused}}}\n{{"custom')
+    assert reader.read_log()
+    assert not reader.read_log()
+    assert reader.totals == {"small": UsageCount(1, 5)}
+    log.write_text(f"{answered}\n{refused}\n{answered}\n")
+    reader.read_files(log, tmp_path / "missing")
+    assert reader.totals == {"small": UsageCount(2, 10)}
+
+
+# ---- groups
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return KeyFile(tmp_path / "keys.json")
+
+
+def test_keys_of_a_group_share_its_limits(keys):
+    keys.set_group("lab1", KeyLimits(concurrent=2))
+    keys.add("ana", KeyLimits(concurrent=1), group="lab1")
+    keys.add("ben", KeyLimits(), group="lab1")
+    guard = Guard(keys)
+    ana, ben = guard.caller_named("ana"), guard.caller_named("ben")
+    held = guard.begin(ana)
+    with pytest.raises(TryLater, match="1 requests of this key are running"):
+        guard.begin(ana)
+    other = guard.begin(ben)
+    with pytest.raises(TryLater, match="2 requests of the group lab1 are running, and at most 2 may run"):
+        guard.begin(ben)
+    held.tokens = 50
+    held.end()
+    keys.set_group("lab1", KeyLimits(tokens_per_minute=40))
+    with pytest.raises(TryLater, match="the group lab1 may read and write 40 tokens a minute, and has used 50"):
+        guard.begin(guard.caller_named("ben"))
+    other.end()
+
+
+def test_a_request_that_its_group_refuses_does_not_count(keys):
+    keys.set_group("lab1", KeyLimits(requests_per_minute=1))
+    keys.add("ana", KeyLimits(), group="lab1")
+    keys.add("ben", KeyLimits(requests_per_minute=1), group="lab1")
+    guard = Guard(keys)
+    guard.begin(guard.caller_named("ana")).end()
+    with pytest.raises(TryLater, match="the group lab1 may send 1 requests a minute"):
+        guard.begin(guard.caller_named("ben"))
+    keys.set_group("lab1", KeyLimits())
+    guard.begin(guard.caller_named("ben")).end()
+
+
+def test_batches_share_the_limits_of_their_group(keys, tmp_path):
+    keys.set_group("lab1", KeyLimits(tokens_per_minute=1000))
+    guard, paces = Guard(keys), []
+    for name in ("ana", "ben"):
+        keys.add(name, KeyLimits(), group="lab1")
+        pace = BatchPace(tmp_path / f"{name}.permits", guard, owner=name)
+        pace.begin(left=100)
+        paces.append((pace, Permits(tmp_path / f"{name}.permits")))
+    assert [take_all(*each) for each in paces] == [1, 1]  # the token counts are still unknown
+    for _, permits in paces:
+        permits.end(100)
+    assert sum(take_all(*each) for each in paces) == 8  # 900 tokens for batches, of which 100 or 200 are used
+
+
+def test_a_batch_that_is_stopped_counts_the_tokens_of_its_requests(keys, tmp_path):
+    keys.add("ana", KeyLimits(tokens_per_minute=1000))
+    guard = Guard(keys)
+    pace, permits = BatchPace(tmp_path / "p", guard, owner="ana"), Permits(tmp_path / "p")
+    pace.begin(left=100)
+
+    async def test() -> None:
+        take_all(pace, permits)
+        permits.end(100)
+        assert take_all(pace, permits) == 8
+        permits.end(100)
+        keeping = asyncio.create_task(pace.keep())
+        await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+    asyncio.run(test())
+    with pytest.raises(TryLater, match=r"has used 1,000|has used 900"):
+        guard.begin(guard.caller_named("ana"), used=KeyLimits.for_batches)
+
+
+def test_mistakes_with_groups_are_said(keys):
+    with pytest.raises(ConfigError, match="there is no group lab1; make it first: stoker serve groups set lab1"):
+        keys.add("ana", KeyLimits(), group="lab1")
+    with pytest.raises(ConfigError, match="is not a name for a group"):
+        keys.set_group("a b", KeyLimits())
+    keys.set_group("lab1", KeyLimits())
+    keys.add("ana", KeyLimits(), group="lab1")
+    with pytest.raises(ConfigError, match="the group lab1 has keys: ana; remove them first"):
+        keys.remove_group("lab1")
+    keys.remove("ana")
+    keys.remove_group("lab1")
+    with pytest.raises(ConfigError, match="there is no group lab1; there are: none"):
+        keys.remove_group("lab1")
+
+
+# ---- the command line
+
+
+def serve(*words: str):
+    return CliRunner().invoke(cli.command, list(words))
+
+
+def test_usage_is_a_table_json_or_csv(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    assert "no requests since" in serve("usage").output
+    UsageFile.usual().add(
+        {
+            (today(), "ana", "small"): UsageCount(1200, 10, 5, 1, 0),
+            (today(), "ben", "small"): UsageCount(2),
+            ("2026-01-01", "ben", "large"): UsageCount(2),
+        }
+    )
+    head, ana, ben, total = serve("usage").output.splitlines()
+    assert head.split() == ["key", "model", "requests", "tokens", "read", "written", "refused", "failed"]
+    assert ana.split() == ["ana", "small", "1,200", "10", "5", "1", "0"]
+    assert (ben.split()[0], total.split()[:2]) == ("ben", ["all", "1,202"])
+    said = json.loads(serve("usage", "--key", "ben", "--by", "day", "--json").output)
+    assert [(row["day"], row["requests"]) for row in said["usage"]] == [(today(), 2)]
+    assert serve("usage", "--csv", "--by", "model").output.splitlines()[1] == "small,1202,10,5,1,0"
+    assert "is not a time" in serve("usage", "--since", "monday").output
+
+
+def test_keys_and_groups_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    assert "there are no groups" in serve("groups", "list").output
+    assert "100 tokens a minute" in serve("groups", "set", "lab1", "--tokens-per-minute", "100").output
+    serve("keys", "add", "ana", "--group", "lab1", "--admin", "--concurrent", "2")
+    assert "2 at a time; in the group lab1; sees all usage" in serve("keys", "list").output
+    assert "100 tokens a minute; keys: ana" in serve("groups", "list").output
+    before = KeyFile.usual().read()[0].digest
+    assert "no limits; in the group lab1" in serve("keys", "set", "ana", "--group", "lab1").output
+    assert KeyFile.usual().read()[0].digest == before, "the key stays valid"
+    assert "there is no key eve; there are: ana" in str(serve("keys", "set", "eve").exception)
+    [group] = json.loads(serve("groups", "list", "--json").output)["groups"]
+    assert (group["name"], group["keys"], group["limits"]["tokens_per_minute"]) == ("lab1", ["ana"], 100)
+
+
+def test_a_file_of_another_kind_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    UsageFile.usual().path.parent.mkdir()
+    with closing(sqlite3.connect(UsageFile.usual().path)) as database:
+        database.execute("CREATE TABLE other (x)")
+    assert "cannot be read: no such table: usage" in str(serve("usage").exception)

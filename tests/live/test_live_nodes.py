@@ -1,0 +1,161 @@
+"""Records of excluded nodes outlive their sessions, and reach other sessions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
+
+from stoker import locks
+from stoker.contexts.folders import state_folder
+from stoker.manager.live import node_store
+from stoker.manager.live.node_store import NodeStore
+from stoker.protocol import to_client, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import FORGET_NODE_S, AllowedNodes, BlockPhase, KnownBlock, NodeRecord
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
+
+SITE = """
+name = "gpu"
+[provider]
+kind = "slurm"
+[pilot]
+max_blocks = 2
+[policy]
+provisioning = "fixed"
+"""
+BAD = "cuda:0 gave a wrong matrix product, twice"
+
+
+def record(node: str = "n2", *, age_s: float = 10.0, excluded: bool = True) -> NodeRecord:
+    at = time.time() - age_s
+    return NodeRecord("gpu", node, excluded, BAD, since=at, at=at, heard_at=at)
+
+
+def kept(*records: NodeRecord) -> None:
+    store = NodeStore()
+    for each in records:
+        store.record(each)
+    store.close()
+
+
+# ---- the store
+
+
+def test_later_record_of_a_node_is_kept() -> None:
+    first, later = record(age_s=20.0), record(age_s=10.0, excluded=False)
+    kept(first, later, first)
+    store = NodeStore()
+    assert store.records() == [later]
+    store.close()
+
+
+def test_old_records_are_removed() -> None:
+    kept(record("n1", age_s=FORGET_NODE_S + 60.0), record("n2"))
+    assert [each.node for each in node_store.excluded_nodes()] == ["n2"]
+    store = NodeStore()
+    assert store._file.read("SELECT node FROM nodes") == [("n2",)]
+    store.close()
+
+
+def test_store_tells_of_changes_of_other_processes_only() -> None:
+    kept(record("n1"))
+    mine, other = NodeStore(), NodeStore()
+    assert [each.node for each in mine.changed(100.0)] == ["n1"]
+    mine.record(record("n2"))
+    assert mine.changed(200.0) == []
+    other.record(record("n3"))
+    assert mine.changed(205.0) == []  # it looks every 10 s
+    assert [each.node for each in mine.changed(210.0)] == ["n1", "n2", "n3"]
+    mine.close()
+    other.close()
+
+
+def test_one_of_two_sessions_probes_a_node() -> None:
+    bad = record(age_s=100.0)
+    kept(bad)
+    one, other = NodeStore(), NodeStore()
+    now = time.time()
+    assert not one.claim(bad, every_s=3600.0, now=now)
+    assert one.claim(bad, every_s=90.0, now=now)
+    assert not other.claim(bad, every_s=90.0, now=now + 1.0)
+    assert other.claim(bad, every_s=90.0, now=now + 91.0)
+    kept(msgspec.structs.replace(bad, excluded=False, at=now + 92.0))
+    assert not one.claim(bad, every_s=90.0, now=now + 300.0)
+    one.close()
+    other.close()
+
+
+def test_damaged_file_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:
+    state_folder().mkdir(parents=True)
+    (state_folder() / node_store.FILE).write_bytes(b"this is not a database" * 100)
+    kept(record())
+    assert [each.node for each in node_store.excluded_nodes()] == ["n2"]
+    assert "was damaged" in caplog.text
+
+
+def test_session_goes_on_without_the_file(caplog: pytest.LogCaptureFixture) -> None:
+    (state_folder() / node_store.FILE).mkdir(parents=True)  # root may write to every file, but to no folder
+    store = NodeStore()
+    store.record(record())
+    assert store.changed(100.0) == []
+    assert store.claim(record(), every_s=10.0, now=time.time())  # no other session can be asked
+    store.close()
+    assert "measurements are not remembered" in caplog.text
+
+
+# ---- sessions
+
+
+@pytest.fixture
+def folder(folder: SessionFolder) -> Iterator[SessionFolder]:
+    (folder.sites / "gpu.toml").write_text(SITE)
+    turn = os.open(folder.path / "factory.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    assert locks.take(turn)  # the manager's own factory waits, so the test's is the only one
+    yield folder
+    os.close(turn)
+
+
+def factory_of(peers: Peers) -> tuple[Peer, tuple[KnownBlock, ...]]:
+    """Connect a factory; return it and the blocks that the manager names."""
+    factory = peers("client", hello=False, name="factory-mine")
+    factory.send(say.ClientHello(wire.VERSION, factory.session, observer=True, factory=True), numbered=False)
+    known: tuple[KnownBlock, ...] = factory.hear(to_client.KnownBlocks).blocks
+    return factory, known
+
+
+def test_bad_node_is_kept_for_later_sessions(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+    factory, _ = factory_of(peers)
+    [client] = welcomed(peers, "client")
+    pilot = peers("pilot", hello=False)
+    hello = pilot_hello(pilot.session)
+    faulty = tuple(msgspec.structs.replace(device, fault=BAD) for device in hello.devices)
+    factory.send(say.BlockUpdate(BlockId("b1"), BlockPhase.RUNNING, "12", source="gpu"))
+    pilot.send(msgspec.structs.replace(hello, devices=faulty, block="b1", node="n2"), numbered=False)
+    [excluded] = until(lambda: client.status().excluded_nodes, what="n2 is excluded")
+    assert (excluded.node, excluded.why) == ("n2", BAD)
+    factory.hear(to_client.SubmitBlocks, where=lambda said: [each.allowed.exclude for each in said.orders] == [("n2",)])
+    client.send(say.EndSession("test is over"))
+    assert manager.ended(seconds=30) == 0
+    assert [each.node for each in node_store.excluded_nodes()] == ["n2"]
+
+
+def test_cleared_node_is_used_by_a_running_session(folder: SessionFolder, peers: Peers) -> None:
+    kept(record())
+    manager = Manager(folder)
+    try:
+        _, known = factory_of(peers)
+        assert [block.allowed for block in known] == [AllowedNodes(exclude=("n2",))]
+        [client] = welcomed(peers, "client")
+        assert [each.node for each in client.status().excluded_nodes] == ["n2"]
+        assert [each.node for each in node_store.clear("n2")] == ["n2"]
+        until(lambda: not client.status().excluded_nodes, what="the session hears that n2 is cleared")
+        client.send(say.EndSession("test is over"))
+        assert manager.ended(seconds=30) == 0
+    finally:
+        manager.close()

@@ -1,0 +1,225 @@
+"""A pilot lets libraries sleep within its host memory, and wakes them when their devices have room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from core.pilot_shell import DEVICES, GIB, CoreShell
+
+from stoker.contexts.recipe import Needs, Recipe
+from stoker.pilot.core import commands, limits
+from stoker.pilot.core.events import DevicesMeasured, HelloDue, ProcessMade, TimerFired, UnacknowledgedFacts
+from stoker.pilot.core.memory import PROSPECT_S
+from stoker.pilot.core.sleeping import MOVE_LIMIT_S
+from stoker.pilot.core.state import Stage
+from stoker.protocol import to_agent, to_library
+from stoker.protocol import to_manager as told
+from stoker.protocol import to_pilot as order
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.to_manager import DeviceFacts
+
+GPUS = tuple(msgspec.structs.replace(device, process_bytes=GIB) for device in DEVICES)
+MODEL = Recipe(key="k", name="model", needs=Needs(memory_bytes=4 * GIB, device_memory_bytes=15 * GIB))
+
+
+@pytest.fixture
+def pilot() -> CoreShell:
+    return CoreShell(GPUS, sleeper_bytes=20 * GIB).join().forget()
+
+
+def ready(pilot: CoreShell, number: int = 1, *, size: int = 16, sleeps: bool = True, **more: Any) -> CoreShell:
+    """Start a library with `size` GiB of its device."""
+    pilot.start(number, MODEL, device_memory_bytes=size * GIB, **more)
+    pilot.give(ProcessMade(LibraryId(number), number)).say(number, to_agent.Hello(number, number))
+    return pilot.say(number, to_agent.Loaded(1.0, GIB, GIB, 15 * GIB, sleeps=sleeps)).forget()
+
+
+def sleep(pilot: CoreShell, number: int = 1, *, host: int = 12) -> CoreShell:
+    return pilot.hear(order.SleepLibrary(LibraryId(number), GIB, host * GIB))
+
+
+def slept(pilot: CoreShell, number: int = 1, *, more: int = 12) -> CoreShell:
+    return pilot.say(number, to_agent.Slept((more + 1) * GIB, more * GIB, 0, 0.5)).wait(1)
+
+
+def wake(pilot: CoreShell, number: int = 1, *, size: int = 16) -> CoreShell:
+    return pilot.hear(order.WakeLibrary(LibraryId(number), size * GIB))
+
+
+def free(pilot: CoreShell) -> tuple[int, int]:
+    """Return the free GiB of the first device, and of host memory for sleepers."""
+    state = pilot.core.state
+    return state.ledger.free(next(iter(state.devices))) // GIB, state.host.free(DeviceId("host memory")) // GIB
+
+
+def test_a_library_sleeps_and_wakes(pilot: CoreShell) -> None:
+    sleep(ready(pilot))
+    assert isinstance(pilot.take(to_library.Sleep), to_library.Sleep)
+    assert free(pilot) == (8, 8), "its device is freed once it sleeps"
+    slept(pilot, more=13)
+    assert pilot.take(told.LibraryAsleep) == told.LibraryAsleep(LibraryId(1), GIB, 13 * GIB, 0.5)
+    assert free(pilot) == (23, 7)
+    wake(pilot).take(to_library.Wake)
+    assert free(pilot) == (8, 7), "its host memory is freed once it is awake"
+    pilot.say(1, to_agent.Woke(0.4))
+    assert pilot.take(told.LibraryAwake) == told.LibraryAwake(LibraryId(1), 16 * GIB, 0.4)
+    assert free(pilot) == (8, 20)
+    assert pilot.run(1).take(to_library.Run).calls[0].call == 1
+
+
+def test_a_load_waits_until_the_other_library_sleeps(pilot: CoreShell) -> None:
+    sleep(ready(pilot)).start(2, MODEL, device_memory_bytes=16 * GIB)
+    assert pilot.library(2).stage is Stage.WAITING
+    pilot.wait(PROSPECT_S).give(TimerFired("memory/2"))
+    assert pilot.library(2).stage is Stage.WAITING, "the memory is about to become free"
+    slept(pilot).take(commands.StartProcess)
+
+
+def test_a_wake_waits_until_its_device_has_room(pilot: CoreShell) -> None:
+    ready(slept(sleep(ready(pilot))), 2).forget()
+    wake(pilot)
+    assert not pilot.all(to_library.Wake)
+    sleep(pilot, 2, host=8)
+    slept(pilot, 2, more=8).take(to_library.Wake)
+
+
+def test_a_wake_that_cannot_get_room_ends_as_the_pilots_failure(pilot: CoreShell) -> None:
+    ready(slept(sleep(ready(pilot))), 2).forget()
+    wake(pilot).wait(PROSPECT_S).give(TimerFired("memory/1"))
+    assert pilot.take(commands.KillProcess).library == 1
+    gone = pilot.die(1, signal=9).take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, False)
+    assert "lib-1 (model) cannot wake: gpu:0 has 7.5 GB of 25.8 GB free, 16.1 GB are needed" in gone.failure.message
+
+
+def test_the_longest_unused_sleeper_ends_for_host_memory(pilot: CoreShell) -> None:
+    slept(sleep(ready(pilot)))
+    slept(sleep(ready(pilot, 2, size=4), 2, host=6), 2, more=6).forget()
+    sleep(ready(pilot, 3, size=4), 3, host=9)
+    assert pilot.take(commands.KillProcess).library == 1, "lib-2 has slept for a shorter time"
+    assert not pilot.all(to_library.Sleep), "the host memory is not free yet"
+    pilot.die(1, signal=9)
+    gone = pilot.take(told.LibraryGone)
+    assert (gone.failure, gone.loading) == (None, False)
+    pilot.take(to_library.Sleep)
+
+
+def test_a_library_ends_that_the_host_can_never_hold(pilot: CoreShell) -> None:
+    sleep(ready(pilot), host=21)
+    assert pilot.take(commands.KillProcess).library == 1
+
+
+def test_a_sleeper_ends_that_takes_more_than_the_host_has(pilot: CoreShell) -> None:
+    slept(sleep(ready(pilot)), more=25)
+    assert pilot.take(told.LibraryAsleep).host_bytes == 25 * GIB, "the manager learns it"
+    assert pilot.take(commands.KillProcess).library == 1
+    assert free(pilot)[1] == 8
+
+
+def test_sleepers_on_a_device_end_for_a_claim_that_needs_them() -> None:
+    cpu = DeviceFacts(DeviceId("cpu:0"), "cpu", 20 * GIB)
+    pilot = CoreShell((cpu,)).join()
+    ready(pilot, size=12, device="cpu:0")
+    sleep(pilot, host=0).say(1, to_agent.Slept(9 * GIB, 0, 0, 0.1))
+    assert pilot.take(told.LibraryAsleep).device_memory_bytes == 9 * GIB, "it was to keep 1 GiB"
+    pilot.start(2, MODEL, device="cpu:0", device_memory_bytes=12 * GIB)
+    pilot.wait(PROSPECT_S).give(TimerFired("memory/2"))
+    assert pilot.take(commands.KillProcess).library == 1
+    pilot.die(1, signal=9).take(commands.StartProcess)
+
+
+@pytest.mark.parametrize("why", ["calls", "resize", "cannot"])
+def test_a_library_that_cannot_sleep_now_says_why(pilot: CoreShell, why: str) -> None:
+    ready(pilot, sleeps=why != "cannot")
+    if why == "calls":
+        pilot.run(1)
+    elif why == "resize":
+        pilot.hear(order.ResizeLibrary(LibraryId(1), 12 * GIB))
+    refused = sleep(pilot).take(told.LibraryAwake)
+    expected = {"calls": "holds 1 calls", "resize": "size is being changed", "cannot": "context cannot sleep"}
+    assert expected[why] in refused.refused
+    assert pilot.library().stage is Stage.READY
+
+
+def test_calls_for_a_sleeper_are_refused(pilot: CoreShell) -> None:
+    slept(sleep(ready(pilot))).run(1)
+    assert pilot.take(told.CallsReturned) == told.CallsReturned(LibraryId(1), (1,), refused="lib-1 is asleep")
+
+
+def test_orders_received_twice_are_answered_and_change_nothing(pilot: CoreShell) -> None:
+    sleep(sleep(ready(pilot)))
+    assert len(pilot.all(to_library.Sleep)) == 1
+    slept(pilot).take(told.LibraryAsleep)
+    assert sleep(pilot).take(told.LibraryAsleep).host_bytes == 12 * GIB
+    wake(wake(pilot))
+    assert len(pilot.all(to_library.Wake)) == 1
+    pilot.say(1, to_agent.Woke(0.1)).take(told.LibraryAwake)
+    assert wake(pilot).take(told.LibraryAwake).device_memory_bytes == 16 * GIB
+
+
+def test_an_order_to_wake_before_it_sleeps_is_kept(pilot: CoreShell) -> None:
+    wake(sleep(ready(pilot)))
+    assert not pilot.all(to_library.Wake)
+    slept(pilot).take(to_library.Wake)
+
+
+@pytest.mark.parametrize("stage", [Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING])
+def test_a_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stage) -> None:
+    sleep(ready(pilot))
+    if stage is not Stage.SLEEPING:
+        slept(pilot)
+    if stage is Stage.WAKING:
+        wake(pilot)
+    assert pilot.library().stage is stage
+    pilot.die(signal=9)
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
+    assert f"while it held model {stage.value}" in gone.failure.message
+    assert free(pilot) == (24, 20)
+
+
+def test_what_its_context_raised_is_told(pilot: CoreShell) -> None:
+    raised = Failure(FailureKind.CONTEXT, "sleep() of the context model raised OSError: no")
+    sleep(ready(pilot)).say(1, to_agent.SleepFailed(raised)).die(exit_code=1)
+    assert pilot.take(told.LibraryGone).failure == raised
+
+
+def test_a_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> None:
+    sleep(ready(pilot)).wait(MOVE_LIMIT_S + 1).observe()
+    assert pilot.take(commands.KillProcess).library == 1
+    failure = pilot.die(signal=9).take(told.LibraryGone).failure
+    assert failure is not None
+    assert failure.message.startswith("model was falling asleep for 2 min")
+
+
+def test_a_sleeper_may_take_its_host_memory_beyond_its_limit(pilot: CoreShell) -> None:
+    sleep(ready(pilot))
+    assert limits.memory_limit(pilot.core.state, pilot.library()) == (4 + 12) * GIB
+
+
+def test_old_measurements_of_a_device_do_not_resize_a_sleeper(pilot: CoreShell) -> None:
+    slept(sleep(ready(pilot))).forget()
+    gpu, library = DeviceId("gpu:0"), LibraryId(1)
+    pilot.give(DevicesMeasured({library: {gpu: 15 * GIB}}, {gpu: 15 * GIB}, {gpu: pilot.now - 5}))
+    assert not pilot.all(told.LibraryResized)
+    pilot.give(DevicesMeasured({library: {gpu: 2 * GIB}}, {gpu: 2 * GIB}, {gpu: pilot.now + 1}))
+    assert pilot.take(told.LibraryResized).device_memory_bytes >= 2 * GIB
+
+
+def test_a_hello_tells_who_sleeps(pilot: CoreShell) -> None:
+    slept(sleep(ready(pilot))).forget().give(HelloDue(UnacknowledgedFacts(), 0, ()))
+    hello = pilot.take(commands.Greet).hello
+    (facts,) = hello.libraries
+    assert hello.sleeper_bytes == 20 * GIB
+    assert (facts.ready, facts.asleep, facts.sleeps) == (False, True, True)
+    assert (facts.reserved_bytes, facts.awake_bytes, facts.host_bytes) == (GIB, 16 * GIB, 12 * GIB)
+
+
+def test_sleepers_end_when_their_pilot_drains(pilot: CoreShell) -> None:
+    slept(sleep(ready(pilot))).hear(order.Exit("enough", drain=True))
+    assert pilot.take(commands.KillProcess).library == 1

@@ -1,0 +1,91 @@
+"""The speed of a slower device kind is measured in one session and known in the next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from faults.world import World, until
+
+import stoker
+from stoker.contexts.performance import PerformanceStore
+
+SLOW_PILOT = """
+import msgspec
+from stoker.pilot.devices import cpu
+from stoker.pilot.main import main
+
+share = cpu.share
+
+
+def of_another_kind(*arguments, **how):
+    return tuple(
+        msgspec.structs.replace(each, facts=msgspec.structs.replace(each.facts, kind="cpu of an old node"))
+        for each in share(*arguments, **how)
+    )
+
+
+cpu.share = of_another_kind
+raise SystemExit(main())
+"""
+OLD = "cpu of an old node"
+
+
+def begin_slow_pilot(session: Any, world: World) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOW_PILOT, "--session", str(session.folder), "--devices", "cpu:1"]
+    pilot = world.spawn(command, folder=world.path / "old node", ON_OLD_NODE="1")
+    until(lambda: len(session.status().pilots) == 2, why="both pilots")
+    return pilot
+
+
+def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    @stoker.context
+    def number() -> int:
+        return 2
+
+    @stoker.app(context=number())
+    def work(context: int, item: int) -> int:
+        time.sleep(0.32 if os.environ.get("ON_OLD_NODE") else 0.08)
+        return context * item
+
+    def speeds(session: Any) -> list[str]:
+        return [each.text for context in session.status().contexts for each in context.speeds]
+
+    (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:1"\n')
+    monkeypatch.chdir(world.path)
+    with stoker.load("one.toml", run_dir=str(world.runs)) as session:
+        pilot = begin_slow_pilot(session, world)
+        assert list(stoker.map(work, range(160))) == [2 * item for item in range(160)]
+        [said] = speeds(session)
+        assert said.startswith(f"{OLD}: 0.2"), said
+        assert said.endswith("calls")
+        assert said in str(session.explain("number"))
+        folder = session.folder
+        pilot.terminate()
+        assert pilot.wait(20) == 0
+    store = PerformanceStore(world.home / "performance.sqlite")
+    [known] = [found for (recipe, found) in _estimates(store).items() if OLD in found]
+    store.close()
+    assert 0.2 < known[OLD].speed < 0.4
+    assert known["cpu"].speed == 1.0
+
+    replay = [sys.executable, "-m", "stoker.manager.cli.main", "replay", str(folder)]
+    assert "decisions are the same" in subprocess.run(replay, capture_output=True, text=True, check=True).stdout
+
+    with stoker.load("one.toml", run_dir=str(world.runs)) as session:
+        pilot = begin_slow_pilot(session, world)
+        work(1).result(60)
+        [said] = speeds(session)
+        assert said.startswith(f"{OLD}: 0.2")
+        assert said.endswith("from earlier sessions")
+        pilot.terminate()
+        assert pilot.wait(20) == 0
+
+
+def _estimates(store: PerformanceStore) -> dict[str, Any]:
+    recipes = {found.recipe for function in store.functions() for found in store.recipes_of(function)}
+    return {recipe: store.estimates(recipe) for recipe in recipes}
