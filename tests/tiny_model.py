@@ -8,16 +8,19 @@ import pytest
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048, width: int = 64, layers: int = 6
-) -> None:
+    folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048, width: int = 64, layers: int = 6,
+    ascii_only: bool = False,
+) -> None:  # fmt: skip
     """Write a random Llama whose tokens are letters, without PyTorch, whose import takes seconds. `seed` determines the
     weights. `ends`: it has an end token; else it writes up to its limit. `longest`: tokens of a text. `width`: numbers
-    of a hidden state.
+    of a hidden state. `ascii_only`: each token is a character; else a byte, which may be a part of one.
     """
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    letters = sorted(
+        letter for letter in tokenizers.pre_tokenizers.ByteLevel.alphabet() if letter < "\x7f" or not ascii_only
+    )
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: place for place, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

@@ -206,6 +206,8 @@ class InferenceEngine(Protocol):
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MOST_PARTS = 3
+"""Most tokens, and most replacement characters, that an incomplete character can be: UTF-8 has up to four bytes."""
 Decode = Callable[[list[int]], str]
 
 
@@ -305,7 +307,9 @@ class ModelTexts:
 
 
 class Written:
-    """The written text of one request. A piece of text is returned once its characters are complete."""
+    """The written text of one request. A piece of text is returned once its characters are complete, or once they can
+    no longer become complete.
+    """
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
@@ -321,6 +325,8 @@ class Written:
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0
+        self._ahead = 0
+        """Characters of `_text` that were written by tokens after `_complete`."""
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: no token can follow."""
@@ -361,8 +367,13 @@ class Written:
         before = self._decode(self.tokens[self._shown : self._complete])
         after = self._decode(self.tokens[self._shown :])
         if len(after) > len(before) and not after.endswith(_INCOMPLETE):
-            self._text += after[len(before) :]
-            self._shown, self._complete = self._complete, len(self.tokens)
+            self._text += after[len(before) + self._ahead :]
+            self._shown, self._complete, self._ahead = self._complete, len(self.tokens), 0
+        elif len(self.tokens) - self._complete > _MOST_PARTS:
+            parts = len(after) - len(after.rstrip(_INCOMPLETE))
+            invalid = after[len(before) + self._ahead : len(after) - min(parts, _MOST_PARTS)]
+            self._text += invalid
+            self._ahead += len(invalid)
 
     def _stop_at(self, *, everywhere: bool = False) -> int:
         start = 0 if everywhere else max(0, self._given)

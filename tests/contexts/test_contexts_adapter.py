@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from stoker.contexts.inference.adapter import Finish, Written
 from stoker.contexts.prompts import TokenText, token_text
 
 END = 256
+LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -36,6 +37,62 @@ def test_characters_of_several_tokens_come_whole() -> None:
     found, written = write("aé€😀z")
     assert [piece for piece in found if piece] == ["a", "é", "€", "😀", "z"]
     assert written.finish is Finish.STOP
+
+
+def of_bytes(ids: Sequence[int]) -> str:
+    """Decode as a tokenizer with byte fallback does: each byte of an invalid run becomes a replacement character."""
+    try:
+        return bytes(ids).decode()
+    except UnicodeDecodeError:
+        return LOST * len(ids)
+
+
+@pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
+def test_invalid_bytes_come_within_three_tokens(decoded: Callable[[Sequence[int]], str]) -> None:
+    written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
+    pieces = [written.add(0xFF) for _ in range(20)]
+    assert pieces == ["", "", "", *[LOST] * 17]
+    assert "".join([*pieces, written.add(END)]) == LOST * 20
+
+
+@pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
+def test_neighbouring_characters_of_several_tokens_come_whole(decoded: Callable[[Sequence[int]], str]) -> None:
+    written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
+    pieces = [written.add(byte) for byte in "€😀é😀".encode()]
+    assert [piece for piece in pieces if piece] == ["€", "😀", "é", "😀"]
+
+
+def test_characters_that_share_tokens_come_whole() -> None:
+    parts = [
+        b"\xe2",
+        b"\x82",
+        *[b"\xac\xe2", b"\x82"] * 6,
+        b"\xac",
+    ]  # each third byte is in a token with the next first
+
+    def joined(ids: Sequence[int]) -> str:
+        return b"".join(parts[id] for id in ids).decode("utf-8", "replace")
+
+    written = Written(decode=joined, ends=frozenset({END}), most=100, pieces=True)
+    pieces = [written.add(token) for token in range(len(parts))]
+    assert "".join(pieces) == "€" * 7
+    assert LOST not in "".join(pieces[:-1])
+    assert pieces[4], "a whole character does not wait for the text's last token"
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=40), stop=st.lists(st.text(min_size=1, max_size=2), max_size=2))
+def test_pieces_of_any_bytes_are_the_whole_text(data: bytes, stop: list[str]) -> None:
+    found = []
+    for pieces in (True, False):
+        written = Written(decode=decode, ends=frozenset({END}), most=1000, stop=tuple(stop), pieces=pieces)
+        given = []
+        for token in (*data, END):
+            given.append(written.add(token))
+            if written.finish is not None:
+                break
+        found.append("".join(given))
+    assert found[0] == found[1]
 
 
 def test_without_pieces_the_text_comes_at_the_end() -> None:
@@ -69,9 +126,6 @@ def test_pieces_and_whole_are_the_same_text(text: str, stop: list[str], most: in
     found = "".join(whole)
     assert expected.startswith(found)
     assert not any(each in found for each in stops)
-
-
-LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(
