@@ -16,6 +16,9 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMIT = "--timeout=3"
 """Seconds within which an empty test ends, also on a busy machine."""
 
+RUN_S = 240.0
+"""Seconds within which a run ends, also on a busy machine: a lost worker starts again and imports everything again."""
+
 HANGS = """
 import os, signal, subprocess, threading, time
 import pytest
@@ -78,7 +81,7 @@ def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> 
     command = [*before, sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
     environ = {**os.environ, "STOKER_SNAPSHOTS": str(suite)}
     environ = {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=90, env=environ)
+    return subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=RUN_S, env=environ)
 
 
 def test_every_test_here_has_a_limit(request):

@@ -69,7 +69,7 @@ def run(suite: Path, *options: str) -> dict[str, int]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["STOKER_SNAPSHOTS"] = str(suite)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=suite, capture_output=True, text=True, timeout=90, env=environ
+        [sys.executable, "-m", "pytest", *options], cwd=suite, capture_output=True, text=True, timeout=240, env=environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
     names = (suite / "ran").read_text().split()

@@ -41,7 +41,7 @@ def run(suite: Path, *options: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["STOKER_SNAPSHOTS"] = str(suite)
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
-    ran = subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=90, env=environ)
+    ran = subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=240, env=environ)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return (suite / "order").read_text()
 
