@@ -135,6 +135,7 @@ class RequestFigures:
         """Tokens read and written, for the usage of the key."""
         self._first_at = self._last_at = 0.0
         self._pieces = 0
+        self._is_late = False
         self._found_hot = False
         self._before: int | None = None
         """Number of streams that waited for a first token when this one arrived; None if it does not wait."""
@@ -166,6 +167,9 @@ class RequestFigures:
                 self._first_at = now
                 self._metrics.ttft.labels(self._model.name).observe(now - self._begun)
                 self._has_first_token(now - self._begun if self._found_hot else None)
+            elif self._wanted.tpot_s:
+                due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun)
+                self._is_late |= now - self._begun > due_s
             self._last_at = now
             self._pieces += tokens
         self._tokens.inc(tokens)
@@ -189,7 +193,8 @@ class RequestFigures:
             metrics.tpot.labels(name).observe(tpot_s)
         is_late = error is not None and self._metrics.note_refused(self._model, error)
         failed = failed and status.startswith("5") and not is_late
-        met = self._wanted.met(ttft_s=ttft_s, tpot_s=tpot_s, failed=failed) if ttft_s is not None else {}
+        late = self._is_late if tpot_s is not None else None
+        met = self._wanted.met(ttft_s=ttft_s, late=late, failed=failed) if ttft_s is not None else {}
         for objective, is_met in met.items():
             metrics.objectives.labels(name, objective, "yes" if is_met else "no").inc()
         self._model.meter.end(failed=failed, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())

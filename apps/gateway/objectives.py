@@ -44,13 +44,21 @@ class Objectives(msgspec.Struct, frozen=True):
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
-    def met(self, *, ttft_s: float, tpot_s: float | None, failed: bool) -> dict[str, bool]:
-        """Return whether a stream met each of its objectives, by option. `tpot_s`: None after one token."""
+    def due_s(self, token: int, *, ttft_s: float) -> float:
+        """Return the seconds from the request to a further token's due time (SLINFER eq. 1). `token`: 1 is the second
+        token. `ttft_s`: when the first token came, which counts without a wanted time to first token.
+        """
+        return (self.ttft_s or ttft_s) + token * self.tpot_s
+
+    def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:
+        """Return whether a stream met each of its objectives, by option. `late`: whether a further token came after its
+        due time; None after one token.
+        """
         found: dict[str, bool] = {}
         if self.ttft_s:
             found["ttft"] = ttft_s <= self.ttft_s and not failed
-        if self.tpot_s and tpot_s is not None:
-            found["tpot"] = tpot_s <= self.tpot_s and not failed
+        if self.tpot_s and late is not None:
+            found["tpot"] = not late and not failed
         return found
 
 

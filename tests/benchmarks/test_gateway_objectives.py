@@ -36,12 +36,16 @@ def test_requests_depend_on_the_seed_and_their_times_on_the_rate() -> None:
     assert slow != requests_at(1.0, seed=2, for_s=1000.0)
 
 
+def outcome(tokens: int, *, ttft_s: float, tpot_s: float) -> Outcome:
+    return Outcome(200, ttft_s, tpot_s, tokens, [ttft_s + n * tpot_s for n in range(tokens)])
+
+
 def test_refused_late_and_cut_requests_have_not_met_their_objectives() -> None:
     requests = requests_at(1.0, seed=1, for_s=10.0)[:5]
     whole = [each.output for each in requests]
     outcomes = [
-        Outcome(200, 0.5, 0.05, whole[0]), Outcome(200, 1.5, 0.05, whole[1]), Outcome(200, 0.5, 0.2, whole[2]),
-        Outcome(200, 0.5, 0.05, whole[3] - 1), Outcome(503),
+        outcome(whole[0], ttft_s=0.5, tpot_s=0.1), outcome(whole[1], ttft_s=1.5, tpot_s=0.05),
+        outcome(whole[2], ttft_s=0.5, tpot_s=0.2), outcome(whole[3] - 1, ttft_s=0.5, tpot_s=0.05), Outcome(503),
     ]  # fmt: skip
     found = figures(requests, outcomes, WANTED)
     assert (found["met"], found["statuses"]) == (20.0, {"200": 4, "503": 1})
@@ -60,10 +64,10 @@ def test_a_replay_has_the_accepted_requests_around_a_refused_one() -> None:
 def test_simulated_requests_meet_objectives_that_the_steps_allow() -> None:
     steps = tuple(StepCell(2.0**power, 64.0, 0.010) for power in range(8))
     delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
-    requests = [Length(0.2 * number, number % MODELS, 32, 8) for number in range(12)]
+    requests = [Length(1.0 * number, number % MODELS, 32, 40) for number in range(12)]
     shares = [
         simulated_met(
-            requests, delayed, Objective(ttft_s=0.5, tpot_s=tpot_s), named(policy).make(), models=MODELS,
+            requests, delayed, Objective(ttft_s=0.1, tpot_s=tpot_s), named(policy).make(), models=MODELS,
             memory_bytes=1_000_000_000,
         )
         for policy in ("slinfer", "default")

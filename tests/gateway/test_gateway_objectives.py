@@ -128,6 +128,33 @@ def test_an_objective_that_cannot_be_is_refused_in_the_file(tmp_path, setting):
         parse_models(f'[models.m]\npath = "x"\n{setting}', file="models.toml", folder=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("ttft_s", "comes_at_s", "in_time"),
+    [
+        (
+            1.0,
+            [0.1, 1.05, 1.15],
+            True,
+        ),  # the first token was early, and a reader at the wanted pace has waited for none
+        (1.0, [0.1, 1.15, 1.16], False),  # the second token was due at 1.1 s; the mean time per token is below 0.1 s
+        (0.0, [0.5, 0.59, 0.69], True),  # without a time to first token, further ones are due after the first
+        (0.0, [0.5, 0.65, 0.66], False),
+    ],
+)
+def test_a_further_token_is_due_by_its_number(monkeypatch, ttft_s, comes_at_s, in_time):
+    metrics, now = GatewayMetrics(), [0.0]
+    models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
+    monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
+    figures = metrics.request(models["small"], Endpoint.CHAT, begun=100.0, wanted=Objectives(ttft_s, 0.1))
+    for at_s in comes_at_s:
+        now[0] = 100.0 + at_s
+        figures.written(1, streamed=True)
+    figures.end(None)
+    said = "yes" if in_time else "no"
+    line = f'stoker_gateway_objectives_total{{met="{said}",model_name="small",objective="tpot"}} 1.0'
+    assert line in metrics.text(models, None).decode()
+
+
 def test_figures_count_objectives_of_the_request_and_refusals():
     metrics = GatewayMetrics()
     models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)

@@ -338,7 +338,8 @@ def test_a_meter_knows_which_streams_met_the_objectives():
     for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
         meter.begin(0.0)
         meter.write(5, now=100.0)
-        met = wanted.met(ttft_s=ttft_s, tpot_s=tpot_s, failed=False)
+        late = None if tpot_s is None else tpot_s > wanted.tpot_s
+        met = wanted.met(ttft_s=ttft_s, late=late, failed=False)
         meter.end(failed=False, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
     assert (meter.met, meter.running, meter.tokens) == (0.5, 0, 20)
     assert (meter.rate(105.0), meter.rate(111.0)) == (2.0, 0.0)
