@@ -6,8 +6,9 @@ with at most a tenth of the devices out of service. A device holds one runtime o
 interferes).
 
 A family is new for its first period. It is allocated at its first call, as if all lengths were equally likely and kept
-the devices busy; again when a call adds a runtime; and after 1 s, then at doubling intervals, by the calls that came.
-Its replacements have no limit: until its devices fit the calls, the queues grow.
+the devices busy; again when a call adds a runtime; and after 1 s, then at doubling intervals of up to 10 s, by the
+calls that came, where waiting calls count twice. Its replacements have no limit: until its devices fit the calls, the
+queues grow.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
 _FIRST_PERIOD_S = 1.0
+_NEW_SHARE = 1 / 12  # Longest time between two plans of a new family, as a share of the period: 10 s
 _ASSUMED = 8  # Calls of equally likely lengths that count, in a new family, as if they had come
 
 
@@ -122,11 +124,13 @@ class AllocateRuntimes(LoadWhereWanted):
         if not able:
             return None
         since, new_until = (plan.made_at, plan.new_until) if plan else (view.now, view.now + self._plan_every_s)
-        next_s = min(self._plan_every_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
-        calls = {context: float(self._calls(context, family, view.now)) for context in able}
+        is_new = view.now < new_until
+        most_s = self._plan_every_s * (_NEW_SHARE if is_new else 1.0)
+        next_s = min(most_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
+        calls = {context: float(self._calls(context, family, view.now, waiting=is_new)) for context in able}
         seconds = self._arrivals.seconds(family, view.now)
         per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
-        if view.now < new_until:
+        if is_new:
             for context, share in zip(able, length_shares(able), strict=True):
                 calls[context] += _ASSUMED * share
         if seconds < _FIRST_PERIOD_S:
@@ -148,12 +152,16 @@ class AllocateRuntimes(LoadWhereWanted):
             return True
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
 
-    def _calls(self, context: Context, family: Sequence[Context], now: float) -> int:
-        count, at = self._arrivals.of(context, now), family.index(context)
-        for shorter in reversed(family[:at]):
-            if not has_given_up(shorter):
+    def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
+        """Return the calls of the last period, of this runtime and of shorter ones that were given up.
+
+        With `waiting`, calls in the queue count once more: they came, and are still to be served.
+        """
+        count, at = 0, family.index(context)
+        for each in reversed(family[: at + 1]):
+            if each is not context and not has_given_up(each):
                 break
-            count += self._arrivals.of(shorter, now)
+            count += self._arrivals.of(each, now) + (each.queue.count if waiting else 0)
         return count
 
     # ---- steps of the plan
