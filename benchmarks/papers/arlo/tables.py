@@ -20,9 +20,11 @@ from benchmarks.papers.arlo.cases import (
     ARLO_IG,
     ARLO_ILB,
     DT,
+    DT_RANDOM,
     INFAAS,
     INFAAS_SHORT,
     ST,
+    ST_RANDOM,
     Case,
     within_capacity,
 )
@@ -58,6 +60,11 @@ TABLE_4: dict[int, dict[str, tuple[float, float]]] = {  # mean and p98 by GPUs
 
 ARLOS = (ARLO, within_capacity(ARLO))
 MAIN = (ST, *DT.values(), INFAAS, INFAAS_SHORT, *ARLOS)
+RANDOM = (ST_RANDOM, DT_RANDOM, *ARLOS)
+"""Systems of the tables with random dispatch for ST and DT."""
+RANDOM_FIGURES = {"6a": "stable", "10a": "mildly bursty"}
+RANDOM_READINGS = {ST_: ST_RANDOM, DT_: DT_RANDOM}
+RANDOM_OF = {ours: theirs for theirs, ours in RANDOM_READINGS.items()}
 STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 """Systems whose latency depends on the drift of lengths."""
 BASE = LatencyProfile("base")
@@ -124,6 +131,20 @@ def of_trace_4(devices: int) -> list[Case]:
     return _grid(DISPATCHES_4, devices, (rate,), for_s, "bursty", seeds=seeds, profiles=LARGE)
 
 
+def rated_seconds(pattern: str) -> list[Case]:
+    rate, _, _ = TRACES_4[25]
+    systems = map(within_capacity, _STRATEGIES_4)
+    return _grid(systems, 25, (rate,), 300.0, pattern, seeds=settings.FRESH_SEEDS[:1], profiles=LARGE[-2:-1])
+
+
+def random_dispatch(figure: str) -> list[Case]:
+    """Return a figure's runs of `RANDOM`, on seeds of their own."""
+    first = FIXED[figure]()[0]
+    pattern = RANDOM_FIGURES[figure]
+    workloads = [replace(first.workload, seed=seed, pattern=pattern) for seed in settings.FRESH_SEEDS]
+    return [replace(first, system=system, workload=workload) for workload in workloads for system in RANDOM]
+
+
 def lower_loads() -> list[Case]:
     return _busy(LOWER_LOADS, ALLOCATIONS_3, 240.0, seeds=(LOWER_SEED,))
 
@@ -172,7 +193,9 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "10a": FIXED["10a"], "10b": FIXED["10b"],
     "11": lambda: _busy(settings.UTILIZATIONS, ARLOS, 60.0, seeds=settings.GRID_SEEDS, runtimes=COUNTS_11),
     "3": lambda: _busy(settings.UTILIZATIONS, ALLOCATIONS_3, 360.0, seeds=_ONE),
-    "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)], "experiments": experiments,
-    "measured": list, "deployed": list,
+    "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)],
+    "random": lambda: [case for figure in RANDOM_FIGURES for case in random_dispatch(figure)],
+    "rated": lambda: [case for pattern in settings.RATED_SECONDS_S for case in rated_seconds(pattern)],
+    "experiments": experiments, "measured": list, "deployed": list,
 }  # fmt: skip
 """The runs of each table. `measured` and `deployed` run elsewhere."""
