@@ -92,6 +92,17 @@ def test_random_dispatch_is_judged_within_five_points(tmp_path: Path) -> None:
     assert found[bar.format(ST_RANDOM)][1].cells == ["–", "not run"]
 
 
+def test_a_tail_is_judged_in_the_figure_where_it_is_lower(tmp_path: Path) -> None:
+    p98_ms = {"6a": 20.0, "6b": 90.0}
+    runs = [
+        result_of(c, 1.0, p98_ms=p98_ms[figure] if c.system == ST_RANDOM else 9.0)
+        for figure in p98_ms for c in random_dispatch(figure) if c.system in (ST_RANDOM, ARLO)
+    ]  # fmt: skip
+    bar = "Figure 6, the larger of a and b: the 98th percentile is below that of `st, random` by, within 5 points"
+    found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
+    assert found[bar][0].cells == ["90.0 %", "yes"]
+
+
 def test_a_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
     def deployed(seed: int, p98_ms: float) -> Deployed:
         model = result_of(random_dispatch("6a")[0], 1.0, p98_ms=10.0).measures

@@ -252,15 +252,28 @@ def _tails(of: Of, pair: str) -> Iterator[Verdict]:
 
 
 def random_verdicts(of: Of) -> Iterator[Verdict]:
-    for figure in tables.RANDOM_FIGURES:
-        cases = tables.random_dispatch(figure)
-        for other, reading in tables.RANDOM_READINGS.items():
-            said = (mean_ms, tables.MEAN_LESS[figure][other]), (p98_ms, tables.TAIL_LESS[figure[:-1]][other])
-            for what, percent in said:
-                found = (_near(percent, less(of, cases, read(ARLO), (reading,), what)) for read in BOTH)
-                name, up_to = ("mean", "") if what is mean_ms else ("98th percentile", "up to ")
-                bar = f"Figure {figure}: the {name} is below that of `{reading}` by, within {NEAR:.0f} points"
-                yield Verdict(bar, f"{up_to}{percent:.1f} %", tuple(found))
+    near = f"within {NEAR:.0f} points"
+    for other, theirs in tables.RANDOM_READINGS.items():
+        for figure in ("6a", "10a"):
+            said, cases = tables.MEAN_LESS[figure][other], tables.random_dispatch(figure)
+            means = (less(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH)
+            bar = f"Figure {figure}: the mean is below that of `{theirs}` by, {near}"
+            yield Verdict(bar, f"{said:.1f} %", tuple(_near(said, each) for each in means))
+        for pair in ("6", "10"):
+            said = tables.TAIL_LESS[pair][other]
+            tails = (_larger_of_both(of, pair, read(ARLO), theirs) for read in BOTH)
+            bar = f"Figure {pair}, the larger of a and b: the 98th percentile is below that of `{theirs}` by, {near}"
+            yield Verdict(bar, f"up to {said:.1f} %", tuple(_near(said, each) for each in tails))
+
+
+def _larger_of_both(of: Of, pair: str, ours: str, theirs: str) -> Interval | None:
+    """Return by how much the 98th percentile is lower in the figure of the two where this is more, over seeds."""
+    cases = [case for part in "ab" for case in tables.random_dispatch(f"{pair}{part}")]
+    seeds = {case.workload.seed for case in cases}
+    of_seeds = (
+        less(of, [case for case in cases if case.workload.seed == seed], ours, (theirs,), p98_ms) for seed in seeds
+    )  # fmt: skip
+    return Interval.of(each.high for each in of_seeds if each is not None)
 
 
 def _near(said: float, found: Interval | None) -> Finding:
