@@ -127,19 +127,25 @@ class AllocateRuntimes(LoadWhereWanted):
         is_new = view.now < new_until
         most_s = self._plan_every_s * (_NEW_SHARE if is_new else 1.0)
         next_s = min(most_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
-        calls = {context: float(self._calls(context, family, view.now, waiting=is_new)) for context in able}
-        seconds = self._arrivals.seconds(family, view.now)
+        demands = self._demands(able, family, view.now, devices=devices, is_new=is_new)
+        counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
+        wanted = {context.recipe.key: 0 for context in family} | {each.recipe.key: count for each, count in counts}
+        self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s, new_until)
+        return self._plans[key]
+
+    def _demands(
+        self, able: Sequence[Context], family: Sequence[Context], now: float, *, devices: int, is_new: bool
+    ) -> list[RuntimeDemand]:  # fmt: skip
+        calls = {context: float(self._calls(context, family, now, waiting=is_new)) for context in able}
+        seconds = self._arrivals.seconds(family, now)
         per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
         if is_new:
             for context, share in zip(able, length_shares(able), strict=True):
                 calls[context] += _ASSUMED * share
         if seconds < _FIRST_PERIOD_S:
+            # The rate is unknown yet: with a small one, all allocations would seem equally good.
             per_s = max(per_s, devices / sum(count * self._times.request_s(each) for each, count in calls.items()))
-        demands = [self._times.demand(context, count * per_s) for context, count in calls.items()]
-        counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
-        wanted = {context.recipe.key: 0 for context in family} | {each.recipe.key: count for each, count in counts}
-        self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s, new_until)
-        return self._plans[key]
+        return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
         """True if a plan is old and calls arrived, devices are gone, or runtimes are new or cannot be loaded.
