@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from benchmarks.papers.arlo import measured, settings, summary, tables, workload
-from benchmarks.papers.arlo.cases import ARLO, ST, Case, within_capacity
+from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, ST, Case, within_capacity
 from benchmarks.papers.arlo.dispatch import outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured, Records
 from benchmarks.papers.arlo.summary import (
@@ -284,23 +284,33 @@ def overhead(cells: Cells) -> str:
 
 
 def table_4_apart(cells: Cells) -> str:
-    return _dispatches(cells, {name: tables.apart_4(name) for name in tables.APART_4})
+    rows = []
+    for name in tables.APART_4:
+        cases = tables.apart_4(name)
+        for longest in latencies_of(cases):
+            own = [case for case in cases if case.profile.longest_ms == longest]
+            rows.append([name, f"{longest:g} ms", *_dispatches(cells, own)])
+    return table(("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS"), rows)
 
 
 def rated_seconds(cells: Cells) -> str:
     waves = {f"wave of {s:.0f} s": tables.rated_seconds(pattern) for pattern, s in settings.RATED_SECONDS_S.items()}
-    return _dispatches(cells, waves)
-
-
-def _dispatches(cells: Cells, cases_of: Mapping[str, Sequence[Case]]) -> str:
     rows = []
-    for name, cases in cases_of.items():
+    for name, cases in waves.items():
         for longest in latencies_of(cases):
-            systems = dict.fromkeys(case.system for case in cases)
-            apart = (cells.mean_and_p98(of_latency(cases, system, longest)) for system in systems)
-            rows.append([name, f"{longest:g} ms", *apart])
-    columns = ("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS")
-    return table(columns, rows)
+            own = [case for case in cases if case.profile.longest_ms == longest]
+            below = []
+            for theirs in map(within_capacity, (ARLO_ILB, ARLO_IG)):
+                both = (less(cells.of, own, within_capacity(ARLO), (theirs,), what) for what in (mean_ms, p98_ms))
+                below.append("; ".join(map(shown, both)))
+            rows.append([name, f"{longest:g} ms", *_dispatches(cells, own), *below])
+    columns = ("ILB", "IG", "RS", "RS below ILB by, %", "RS below IG by, %")
+    return table(("25 GPUs; mean; p98, ms", "512 tokens", *columns), rows)
+
+
+def _dispatches(cells: Cells, cases: Sequence[Case]) -> list[str]:
+    systems = dict.fromkeys(case.system for case in cases)
+    return [cells.mean_and_p98([case for case in cases if case.system == system]) for system in systems]
 
 
 def random_dispatch(cells: Cells) -> str:

@@ -46,6 +46,8 @@ SECOND_SWING = 0.5
 
 RATED_SECONDS_S = {"bursty, rated seconds, 10 s": 10.0, "bursty, rated seconds, 60 s": 60.0}
 """Patterns of Table 4's other reading, with the period of their wave: bursty, with a rate for each second."""
+RATED_MS = (8.0, 9.0, 10.0)
+"""Latencies of Bert-Large in these patterns: RS's mean of Table 4 lies between those at 8 and 10 ms."""
 RATE_SWING = 0.3
 """In these patterns each second's rate is multiplied by a random number at most this far from 1."""
 MILD_INFLATION = 1.8

@@ -139,8 +139,8 @@ def of_trace_4(devices: int) -> list[Case]:
 
 def rated_seconds(pattern: str) -> list[Case]:
     rate, _, _ = TRACES_4[25]
-    systems = map(within_capacity, _STRATEGIES_4)
-    return _grid(systems, 25, (rate,), 300.0, pattern, seeds=settings.FRESH_SEEDS[:1], profiles=LARGE[-2:-1])
+    systems, profiles = map(within_capacity, _STRATEGIES_4), [LatencyProfile("large", ms) for ms in settings.RATED_MS]
+    return _grid(systems, 25, (rate,), 300.0, pattern, seeds=settings.FRESH_SEEDS[:1], profiles=profiles)
 
 
 def random_dispatch(figure: str) -> list[Case]:
