@@ -162,8 +162,8 @@ pilot was lost may wait longer.
 
 _FEW_STREAMS = 8
 _APART_S = 0.015
-"""Seconds between two writes to a stream while more than `_FEW_STREAMS` are open: a third of a token's processor time in
-the gateway is the write.
+"""Seconds between two writes to a stream while more than `_FEW_STREAMS` are open: a write is a third of the gateway's
+time for a token.
 """
 
 
