@@ -81,7 +81,13 @@ def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> 
     command = [*before, sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
     environ = {**os.environ, "STOKER_SNAPSHOTS": str(suite)}
     environ = {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=RUN_S, env=environ)
+    said, complained = suite / "stdout", suite / "stderr"
+    with said.open("w") as out, complained.open("w") as errors:  # a process that stays would keep a pipe open
+        try:
+            ran = subprocess.run(command, cwd=suite, stdout=out, stderr=errors, timeout=RUN_S, env=environ, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{error}\n{said.read_text()}\n{complained.read_text()}") from error
+    return subprocess.CompletedProcess(command, ran.returncode, said.read_text(), complained.read_text())
 
 
 def test_every_test_here_has_a_limit(request):
