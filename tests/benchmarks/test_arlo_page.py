@@ -85,7 +85,7 @@ def test_orders_and_limits_are_broken_by_one_run(tmp_path: Path) -> None:
 def test_random_dispatch_is_judged_within_five_points(tmp_path: Path) -> None:
     means = {ST_RANDOM: 9.5, DT_RANDOM: 3.5, ARLO: 3.0}
     runs = [result_of(c, means[c.system]) for c in random_dispatch("6a") if c.system in means]
-    bar = "Figure 6a: the mean is below that of `{}` by, within 5 points"
+    bar = "Figure 6a: the mean is below `{}`'s by, within 5 points"
     found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
     assert found[bar.format(ST_RANDOM)][0].cells == ["68.4 %", "yes"]
     assert found[bar.format(DT_RANDOM)][0].cells == ["14.3 %", "**no**"]
@@ -98,7 +98,7 @@ def test_a_tail_is_judged_in_the_figure_where_it_is_lower(tmp_path: Path) -> Non
         result_of(c, 1.0, p98_ms=p98_ms[figure] if c.system == ST_RANDOM else 9.0)
         for figure in p98_ms for c in random_dispatch(figure) if c.system in (ST_RANDOM, ARLO)
     ]  # fmt: skip
-    bar = "Figure 6, the larger of a and b: the 98th percentile is below that of `st, random` by, within 5 points"
+    bar = "Figure 6, the larger of a and b: the 98th percentile is below `st, random`'s by, within 5 points"
     found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
     assert found[bar][0].cells == ["90.0 %", "yes"]
 

@@ -257,12 +257,12 @@ def random_verdicts(of: Of) -> Iterator[Verdict]:
         for figure in ("6a", "10a"):
             said, cases = tables.MEAN_LESS[figure][other], tables.random_dispatch(figure)
             means = (less(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH)
-            bar = f"Figure {figure}: the mean is below that of `{theirs}` by, {near}"
+            bar = f"Figure {figure}: the mean is below `{theirs}`'s by, {near}"
             yield Verdict(bar, f"{said:.1f} %", tuple(_near(said, each) for each in means))
         for pair in ("6", "10"):
             said = tables.TAIL_LESS[pair][other]
             tails = (_larger_of_both(of, pair, read(ARLO), theirs) for read in BOTH)
-            bar = f"Figure {pair}, the larger of a and b: the 98th percentile is below that of `{theirs}` by, {near}"
+            bar = f"Figure {pair}, the larger of a and b: the 98th percentile is below `{theirs}`'s by, {near}"
             yield Verdict(bar, f"up to {said:.1f} %", tuple(_near(said, each) for each in tails))
 
 
