@@ -36,6 +36,7 @@ from stoker.apps.common.tool_prompts import has_tools, template_messages
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
+    from stoker.contexts.ambient import RelayedTexts
 
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
@@ -193,8 +194,10 @@ def _echo(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: S
     return EchoPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, unshown)
 
 
-def stream_text(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Iterator[TextPiece]:
-    """Yield the answer in pieces as it is generated; with log-probabilities, one token per piece.
+def stream_text(
+    model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
+) -> Iterator[TextPiece | RelayedTexts]:
+    """Yield the answer in pieces as it is generated: plain texts as one object, else one token per piece.
 
     Raises ValueError before the first piece, as `complete`.
     """
@@ -203,19 +206,23 @@ def stream_text(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: 
     parser = _parser(model, request, prompt, place=place)
     tokens = model.stream_completion(prompt, **options)
     yield TextBegun(read)
-    written, finish = 0, ""
     if parser is not None:
         yield from _parsed_pieces(parser, tokens, sampling=sampling)
-        return
-    for token in tokens:
-        if sampling.echo and not finish and not written:
-            yield _echo(model, prompt, token.prompt_logprobs, sampling)
-        written, finish = written + sampling.writes, token.finish_reason
-        if sampling.logprobs >= 0 and sampling.writes:
-            yield TokenPiece(token.text, _cut(token.logprobs, sampling))
-        elif token.text:
-            yield token.text
-    yield TextEnded(finish, written)
+    elif sampling.logprobs >= 0:
+        written, finish = 0, ""
+        for token in tokens:
+            if token.prompt_logprobs:
+                yield _echo(model, prompt, token.prompt_logprobs, sampling)
+            written, finish = written + sampling.writes, token.finish_reason
+            if sampling.writes:
+                yield TokenPiece(token.text, _cut(token.logprobs, sampling))
+        yield TextEnded(finish, written)
+    else:
+        if sampling.echo:
+            yield _echo(model, prompt, (), sampling)
+        texts = tokens.texts()
+        yield texts
+        yield TextEnded(texts.finish_reason, texts.tokens * sampling.writes)
 
 
 def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: SamplingOptions) -> Iterator[TextPiece]:
