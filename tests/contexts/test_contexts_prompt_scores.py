@@ -34,7 +34,7 @@ MODELS = {
 
 
 class Engine:
-    """An engine over a random model, and what the model itself says of a prompt."""
+    """An engine over a random model, and the model's own log-probabilities."""
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(3)
