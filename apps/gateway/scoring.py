@@ -24,7 +24,7 @@ _MOST_TEXTS = 2048
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """What a request wants of its scores. `most`: number of documents; 0 = all. `shows`: with their texts."""
+    """The options of a request for scores. `most`: number of documents; 0 = all. `shows`: with their texts."""
 
     address: str
     most: int = 0

@@ -1,4 +1,4 @@
-"""Log-likelihoods of prompts are those of the Transformers model, in any batch and for any length."""
+"""Prompts get the log-likelihoods of the Transformers model, in any batch and at any length."""
 
 from __future__ import annotations
 
@@ -59,6 +59,10 @@ class Engine:
                 found.setdefault(token.request, []).append(token)
         return found
 
+    def run_all(self, prompt: Sequence[int], **options: Any) -> list[Any]:
+        id = self.ask(prompt, **options)
+        return self.run()[id]
+
     def own(self, prompt: Sequence[int]) -> Any:
         """Return the model's log-probabilities after each token of a prompt."""
         with torch.inference_mode():
@@ -101,6 +105,13 @@ def test_a_kept_prefix_does_not_hide_likelihoods(driver: Engine) -> None:
     driver.run()
     again = driver.ask((*LONG, 5), max_new_tokens=0, prompt_logprobs=2)
     assert_scores(driver, driver.run()[again][0], (*LONG, 5), most=2)
+
+
+def test_likeliest_prompt_tokens_equal_their_own_likelihood(driver: Engine) -> None:
+    """lm-eval finds greedy continuations by this equality."""
+    written = [token.token for token in driver.run_all(SHORT, max_new_tokens=10)]
+    [scored] = driver.run_all((*SHORT, *written), max_new_tokens=0, prompt_logprobs=1)
+    assert all(each.logprob == each.likeliest[0].logprob for each in scored.prompt[len(SHORT) :])
 
 
 def test_a_prompt_in_parts_survives_an_eviction() -> None:
