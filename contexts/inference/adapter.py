@@ -91,9 +91,8 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step, and the text that it adds. `finish`: why the request ended; `error`: why it failed.
-
-    `token` is -1 if there is none. `prompt`: the scored prompt, with the request's first token.
+    """A token of a step (-1: none), and the text that it adds. `finish`: why the request ended; `error`: why it failed;
+    `prompt`: the scored prompt, with the request's first token.
     """
 
     request: int
@@ -155,6 +154,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Limit of concurrent requests; 0 if unknown."""
     cache_tokens: int = 0
     peak_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens that were not read, because a kept prefix had them."""
 
     @property
     def is_short(self) -> bool:
@@ -229,10 +230,13 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
         )
-    least = {"max_new_tokens": 0 if sampling.prompt_logprobs else 1, "logprobs": 0, "prompt_logprobs": 0}
-    for name, fewest in least.items():
-        if type(value := getattr(sampling, name)) is not int or value < fewest:
-            raise ValueError(f"{name} must be a whole number, {fewest} or more, not {value!r}")
+    for name, least in (
+        ("max_new_tokens", 0 if sampling.prompt_logprobs else 1),
+        ("logprobs", 0),
+        ("prompt_logprobs", 0),
+    ):
+        if type(value := getattr(sampling, name)) is not int or value < least:
+            raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
     for stop in sampling.stop:
         if not isinstance(stop, str) or not stop:
             raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
