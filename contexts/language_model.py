@@ -451,8 +451,8 @@ class CausalLM:
         """Return the tokens of `complete` as they are written. Closing the iterator ends the request.
 
         Args:
-            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs, json_schema, engine_options, adapter,
-                prompt_logprobs: As in `complete`.
+            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs: As in `complete`.
+            json_schema, engine_options, adapter, prompt_logprobs: As in `complete`.
 
         Raises:
             ValueError: As in `complete`, at once or before the first token.

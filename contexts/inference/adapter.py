@@ -91,8 +91,8 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step (-1: none), and the text that it adds. `finish`: why the request ended; `error`: why it failed;
-    `prompt`: the scored prompt, with the request's first token.
+    """A token of a step (-1: none), and the text that it adds. `finish`: why the request ended; `error`: why it failed,
+    at this `option`; `prompt`: the scored prompt, with the request's first token.
     """
 
     request: int
@@ -103,7 +103,6 @@ class NewToken(msgspec.Struct, frozen=True):
     likeliest: tuple[TokenChance, ...] = ()
     error: str = ""
     option: str = ""
-    """The option that the request failed at."""
     prompt: tuple[PromptToken, ...] = ()
 
 
@@ -230,11 +229,8 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
         )
-    for name, least in (
-        ("max_new_tokens", 0 if sampling.prompt_logprobs else 1),
-        ("logprobs", 0),
-        ("prompt_logprobs", 0),
-    ):
+    fewest = 0 if sampling.prompt_logprobs else 1
+    for name, least in (("max_new_tokens", fewest), ("logprobs", 0), ("prompt_logprobs", 0)):
         if type(value := getattr(sampling, name)) is not int or value < least:
             raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
     for stop in sampling.stop:
