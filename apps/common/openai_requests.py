@@ -129,7 +129,7 @@ _FORMS = {
 """vLLM's names of the forms of a text, with the valid values in words."""
 _FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "functions": ([],),
+    "n": (1,), "best_of": (1,), "stream": (False,), "suffix": ("",), "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],), "verbosity": ("medium",),
     "skip_special_tokens": (True,), "include_stop_str_in_output": (False,), "use_beam_search": (False,),
     "length_penalty": (1,), "add_generation_prompt": (True,), "continue_final_message": (False,),

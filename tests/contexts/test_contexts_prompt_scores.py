@@ -6,18 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from lazily import lazily
+from tiny_encoder import load_recipe
+from tiny_model import write_tiny_model
 
 from stoker.contexts import causal_lm
-from tests.tiny_encoder import load_recipe
-from tests.tiny_model import write_tiny_model
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-adapter = pytest.importorskip("stoker.contexts.inference.adapter")
-batching = pytest.importorskip("stoker.contexts.batching")
-forward = pytest.importorskip("stoker.contexts.forward")
-choosing = pytest.importorskip("stoker.contexts.inference.static")
-prompt_scores = pytest.importorskip("stoker.contexts.inference.prompt_scores")
+torch, transformers, adapter, batching, forward, choosing, prompt_scores = lazily(
+    "torch", "transformers", "stoker.contexts.inference.adapter", "stoker.contexts.batching", "stoker.contexts.forward",
+    "stoker.contexts.inference.static", "stoker.contexts.inference.prompt_scores",
+)  # fmt: skip
 
 VOCABULARY = 64
 SHORT, LONG = (5, 9, 2, 33), tuple(number * 7 % VOCABULARY for number in range(150))
@@ -26,10 +24,10 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4, "max_position_embeddings": 256,
 }  # fmt: skip
 MODELS = {
-    "continuous": transformers.LlamaConfig(**SMALL),
-    "static": transformers.LlamaConfig(**SMALL),
-    "sliding": transformers.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6),
-    "gpt2": transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256),
+    "continuous": lambda: transformers.LlamaConfig(**SMALL),
+    "static": lambda: transformers.LlamaConfig(**SMALL),
+    "sliding": lambda: transformers.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256),
 }
 
 
@@ -38,7 +36,7 @@ class Engine:
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(3)
-        self.model = transformers.AutoModelForCausalLM.from_config(MODELS[kind]).eval()
+        self.model = transformers.AutoModelForCausalLM.from_config(MODELS[kind]()).eval()
         texts = adapter.ModelTexts(
             decode=lambda ids: " ".join(map(str, ids)), ends=frozenset(), longest=256, vocabulary=VOCABULARY
         )
@@ -71,7 +69,9 @@ class Engine:
 
 @pytest.fixture(params=MODELS)
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(prompt_scores, "_LOGITS_AT_ONCE", 20 * VOCABULARY)  # several parts even of a short prompt
+    monkeypatch.setattr(
+        "stoker.contexts.inference.prompt_scores._LOGITS_AT_ONCE", 20 * VOCABULARY
+    )  # several parts even of a short prompt
     return Engine(request.param)
 
 

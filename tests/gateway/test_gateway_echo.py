@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import pytest
 from gateway.asking import openai
+from lazily import lazily
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch, transformers = lazily("torch", "transformers")
 pytestmark = pytest.mark.slow
 PROMPTS = ["Paris lies in France.", "Water boils at 100 °C, on most days", "x"]
 ECHO = {"model": "small", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
@@ -117,3 +118,23 @@ def test_best_of_returns_the_likeliest_of_its_candidates(client):
     assert [choice.logprobs for choice in best.choices] == [None] * 4
     assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
     assert best.usage == every.usage  # all candidates count
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
+def test_lm_eval_finds_what_its_own_backend_finds(gateway):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    folder = str(gateway.folder / "models" / "tiny")
+    served = LocalCompletionsAPI(
+        f"{gateway.url}/v1/completions", model="small", tokenizer=folder, batch_size=4, num_concurrent=2
+    )
+    own = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=2)
+    ends = itertools.product(PROMPTS, (" yes", " no", " perhaps not"))
+    asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(ends)]
+    for found, expected in zip(served.loglikelihood(asked), own.loglikelihood(asked), strict=True):
+        assert found == (pytest.approx(expected[0], abs=1e-3), expected[1])
+    how = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False}
+    asked = [Instance("generate_until", {}, (prompt, how), number) for number, prompt in enumerate(PROMPTS)]
+    assert served.generate_until(asked) == own.generate_until(asked)

@@ -6,13 +6,13 @@ import json
 
 import pytest
 from gateway.asking import client_of  # skips this file if a package is missing
+from lazily import lazily
 from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.common.refusals import RequestRefused
 from stoker.apps.gateway.scoring import RERANK, SCORE, read_scoring
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch, transformers = lazily("torch", "transformers")
 pytestmark = pytest.mark.slow
 MODELS = """
 [models.vectors]
