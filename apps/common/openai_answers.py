@@ -28,8 +28,7 @@ from stoker.apps.common.openai_requests import ENGINE_FIELDS, ApiError, ApiReque
 from stoker.apps.common.tool_prompts import has_tools, template_messages
 
 if TYPE_CHECKING:
-    from stoker.contexts import CausalLM, EncoderModel
-    from stoker.contexts.ambient import RelayedTexts
+    from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Per token: its text, its log-probability, and the likeliest tokens with theirs."""
