@@ -16,6 +16,7 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import SIMILAR, Advisor, model_of
+from stoker.manager.advice.endpoint import Endpoint
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,
@@ -240,7 +241,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     model = model_of(session)
     assert (model.model, model.key_variable, model.token_budget, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
     recipe, _ = program("mine")
-    advisor = Advisor(session, model=model)
+    advisor = Advisor(session, endpoint=Endpoint(model))
     ask_context(advisor, recipe)
     assert endpoint.asked
     assert "sk-secret" not in str(endpoint.asked)
@@ -255,7 +256,7 @@ def test_hanging_language_model_costs_only_its_time_limit(
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
-    advisor = Advisor(session, model=model_of(session))
+    advisor = Advisor(session, endpoint=Endpoint(model_of(session)))
     assert ask_context(advisor, recipe) is None  # the history has no similar program
     facts = advisor._facts_of(recipe.key)
     assert facts.known_facts()
