@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -80,13 +80,13 @@ class MetricTracker:
 
     def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})
-        self._formats = formats
+        self._read_line = formats.read if formats is not None else read_metrics
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
         """Return the progress at the end of a log. `at_s`: time of reading, it gives logs without times a rate from the
         second reading on."""
-        lines, read = newest_metrics(newest_first, formats=self._formats)
+        lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
         chosen = choose_progress(series_of(lines))
@@ -109,7 +109,9 @@ class MetricTracker:
         return Pace(risen / (at_s - seen_s), 0.0, 1, "two readings of the log")
 
 
-def newest_metrics(newest_first: Iterable[str], *, formats: LineFormats | None = None) -> tuple[list[LineMetrics], int]:
+def newest_metrics(
+    newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
+) -> tuple[list[LineMetrics], int]:
     """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats
     matter only if the rules find none."""
     found: list[LineMetrics] = []
@@ -123,7 +125,7 @@ def newest_metrics(newest_first: Iterable[str], *, formats: LineFormats | None =
         count = of_kind.get(kind, 0.0)
         if count >= ENOUGH_OF_A_KIND:
             continue
-        metrics = read_metrics(shown) or (formats.read(shown) if formats is not None else None)
+        metrics = read_line(shown)
         # A kind of line that had no metrics so far may still have some: different lines can start alike.
         of_kind[kind] = count + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
