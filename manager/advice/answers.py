@@ -244,29 +244,37 @@ _MOST_DOUBTED = 4
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:
     """Answer questions until the manager closes the channel, then end the process."""
+    answer_until_closed(channel, advisor)
+    os._exit(0)  # do not wait for an answer of the language model
+
+
+def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
+    """Answer questions until the manager closes the channel. Threads may still wait for the language model."""
+    slow, failures = ThreadPoolExecutor(1, "sources"), ThreadPoolExecutor(1, "failures")
     doubted: list[Future[None]] = []
-    with ThreadPoolExecutor(1, "sources") as slow, ThreadPoolExecutor(1, "failures") as failures:
-        while True:
-            try:
-                data = channel.recv(LONGEST_MESSAGE)
-            except OSError:
-                data = b""
-            if not data:
-                os._exit(0)  # do not wait for an answer of the language model
-            try:
-                question = decode_question(data)
-            except msgspec.MsgspecError as error:
-                log.warning("a question cannot be read: %s", error)
-                continue
-            if isinstance(question.about, OfContext | OfFunction):
-                slow.submit(_answer, channel, advisor, question)
-                continue
-            found = _found_by(advisor.answer, question)
-            doubted = [each for each in doubted if not each.done()]
-            if advisor.is_doubted(found) and len(doubted) < _MOST_DOUBTED:
-                doubted.append(failures.submit(_answer_again, channel, advisor, question, found))
-            else:
-                _send(channel, question, found)
+    while True:
+        try:
+            data = channel.recv(LONGEST_MESSAGE)
+        except OSError:
+            data = b""
+        if not data:
+            for pool in (slow, failures):
+                pool.shutdown(wait=False, cancel_futures=True)
+            return
+        try:
+            question = decode_question(data)
+        except msgspec.MsgspecError as error:
+            log.warning("a question cannot be read: %s", error)
+            continue
+        if isinstance(question.about, OfContext | OfFunction):
+            slow.submit(_answer, channel, advisor, question)
+            continue
+        found = _found_by(advisor.answer, question)
+        doubted = [each for each in doubted if not each.done()]
+        if advisor.is_doubted(found) and len(doubted) < _MOST_DOUBTED:
+            doubted.append(failures.submit(_answer_again, channel, advisor, question, found))
+        else:
+            _send(channel, question, found)
 
 
 def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:

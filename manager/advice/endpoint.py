@@ -22,6 +22,7 @@ from stoker.manager.advice.secrets import masked
 
 Messages = list[dict[str, str]]
 
+_CHAT = "/chat/completions"
 MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _MOST_ANSWER_TOKENS = 1_000
@@ -69,6 +70,14 @@ class Endpoint:
     @property
     def tokens_left(self) -> int:
         return max(0, self.model.session_budget - self._spent)
+
+    def models(self) -> list[str]:
+        """Return the names of the endpoint's models. Raises EndpointError."""
+        try:
+            listed = json.loads(Conversation(self).request("GET", "/models"))
+            return [str(each["id"]) for each in listed["data"]]
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            raise EndpointError(f"its list of models cannot be read: {type(error).__name__}") from None
 
     def spend(self, tokens: int) -> None:
         with self._lock:
@@ -131,18 +140,19 @@ class Conversation:
 
     def _answer(self, body: dict[str, Any], schema: Mapping[str, object] | None) -> bytes:
         if schema is None:
-            return self._post({**body, "stop": ["Observation:"]})
+            return self.request("POST", _CHAT, {**body, "stop": ["Observation:"]})
         if self._endpoint.takes_schemas:
             forced = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
             try:
-                return self._post({**body, "response_format": forced})
+                return self.request("POST", _CHAT, {**body, "response_format": forced})
             except EndpointError as error:
                 if error.status not in _NO_SCHEMAS:
                     raise
                 self._endpoint.takes_schemas = False
-        return self._post(body)
+        return self.request("POST", _CHAT, body)
 
-    def _post(self, body: dict[str, Any]) -> bytes:
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """Return the body of an answer within the time that is left. Raises EndpointError."""
         httpx, url = self._httpx, self._model.url.rstrip("/")
         left_s = self._left_s()
         key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
@@ -156,7 +166,7 @@ class Conversation:
         try:
             with (
                 httpx.Client(**options) as client,
-                client.stream("POST", url + "/chat/completions", json=body, headers=headers) as response,
+                client.stream(method, url + path, json=body, headers=headers) as response,
             ):
                 if response.status_code != 200:
                     raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
