@@ -149,6 +149,26 @@ def test_trouble_with_the_endpoint_changes_nothing(endpoint: FakeEndpoint, log: 
     assert time.monotonic() - began < 5
 
 
+def bracketed(request: dict[str, Any]) -> str:
+    return request["messages"][-1]["content"].split("[")[1].split("]")[0].strip()
+
+
+def test_padding_and_bars_make_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
+    path.write_text("\n".join(lines) + "\n")
+    endpoint.answer = lambda request, number: json.dumps(
+        {"step": request["messages"][-1]["content"][8:14].strip("[ ]")}
+    )
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is None, "the line does not look like progress"
+    path.write_text(path.read_text().replace("penalty", "loss"))
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is not None
+    assert (found.step, found.lines) == (114.0, 20)
+    assert len(endpoint.asked) == 1
+
+
 def test_a_spent_session_budget_asks_no_more(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer, endpoint.tokens = answers(**ANSWER), 5_000
     asking = model(endpoint, session_budget=5_000)

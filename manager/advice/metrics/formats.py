@@ -43,6 +43,8 @@ _NUMBER = r"(?:(?<!\w)[+-])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w
 _VALUE = re.compile(rf"(?<![\w:])(?P<clock>{CLOCK})(?![\w:])|(?P<number>{_NUMBER}|\b(?:nan|inf)\b)", re.IGNORECASE)
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉━╸╺]+|([#=.\-_*])\1+>?|\s+")
 """Bars and blanks, whose length differs from line to line."""
+_PADDED = re.compile(r" ?# ?")
+"""A number with the blanks that align it."""
 _UNIT = re.compile(r"\s?(us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
@@ -66,7 +68,7 @@ def numbers_of(text: str) -> tuple[str, list[LineNumber]]:
             unit, scale = _UNIT.match(text, hit.end()), _SCALE.match(text, hit.end())
             seconds = unit_seconds(unit[1]) if unit else None
             found.append(LineNumber(number(hit["number"]), seconds or 1.0, number("1", scale[1]) if scale else 1.0))
-    return _VALUE.sub("#", text), found
+    return _PADDED.sub("#", _VALUE.sub("#", text)), found
 
 
 # ---- what a number may mean
