@@ -9,7 +9,9 @@ are printed without a model, and no record is written.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import re
 import sys
 import time
@@ -128,7 +130,8 @@ def main() -> int:
     began = time.monotonic()
     record: dict[str, Any] = {
         "command": f"python -m benchmarks.papers.schedmate.language_model URL {asked.model}", "model": asked.model,
-        "machine": machine(), "commit": commit(), "lines": lines(endpoint),
+        "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
+        "load": [round(load, 1) for load in os.getloadavg()], "lines": lines(endpoint),
     }  # fmt: skip
     if endpoint is not None:
         record["tokens of lines"] = endpoint.model.session_budget - endpoint.tokens_left
