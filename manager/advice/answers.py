@@ -67,8 +67,10 @@ class Advisor:
     def __init__(self, folder: SessionFolder, *, endpoint: Endpoint | None = None) -> None:
         self._folder = folder
         self._endpoint = endpoint
-        self._formats = LineFormats(state_folder() / "sources.sqlite") if endpoint is not None else None
-        self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats") if endpoint is not None else None
+        self._formats: LineFormats | None = None
+        if endpoint is not None:
+            self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
+        self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
         """The latest questions about formats of lines."""
         self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
@@ -169,7 +171,7 @@ class Advisor:
         if len(self._followed) > _MOST_LOGS:
             self._followed.popitem(last=False)
         pace = followed.current_pace()
-        if self._formats is not None and self._endpoint is not None and self._learning is not None:
+        if self._formats is not None and self._endpoint is not None:
             unread = self._formats.take_unread()
             if unread:
                 self.learned = self._learning.submit(self._formats.learn_all, unread, self._endpoint)

@@ -74,6 +74,31 @@ def test_a_format_is_asked_once_and_kept_for_later_runs(endpoint: FakeEndpoint, 
     assert len(endpoint.asked) == 1
 
 
+def test_another_model_is_asked_again(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+    endpoint.answer = answers(step="{step}")
+    kept = tmp_path / "sources.sqlite"
+    assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
+    endpoint.answer = answers(**ANSWER)
+    assert tracked(log, LineFormats(kept, model="large"), model(endpoint)).total == 4000.0
+    assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
+    assert len(endpoint.asked) == 2
+
+
+def test_a_format_in_two_waiting_questions_is_asked_once(endpoint: FakeEndpoint, log: Path):
+    endpoint.answer = answers(**ANSWER)
+    formats = LineFormats()
+    reading = FollowedLog(log, formats=formats)
+    waiting = []
+    for at in (140, 141):
+        with log.open("a") as file:
+            file.write(f"{report(at)}\n")
+        reading.track(at_s=0.0)
+        waiting += formats.take_unread()
+    assert len(waiting) == 2
+    formats.learn_all(waiting, model(endpoint))
+    assert len(endpoint.asked) == 1
+
+
 def test_without_an_answer_the_rules_count_alone(endpoint: FakeEndpoint, log: Path):
     assert FollowedLog(log).track(at_s=0.0).progress is None
     assert tracked(log, LineFormats(), model(endpoint, url="http://127.0.0.1:9/v1")) is None

@@ -200,6 +200,7 @@ class LineFormats:
 
     Args:
         path: SQLite file with the formats of earlier sessions; None keeps none.
+        model: the model that is asked. Formats that another model has explained are not used.
         rules: return the metrics of a line that needs no learned format.
     """
 
@@ -207,9 +208,11 @@ class LineFormats:
         self,
         path: str | os.PathLike[str] | None = None,
         *,
+        model: str = "",
         rules: Callable[[str], LineMetrics | None] = read_metrics,
     ) -> None:
         self.learned = 0
+        self._model = model
         self._rules = rules
         self._file = Measurements(path, schema=_TABLE, shape=_SHAPE) if path is not None else None
         self._formats: dict[str, LineFormat] = {}
@@ -231,7 +234,8 @@ class LineFormats:
         form, numbers = numbers_of(line.text)
         if not numbers:
             return None
-        key = sha256(form.encode("utf-8", "replace")).hexdigest()  # the text itself may hold a secret
+        # The text itself may hold a secret, so only its digest is kept.
+        key = sha256(f"{self._model}\n{form}".encode("utf-8", "replace")).hexdigest()
         known = self._formats.get(key)
         if known is not None:
             return known.metrics(line, numbers)
@@ -250,6 +254,8 @@ class LineFormats:
 
     def learn(self, unread: UnreadFormat, endpoint: Endpoint) -> bool:
         """Ask the model about a format. Return True if its lines can be read now."""
+        if unread.key in self._formats:  # asked about twice before the first answer
+            return True
         rows = [numbers_of(line.text)[1] for line in unread.lines]
         shown = max(range(len(rows)), key=lambda at: len({each.value for each in rows[at]}))
         try:
