@@ -24,7 +24,7 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
-from stoker.manager.advice.endpoint import Endpoint, LanguageModel
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.judging import fault_of_call
 from stoker.manager.advice.logs import Fault, Located
 from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
@@ -64,7 +64,7 @@ _PROOF_CHARACTERS = 400
 class Advisor:
     """Answers questions of a session. `endpoint`: a language model to ask where rules find nothing."""
 
-    def __init__(self, folder: SessionFolder, *, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
         self._endpoint = endpoint
         self._formats: LineFormats | None = None
@@ -218,7 +218,7 @@ def serve(session: str, channel: socket.socket) -> None:
     keep_log(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
     model = model_of(folder)
-    answer_all(channel, Advisor(folder, endpoint=Endpoint(model) if model is not None else None))
+    answer_all(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:

@@ -53,7 +53,7 @@ class EndpointError(Exception):
         self.status = status
 
 
-class Endpoint:
+class ModelEndpoint:
     """A model, and the tokens that the session has spent on it. Several threads may use it."""
 
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,7 +95,7 @@ class Endpoint:
 class Conversation:
     """Questions that share a time limit and a token budget. Raises EndpointError without `httpx`."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ModelEndpoint) -> None:
         self.turns = endpoint.model.turns
         self.tokens = 0
         self._endpoint = endpoint

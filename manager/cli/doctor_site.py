@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.advice.endpoint import Endpoint, EndpointError, LanguageModel
+from stoker.manager.advice.endpoint import EndpointError, LanguageModel, ModelEndpoint
 from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
@@ -217,7 +217,7 @@ def advice_answers(site: Site) -> Iterator[Finding]:
     if not named.url:
         return
     model = LanguageModel(named.url, named.model, named.key_variable, time_limit_s=_ENDPOINT_S)
-    endpoint = Endpoint(model)
+    endpoint = ModelEndpoint(model)
     if named.key_variable and not os.environ.get(named.key_variable):
         fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
         yield warn(topic, f"{topic}: the variable {named.key_variable} ([advice] key_variable) is not set", fix)

@@ -18,7 +18,7 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import SIMILAR, Advisor, answer_until_closed, model_of
-from stoker.manager.advice.endpoint import Endpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,
@@ -246,7 +246,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     model = model_of(session)
     assert (model.model, model.key_variable, model.token_budget, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
     recipe, _ = program("mine")
-    advisor = Advisor(session, endpoint=Endpoint(model))
+    advisor = Advisor(session, endpoint=ModelEndpoint(model))
     ask_context(advisor, recipe)
     assert endpoint.asked
     assert "sk-secret" not in str(endpoint.asked)
@@ -261,7 +261,7 @@ def test_hanging_language_model_costs_only_its_time_limit(
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
-    advisor = Advisor(session, endpoint=Endpoint(model_of(session)))
+    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
     assert ask_context(advisor, recipe) is None  # the history has no similar program
     facts = advisor._facts_of(recipe.key)
     assert facts.known_facts()
@@ -293,14 +293,14 @@ def test_a_pace_is_answered_at_once_and_learned_for_the_next_time(
     log = tmp_path / "lib-1.log"
     log.write_text("".join(LINE.format(step=step, loss=900 / step) for step in range(100, 140)))
     question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
-    advisor = Advisor(session, endpoint=Endpoint(model_of(session)))
+    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
     assert advisor.answer(question) is None
     assert advisor.learned is not None
     advisor.learned.result(60)
     pace = advisor.answer(question)
     assert isinstance(pace.advice, PaceAdvice)
     assert (pace.advice.done, pace.advice.total, pace.advice.per_s) == (139.0, 4000.0, pytest.approx(4.0))
-    later = Advisor(session, endpoint=Endpoint(model_of(session))).answer(question)
+    later = Advisor(session, endpoint=ModelEndpoint(model_of(session))).answer(question)
     assert later.advice == pace.advice
     assert len(endpoint.asked) == 1
     assert Advisor(session).answer(question) is None
@@ -312,7 +312,7 @@ def test_a_hanging_model_delays_no_certain_verdict(session: SessionFolder, endpo
     site(session, endpoint.url, time_limit="60 s")
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
-        advisor = Advisor(session, endpoint=Endpoint(model_of(session)))
+        advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
         thread = threading.Thread(target=answer_until_closed, args=(its, advisor), daemon=True)
         thread.start()
         for call, said in enumerate(("storaged: a lease failed", FULL_DISK)):
@@ -334,7 +334,7 @@ def test_a_model_judges_a_doubted_failure(session: SessionFolder, endpoint: Fake
     said = "storaged: a lease failed"
     endpoint.answer = lambda request, number: f'{{"line": "{said}", "cause": "framework", "component": "none"}}'
     site(session, endpoint.url)
-    advisor = Advisor(session, endpoint=Endpoint(model_of(session)))
+    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
     question = AskAdvice(OfFailure(PilotId("p1"), LibraryId(1), CallId(3)), "f", said=said)
     first = advisor.answer(question)
     assert advisor.is_doubted(first)

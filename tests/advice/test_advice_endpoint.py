@@ -7,7 +7,7 @@ import json
 import pytest
 from advice.fake_endpoint import FakeEndpoint
 
-from stoker.manager.advice.endpoint import Conversation, Endpoint, EndpointError, LanguageModel, object_in
+from stoker.manager.advice.endpoint import Conversation, EndpointError, LanguageModel, ModelEndpoint, object_in
 from stoker.manager.cli.doctor_machine import Level
 from stoker.manager.cli.doctor_site import advice_answers
 from stoker.site import Advice, Site
@@ -20,7 +20,7 @@ SCHEMA = {"type": "object"}
 def test_all_conversations_share_the_budget_of_a_session(endpoint: FakeEndpoint):
     endpoint.answer = lambda request, number: "{}"
     endpoint.tokens = 400
-    asking = Endpoint(LanguageModel(endpoint.url, "fake", session_budget=1_000))
+    asking = ModelEndpoint(LanguageModel(endpoint.url, "fake", session_budget=1_000))
     assert [asking.ask("Say it.", "?", schema=SCHEMA) for _ in range(3)] == [{}, {}, {}]
     with pytest.raises(EndpointError, match="session's budget of 1,000 tokens is spent"):
         asking.ask("Say it.", "?", schema=SCHEMA)
@@ -32,7 +32,7 @@ def test_all_conversations_share_the_budget_of_a_session(endpoint: FakeEndpoint)
 
 def test_secrets_of_every_user_of_the_client_are_masked(endpoint: FakeEndpoint):
     endpoint.answer = lambda request, number: "{}"
-    Endpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "password=hunter22 step 3", schema=SCHEMA)
+    ModelEndpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "password=hunter22 step 3", schema=SCHEMA)
     assert "hunter22" not in json.dumps(endpoint.asked)
     assert "password=*** step 3" in json.dumps(endpoint.asked)
 
@@ -43,7 +43,7 @@ def test_an_endpoint_without_schemas_is_asked_without_one(endpoint: FakeEndpoint
         return '{"a": 1}'
 
     endpoint.answer = answer
-    asking = Endpoint(LanguageModel(endpoint.url, "fake"))
+    asking = ModelEndpoint(LanguageModel(endpoint.url, "fake"))
     assert asking.ask("Say it.", "?", schema=SCHEMA) == asking.ask("Say it.", "?", schema=SCHEMA) == {"a": 1}
     assert ["response_format" in each for each in endpoint.asked] == [True, False, False]
 
@@ -52,7 +52,7 @@ def test_an_answer_without_an_object_is_an_error(endpoint: FakeEndpoint):
     for text in ("no braces", "{not JSON", "[1]"):
         endpoint.answer = lambda request, number, text=text: text
         with pytest.raises(EndpointError, match="not a JSON object"):
-            Endpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "?", schema=SCHEMA)
+            ModelEndpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "?", schema=SCHEMA)
     assert object_in('Sure: ```json\n{"a": {"b": 2}}\n``` as you wished {') == {"a": {"b": 2}}
 
 

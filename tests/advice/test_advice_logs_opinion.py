@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from advice.fake_endpoint import KILLED, FakeEndpoint
 
-from stoker.manager.advice.endpoint import Endpoint, LanguageModel
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.judging import fault_of_call
 from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
 from stoker.manager.advice.logs.opinion import ALONE, BY_MODEL, DOUBTED, excerpt, second_opinion
@@ -33,7 +33,7 @@ def doubted() -> tuple[Located, Fault]:
 def asked(endpoint: FakeEndpoint, **settings: Any) -> Fault:
     located, fault = doubted()
     model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
-    return second_opinion(located, fault, Endpoint(model))
+    return second_opinion(located, fault, ModelEndpoint(model))
 
 
 def says(answer: object) -> Callable[[dict[str, Any], int], object]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from advice.fake_endpoint import KILLED, FakeEndpoint
 
-from stoker.manager.advice.endpoint import Endpoint, LanguageModel
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
@@ -35,11 +35,11 @@ def answers(**metrics: str) -> Callable[[dict[str, Any], int], str]:
     return answer
 
 
-def model(endpoint: FakeEndpoint, **settings: Any) -> Endpoint:
-    return Endpoint(LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings}))
+def model(endpoint: FakeEndpoint, **settings: Any) -> ModelEndpoint:
+    return ModelEndpoint(LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings}))
 
 
-def tracked(path: Path, formats: LineFormats, asking: Endpoint, *, looks: int = 1) -> LoggedProgress | None:
+def tracked(path: Path, formats: LineFormats, asking: ModelEndpoint, *, looks: int = 1) -> LoggedProgress | None:
     log = FollowedLog(path, formats=formats)
     for _ in range(looks):
         log.track(at_s=0.0)

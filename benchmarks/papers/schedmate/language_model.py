@@ -27,7 +27,7 @@ from benchmarks.papers.schedmate.failures import evaluation
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND
 from benchmarks.papers.schedmate.metrics import Learned, made_cases, rows_of
-from stoker.manager.advice.endpoint import Endpoint, LanguageModel
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.logs import Fault, FaultKind, Located
 from stoker.manager.advice.logs.opinion import BY_MODEL, second_opinion
 from stoker.manager.advice.logs.reading import RANK_MARK
@@ -39,7 +39,7 @@ TABLES = ("without rows that know the test's texts", "shipped table")
 _BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_answers.toml").read_text())["lines"]))
 
 
-class Remembering(Endpoint):
+class Remembering(ModelEndpoint):
     """An endpoint that asks no question twice."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -52,7 +52,7 @@ class Remembering(Endpoint):
         return self.answers[question]
 
 
-class ByHand(Endpoint):
+class ByHand(ModelEndpoint):
     """Right answers for the held-out formats (`line_answers.toml`), in place of a model's."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class ByHand(Endpoint):
         return dict(found.groupdict()) if found is not None else {}
 
 
-def lines(endpoint: Endpoint | None) -> dict[str, Any]:
+def lines(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     """Return the scores of the ten held-out formats."""
     cases = list(made_cases(HELD_OUT | HELD_OUT_SECOND))
     found: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def lines(endpoint: Endpoint | None) -> dict[str, Any]:
     return found
 
 
-def failures(endpoint: Endpoint | None) -> dict[str, Any]:
+def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     """Return the scores of the 308 logs. The model is asked once about failures that begin with the same text."""
     jobs = list(corpus(test=True))
     opinions: dict[str, Fault] = {}
@@ -123,7 +123,7 @@ def main() -> int:
     ask.add_argument("url", nargs="?", default="", help="an OpenAI-compatible endpoint, for example of `stoker serve`")
     ask.add_argument("model", nargs="?", default="", help="the model at the endpoint")
     asked = ask.parse_args()
-    endpoint: Endpoint | None = None
+    endpoint: ModelEndpoint | None = None
     if asked.url:
         model = LanguageModel(asked.url, asked.model, time_limit_s=300.0, session_budget=10_000_000)
         endpoint = Remembering(model)

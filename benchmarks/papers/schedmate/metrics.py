@@ -33,7 +33,7 @@ from benchmarks.papers.schedmate.metric_formats import (
     noise,
     run,
 )
-from stoker.manager.advice.endpoint import Endpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
 from stoker.manager.advice.metrics.tracker import Tracked
 
@@ -166,7 +166,7 @@ class Learned(NamedTuple):
     """Formats that a language model explains while logs are read."""
 
     formats: LineFormats
-    endpoint: Endpoint
+    endpoint: ModelEndpoint
 
 
 def _track(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:

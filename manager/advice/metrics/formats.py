@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.contexts.performance import Measurements
-from stoker.manager.advice.endpoint import Endpoint, EndpointError
+from stoker.manager.advice.endpoint import EndpointError, ModelEndpoint
 from stoker.manager.advice.metrics.lines import (
     EPOCH,
     STEP,
@@ -252,7 +252,7 @@ class LineFormats:
         asked = (each for each in found if len(each[1]) >= _REPEATED and self._may_ask(each[0]))
         return [UnreadFormat(key, tuple(lines)) for key, lines in islice(asked, _MOST_AT_ONCE)]
 
-    def learn(self, unread: UnreadFormat, endpoint: Endpoint) -> bool:
+    def learn(self, unread: UnreadFormat, endpoint: ModelEndpoint) -> bool:
         """Ask the model about a format. Return True if its lines can be read now."""
         if unread.key in self._formats:  # asked about twice before the first answer
             return True
@@ -273,7 +273,7 @@ class LineFormats:
             self._file.write((_PUT, [row]), (_DROP, [(_MOST_ROWS,)]))
         return True
 
-    def learn_all(self, several: Iterable[UnreadFormat], endpoint: Endpoint) -> None:
+    def learn_all(self, several: Iterable[UnreadFormat], endpoint: ModelEndpoint) -> None:
         for each in several:
             self.learn(each, endpoint)
 

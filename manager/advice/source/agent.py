@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.manager.advice.endpoint import Conversation, Endpoint, EndpointError, object_in
+from stoker.manager.advice.endpoint import Conversation, EndpointError, ModelEndpoint, object_in
 from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.extractor import SourceText
 from stoker.manager.advice.source.facts import (
@@ -119,7 +119,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 
 
 def facts_with_agent(
-    source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: Endpoint | None
+    source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: ModelEndpoint | None
 ) -> WorkloadFacts:
     """Return the facts with the language model's additions, or unchanged without a model. Never raises."""
     if model is None:
