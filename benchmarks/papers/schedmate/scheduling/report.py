@@ -194,14 +194,19 @@ def with_model() -> dict[str, str]:
         100 * (lines["rules and model"]["all"]["found"] - lines["rules"]["all"]["found"]),
         strict["rules and model"]["f1"] - strict["rules"]["f1"],
     ]
+    doubted = [str(failures[name]["doubted"]) for name in failures if name != "questions"]
     return {
         "model": f"`{kept['model']}` (SmolLM2-135M-Instruct, 4 bits)",
         "rules_found": f"{100 * lines['rules']['all']['found']:.1f} %",
+        "right_found": f"{100 * lines['right answers alone']['all']['found']:.1f} %",
         "rules_f1": str(strict["rules"]["f1"]),
+        "right_f1": str(strict["an opinion that is always right"]["f1"]),
         "model_adds": "nothing" if not any(added) else f"{added[0]:+.1f} and {added[1]:+.1f} points",
         "lines_with_model": table(("lines of ten held-out formats", "found", "right", "rates found"), rows),
         "failures_with_model": table(("rules", "verdicts", "F1", "precision", "accuracy"), verdicts),
-        "doubted_logs": " and ".join(str(failures[name]["doubted"]) for name in failures if name != "questions"),
+        "doubted_logs": " and ".join(doubted),
+        "questions": str(failures["questions"]),
+        "believed": str(sum(failures[name]["believed"] for name in failures if name != "questions")),
     }
 
 
