@@ -35,8 +35,7 @@ from stoker.apps.common.openai_requests import (
 from stoker.apps.common.tool_prompts import has_tools, template_messages
 
 if TYPE_CHECKING:
-    from stoker.contexts import CausalLM, EncoderModel
-    from stoker.contexts.ambient import RelayedTexts
+    from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}

@@ -26,8 +26,7 @@ from stoker.apps.common.openai_answers import (
 from stoker.apps.common.openai_requests import ApiError, ApiRequest
 
 if TYPE_CHECKING:
-    from stoker.contexts import CausalLM, EncoderModel
-    from stoker.contexts.ambient import RelayedTexts
+    from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 _PIECE_BYTES = 500_000
 """Target size of a piece of vectors; the limit of any piece is 1 MB."""
