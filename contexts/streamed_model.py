@@ -9,6 +9,7 @@ reads the weights itself.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
@@ -323,6 +324,9 @@ def _spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]
 
 
 log = logging.getLogger(__name__)
+
+with contextlib.suppress(Exception):  # a library would build this table of weights' names at each load, in 0.3 s
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 BY_TRANSFORMERS = "weights by Transformers"
 

@@ -1,13 +1,17 @@
-"""The batch system of a site. Parsl, whose import takes a second, is imported only if needed."""
+"""The batch system of a site.
+
+Parsl, whose import takes a second, and `environment.carrying`, which takes a third of this process's start, are
+imported only if needed.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import assert_never
 
 from stoker.errors import ConfigError
-from stoker.manager.environment.carrying import carried_folder, starter_files
 from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
@@ -43,7 +47,7 @@ def make_batch(
 
     def command(block: BlockId) -> str:
         issue_block_key(folder, block)
-        starter_files(folder, site)  # the files of the job contain the manager's current address
+        _carried(folder, site)
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
     pacer, listing = (shared.pacer, shared.listing) if shared is not None else (None, None)
@@ -59,7 +63,7 @@ def make_batch(
                 session=session,
                 folder=submits,
                 command=command,
-                files=starter_files(folder, site),
+                files=_carried(folder, site),
                 key=None if site.provider.shared_files else folder.block_key_file,
                 pacer=pacer,
                 listing=listing,
@@ -78,6 +82,15 @@ def make_batch(
             assert_never(kind)
 
 
+def _carried(folder: SessionFolder, site: Site) -> list[Path]:
+    """Return the folders to copy to a job's node, with the manager's current address; none if nodes share the files."""
+    if site.provider.shared_files:
+        return []
+    from stoker.manager.environment.carrying import starter_files
+
+    return starter_files(folder, site)
+
+
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
     """Return the exact text that would be submitted for a block. Raises ConfigError, SubmissionRefused."""
     _check(site)
@@ -89,7 +102,11 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
         case ProviderKind.KUBERNETES:
             return f"{command}\n"
         case ProviderKind.CONDOR:
-            carried = () if site.provider.shared_files else (carried_folder(folder, site), folder.block_key_file(block))
+            carried: tuple[Path, ...] = ()
+            if not site.provider.shared_files:
+                from stoker.manager.environment.carrying import carried_folder
+
+                carried = (carried_folder(folder, site), folder.block_key_file(block))
             files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case ProviderKind.SLURM | ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:

@@ -18,7 +18,6 @@ from zmq import curve_keypair
 
 from stoker.errors import SessionError
 from stoker.folders import refuse_odd_path, working_folder
-from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
 from stoker.protocol.session import KeyPair, SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
@@ -63,6 +62,8 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
             options += ["--asked-gpus", str(site.provider.gpu_count)]
     options += pilot_options(site.pilot)
     if site.environment.kind is EnvironmentKind.PACKED:
+        from stoker.manager.environment.carrying import starter_command  # its import takes long
+
         return shlex.join(starter_command(folder, site, options))
     words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
     if site.engine is Engine.TASKVINE:

@@ -302,11 +302,10 @@ class ZygoteServer:
             except BaseException as error:  # including sys.exit in a module
                 failed[name] = f"{type(error).__name__}: {error}"
             threads.attribute_to(name)
-        gc.enable()
         listener.stop()
         set_threads(1)
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # without a collection, which takes a tenth of PyTorch's import and frees no memory
+        gc.enable()
         self._own_trackers = frozenset(processes.trackers())
         harmful = threads.harmful()
         self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked

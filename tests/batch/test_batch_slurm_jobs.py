@@ -143,7 +143,7 @@ def test_a_pilot_that_waits_in_the_queue_proves_nothing(slurm, world):
     for node in slurm.shape.nodes:
         slurm.submit("sleep 600", "--partition=main", f"--nodelist={node}", "--exclusive")
     until(lambda: set(slurm.nodes().values()) == {"allocated"}, what="every node in use")
-    said = probe(world, [], wait_s=25)
+    said = probe(world, [], wait_s=10)
     assert said.returncode == 1, said.stdout
     assert re.search(r"the probe still waits in the queue after .*: (Resources|Priority|Nodes)", said.stdout), (
         said.stdout
@@ -158,7 +158,7 @@ def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
     # pilots get the head's loopback address, which on a node leads to the node itself
     write_site(world.path, session={"interface": "127.0.0.1"})
-    said = probe(world, cluster.on_head(), wait_s=30)
+    said = probe(world, cluster.on_head(), wait_s=12)
     assert said.returncode == 1, said.stdout
     assert "the probe runs, but its pilot has not reached 127.0.0.1:" in said.stdout
     assert "name their common network: [session] interface" in said.stdout

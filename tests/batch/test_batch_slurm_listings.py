@@ -61,8 +61,9 @@ def double(number):
     return 2 * number
 
 
-def load(world, **sections):
-    return stoker.load(write_site(world.path, **sections), run_dir=str(world.runs))
+def load(world, **provider):
+    site = write_site(world.path, provider={"poll": "0.2 s", **provider})  # the tests wait for looks at the list
+    return stoker.load(site, run_dir=str(world.runs))
 
 
 def fill(slurm) -> list[str]:
@@ -116,7 +117,7 @@ def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, mo
     site = Site(world, monkeypatch, said=said)
     site.put("hang")
     site.put("hide")
-    with load(world, provider={"listing_lag": "10 min"}) as session:
+    with load(world, listing_lag="10 min") as session:
         call = double(21)
         until(lambda: len(jobs_of(session, slurm)) == 1, what="the job")
         for process in processes_of(session.folder, victim):

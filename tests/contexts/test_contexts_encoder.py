@@ -10,7 +10,7 @@ import pytest
 from tiny_encoder import load_encoder as load
 from tiny_encoder import write_tiny_encoder
 
-from stoker.contexts import encoder
+from stoker.contexts import causal_lm, encoder
 from stoker.contexts.loading import slots_of
 from stoker.contexts.model_source import SentenceFacts, sentence_facts
 from stoker.errors import RecipeError
@@ -233,7 +233,7 @@ def test_a_recipe_says_what_is_wrong_with_it(tmp_path: Path, make: Any, says: st
 def test_a_recipe_names_its_model_and_what_it_wants_ahead(folder: Path, model: Any) -> None:
     recipe = encoder(folder, memory="2 GB")
     assert recipe.name.startswith("small-")
-    assert "transformers:BertModel" in recipe.preload
+    assert recipe.preload == causal_lm().preload, "all ready-made models share a zygote"
     assert "stoker.contexts.encoder_loading" in recipe.preload
     assert (recipe.slots, recipe.needs.memory_bytes) == (0, 2 * 10**9)
     assert slots_of(recipe, model, device_memory_bytes=0) == 16

@@ -282,6 +282,15 @@ def test_model_equals_that_of_from_pretrained(tmp_path: Path, name: str, stored:
     assert_same_models(found, expected)
 
 
+def test_table_of_weight_names_is_made_before_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("llama", tmp_path)
+    assert streamed_model.StreamedWeights  # the import makes the table
+    mapping = pytest.importorskip("transformers.conversion_mapping", reason="this release has no such table")
+    monkeypatch.setattr(mapping, "_build_checkpoint_conversion_mapping", lambda: pytest.fail("a load makes the table"))
+    found, expected, _ = both("llama", tmp_path, dtype=torch.float32)
+    assert_same_models(found, expected)
+
+
 @pytest.mark.parametrize("case", ["in shards", "joined by Transformers", "without a generation config"])
 def test_unusual_model_equals_that_of_from_pretrained(tmp_path: Path, case: str) -> None:
     name = "mixtral" if case == "joined by Transformers" else "llama"

@@ -15,12 +15,12 @@ import httpx
 import openai
 import pytest
 from gateway.asking import CHAT, QUESTION, chat, text_of
+from gateway.bodies import strict
 from gateway.metrics_queried import has_metric, metrics_queried
 from gateway.running import LIMIT_S, until
 from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.shared import ErrorObject
-from pydantic import BaseModel
 
 pytestmark = pytest.mark.slow
 TEXT = "/v1/completions"
@@ -28,21 +28,9 @@ SAID = {"model": "small", "messages": QUESTION, "max_tokens": 4}
 PROMPTED = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 4}
 
 
-def strict(kind, body):
+def parsed(kind, body):
     """Parse a body as its type; refuse unknown fields."""
-    read = kind.model_validate(body, strict=True)
-    assert not list(_unknown(read, kind.__name__))
-    return read
-
-
-def _unknown(value, place):
-    if isinstance(value, BaseModel):
-        yield from (f"{place}.{name}" for name in value.model_extra or ())
-        for name in type(value).model_fields:
-            yield from _unknown(getattr(value, name), f"{place}.{name}")
-    elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _unknown(one, f"{place}[{number}]")
+    return strict(kind.model_validate(body, strict=True))
 
 
 def events(http, address, body):
@@ -62,7 +50,7 @@ def test_models(client, http):
     assert [model["id"] for model in listed["data"]] == names
     for model in (*listed["data"], http.get("/v1/models/small").json()):
         model.pop("max_model_len", None)  # vLLM's addition to OpenAI's model
-        assert strict(Model, model).owned_by == "stoker"
+        assert parsed(Model, model).owned_by == "stoker"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
@@ -79,7 +67,7 @@ def test_models(client, http):
     ],
 )
 def test_answers(http, address, body, kind):
-    strict(kind, http.post(address, json=body).json())
+    parsed(kind, http.post(address, json=body).json())
 
 
 @pytest.mark.parametrize("more", [{}, {"stream_options": {"include_usage": True}}])
@@ -93,7 +81,7 @@ def test_chunks(http, address, body, more):
         for choice in chunk["choices"]:
             if address == TEXT and choice["finish_reason"] is None:
                 choice["finish_reason"] = "stop"  # null before the end, as in OpenAI's responses
-        strict(ChatCompletionChunk if address == CHAT else Completion, chunk)
+        parsed(ChatCompletionChunk if address == CHAT else Completion, chunk)
     assert (chunks[-1].get("usage") is not None) is bool(more)
 
 
@@ -101,28 +89,28 @@ def test_files_and_batches(http):
     line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": SAID})
     wrong = json.dumps({"custom_id": "b", "method": "POST", "url": CHAT, "body": {**SAID, "model": "other"}})
     upload = {"file": ("in.jsonl", f"{line}\n{wrong}\n".encode())}
-    file = strict(FileObject, http.post("/v1/files", files=upload, data={"purpose": "batch"}).json())
+    file = parsed(FileObject, http.post("/v1/files", files=upload, data={"purpose": "batch"}).json())
     asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h", "metadata": {"run": "1"}}
-    batch = strict(Batch, http.post("/v1/batches", json=asked).json())
+    batch = parsed(Batch, http.post("/v1/batches", json=asked).json())
     assert batch.metadata == {"run": "1"}
-    failed = strict(Batch, http.post("/v1/batches", json={**asked, "endpoint": TEXT}).json())
+    failed = parsed(Batch, http.post("/v1/batches", json={**asked, "endpoint": TEXT}).json())
     assert failed.errors.data[0].message
 
     def over():
-        found = strict(Batch, http.get(f"/v1/batches/{batch.id}").json())
+        found = parsed(Batch, http.get(f"/v1/batches/{batch.id}").json())
         return found if found.status != "in_progress" else None
 
     done = until(over, why="the end of the batch")
     answers = http.get(f"/v1/files/{done.output_file_id}/content").text.splitlines()
     [answer] = [json.loads(answer) for answer in answers]
-    strict(ChatCompletion, answer["response"]["body"])
+    parsed(ChatCompletion, answer["response"]["body"])
     [error] = [json.loads(each) for each in http.get(f"/v1/files/{done.error_file_id}/content").text.splitlines()]
-    strict(ErrorObject, error["response"]["body"]["error"])
+    parsed(ErrorObject, error["response"]["body"]["error"])
     for address, kind in (("/v1/files", FileObject), ("/v1/batches", Batch)):
         listed = http.get(address, params={"limit": 2}).json()
         assert listed.keys() == {"object", "data", "first_id", "last_id", "has_more"}
-        assert [strict(kind, one).id for one in listed["data"]][-1] == listed["last_id"]
-    strict(FileDeleted, http.delete(f"/v1/files/{file.id}").json())
+        assert [parsed(kind, one).id for one in listed["data"]][-1] == listed["last_id"]
+    parsed(FileDeleted, http.delete(f"/v1/files/{file.id}").json())
     listed = http.get("/v1/batches", params={"limit": 1}).json()
     assert listed["has_more"]
 
@@ -224,7 +212,7 @@ def test_a_request_that_cannot_be_answered(client, options, status, code, param,
     with pytest.raises(openai.APIError) as refused:
         for _ in chat(client, stream=stream, **options):
             pass
-    error = strict(ErrorObject, refused.value.body)
+    error = parsed(ErrorObject, refused.value.body)
     assert (error.code, error.param, bool(error.message)) == (code, param, True)
     if isinstance(refused.value, openai.APIStatusError):
         assert refused.value.status_code == status
@@ -251,7 +239,7 @@ def test_errors_have_the_form_of_openais(http, method, address, body, status, pa
     answer = http.request(method, address, json=body)
     assert answer.status_code == status
     assert answer.json().keys() == {"error"}
-    error = strict(ErrorObject, answer.json()["error"])
+    error = parsed(ErrorObject, answer.json()["error"])
     assert (error.param, bool(error.message)) == (param, True)
 
 

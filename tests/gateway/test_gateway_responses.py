@@ -10,8 +10,9 @@ import pytest
 if not all(map(find_spec, ("openai", "starlette", "prometheus_client"))):
     pytest.skip("needs the extras serve and test", allow_module_level=True)
 
+from gateway.bodies import strict
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from stoker.apps.common.answer_parsing import AnswerDelta, CallPart, ToolCall
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded
@@ -28,21 +29,6 @@ def read(**fields):
         return read_response(json.dumps({"model": "m", "input": "Hi", **fields}).encode(), name="r")
     except RequestRefused as error:
         raise in_own_words(error) from None
-
-
-def strict(read: BaseModel) -> BaseModel:
-    assert not list(_unknown(read, type(read).__name__))
-    return read
-
-
-def _unknown(value, place):
-    if isinstance(value, BaseModel):
-        yield from (f"{place}.{name}" for name in value.model_extra or ())
-        for name in type(value).model_fields:
-            yield from _unknown(getattr(value, name), f"{place}.{name}")
-    elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _unknown(one, f"{place}[{number}]")
 
 
 def events_of(data: bytes):
@@ -143,22 +129,3 @@ def test_a_response_that_was_cut_is_incomplete():
     *_, last = events_of(events.events(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.end())
     assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
     assert last.response.incomplete_details.reason == "max_output_tokens"
-
-
-@pytest.mark.slow
-def test_openais_client_gets_responses(client):
-    asked = {"model": "small", "input": "Hi", "max_output_tokens": 30, "temperature": 0}
-    whole = client.responses.create(**asked)
-    assert strict(whole).usage.output_tokens
-    with client.responses.stream(**asked) as stream:
-        *_, last = [strict(event) for event in stream]
-    assert last.response.output_text == whole.output_text
-    tool = {**TOOL, "parameters": {**TOOL["parameters"], "additionalProperties": False}}
-    called = client.responses.create(
-        **{**asked, "max_output_tokens": 400}, tools=[tool], tool_choice={"type": "function", "name": "f"}
-    )
-    [call] = called.output
-    assert (call.name, json.loads(call.arguments)) == ("f", {})
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
-    again = client.responses.create(**{**asked, "input": [{"role": "user", "content": "Hi"}, call, result]})
-    assert again.usage.input_tokens > whole.usage.input_tokens

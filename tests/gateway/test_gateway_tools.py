@@ -1,4 +1,7 @@
-"""Requests with tools, over HTTP with OpenAI's client. A random model makes calls only where a schema holds it."""
+"""A gateway with OpenAI's client: tools, `/v1/responses`, and the tokens of a text.
+
+A random model calls a tool only where a schema holds it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import json
 
 import openai
 import pytest
-from gateway.asking import CHAT, QUESTION
+from gateway.asking import CHAT, QUESTION, chat, model_of
+from gateway.bodies import strict
 from gateway.running import until
 from openai.types.chat import ChatCompletion
 
 pytestmark = pytest.mark.slow
+
+# ---- tools
+
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Paris"]}, "hot": {"$ref": "#/$defs/Hot"}},
@@ -99,3 +106,59 @@ def test_a_schema_that_cannot_be_held_is_refused_by_its_field(client):
         with pytest.raises(openai.BadRequestError) as refused:
             ask(client, tools=[wrong], tool_choice="required", stream=stream)
         assert refused.value.param == "tool_choice"
+
+
+# ---- responses
+
+
+def test_openais_client_gets_responses(client):
+    asked = {"model": "small", "input": "Hi", "max_output_tokens": 30, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert strict(whole).usage.output_tokens
+    with client.responses.stream(**asked) as stream:
+        *_, last = [strict(event) for event in stream]
+    assert last.response.output_text == whole.output_text
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "name": "f", "parameters": parameters, "strict": False}
+    called = client.responses.create(
+        **{**asked, "max_output_tokens": 400}, tools=[tool], tool_choice={"type": "function", "name": "f"}
+    )
+    [call] = called.output
+    assert (call.name, json.loads(call.arguments)) == ("f", {})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    again = client.responses.create(**{**asked, "input": [{"role": "user", "content": "Hi"}, call, result]})
+    assert again.usage.input_tokens > whole.usage.input_tokens
+
+
+# ---- tokens: they are counted as the model does, without loading it
+
+
+def test_tokens_of_a_text_are_the_models_and_make_the_text_again(http, client, gateway):
+    asked = {"model": "swift", "prompt": "What is two plus two?", "return_token_strs": True}
+    found = http.post("/tokenize", json=asked).json()
+    assert found.keys() == {"count", "max_model_len", "tokens", "token_strs"}
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) == 21
+    assert found["max_model_len"] == 2048
+    assert http.post("/detokenize", json={"model": "swift", "tokens": found["tokens"]}).json() == {
+        "prompt": asked["prompt"]
+    }
+    assert model_of(gateway, "swift")["state"] == "cold"
+    assert chat(client).usage.prompt_tokens == found["count"]
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "a"}, "model"),
+        ("/tokenize", {"model": "small"}, "prompt"),
+        ("/tokenize", {"model": "small", "prompt": 1}, "prompt"),
+        ("/tokenize", {"model": "small", "messages": []}, "messages"),
+        ("/tokenize", {"model": "gone", "prompt": "a"}, "model"),
+        ("/detokenize", {"model": "small", "tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"model": "small", "tokens": [99_999]}, "tokens"),
+    ],
+)
+def test_what_cannot_be_tokenized_is_refused_by_its_field(http, address, body, param):
+    answer = http.post(address, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param

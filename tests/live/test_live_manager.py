@@ -4,6 +4,8 @@ import math
 import random
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -203,32 +205,55 @@ def test_an_observer_sees_and_does_not_keep_a_session(client: Peer, peers: Peers
     assert manager.ended() == 0
 
 
-def test_frozen_manager_that_was_replaced_is_silent(client: Peer, pilot: Peer, manager: Manager) -> None:
+SURE_S = 4.0  # longer than the time between two renewals
+BRIEFLY_SURE = f"""
+import sys
+from stoker.manager import main
+from stoker.manager.live import lease
+lease.SURE_S = {SURE_S}
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def brief(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
+    """A manager that is sure of its lease for only `SURE_S` seconds."""
+    script = tmp_path / "briefly_sure_manager.py"
+    script.write_text(BRIEFLY_SURE)
+    manager = Manager(folder, script=script)
+    yield manager
+    manager.close()
+
+
+def test_frozen_manager_that_was_replaced_is_silent(brief: Manager, peers: Peers) -> None:
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define()
     client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
-    assert manager.process is not None
-    manager.process.send_signal(signal.SIGSTOP)
+    assert brief.process is not None
+    brief.process.send_signal(signal.SIGSTOP)
     pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
     client.send(say.AskStatus(), numbered=False)
-    path = manager.folder.lease
+    path = brief.folder.lease
     other = msgspec.json.encode(lease.LeaseHolder("login2", "another machine", 7, 70, "theirs"))
-    time.sleep(lease.SURE_S + 1.0)
+    time.sleep(SURE_S + 1.0)
     path.write_bytes(other)
     client.heard.clear()
     pilot.heard.clear()
-    manager.process.send_signal(signal.SIGCONT)
-    assert manager.ended() == TAKEN_OVER
+    brief.process.send_signal(signal.SIGCONT)
+    assert brief.ended() == TAKEN_OVER
     assert client.silent()
     assert pilot.silent()
     assert path.read_bytes() == other
-    assert "its manager is pid 7 on login2" in manager.folder.manager_log.read_text()
+    assert "its manager is pid 7 on login2" in brief.folder.manager_log.read_text()
 
 
-def test_a_frozen_manager_that_nobody_followed_goes_on(client: Peer, manager: Manager) -> None:
-    assert manager.process is not None
-    manager.process.send_signal(signal.SIGSTOP)
-    time.sleep(lease.SURE_S + 1.0)
-    manager.process.send_signal(signal.SIGCONT)
+def test_a_frozen_manager_that_nobody_followed_goes_on(brief: Manager, peers: Peers) -> None:
+    [client] = welcomed(peers, "client")
+    assert brief.process is not None
+    brief.process.send_signal(signal.SIGSTOP)
+    time.sleep(SURE_S + 1.0)
+    brief.process.send_signal(signal.SIGCONT)
     assert client.status().session == "test"
 
 

@@ -417,7 +417,7 @@ def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, dam
     until(lambda: up.status().pilots, limit_s=60)
     (file,) = [up.folder.lease] if damaged == "lease" else up.folder.sites.glob("*.toml")
     file.write_bytes(b"\0" * 40)
-    said = stoker(world, "down", "--wait", "60" if damaged == "lease" else "10")
+    said = stoker(world, "down", "--wait", "60" if damaged == "lease" else "4")
     if damaged == "lease":
         assert said.returncode == 0, said.stderr
         assert said.stdout.startswith(f"session {up.name} has ended")

@@ -1,5 +1,5 @@
-"""Make test programs import Parsl without its monitoring, which takes half of the import time. Two tests of the
-monitoring disable this by an environment variable.
+"""Make test programs import Parsl without its monitoring, which takes half of the import time, and transformers without
+SciPy, which takes a tenth. Two tests of the monitoring disable this by an environment variable.
 """
 
 import os
@@ -9,4 +9,5 @@ import sys
 _IS_WORKER = any("exec(eval(sys.stdin.readline()))" in argument for argument in sys.orig_argv)
 
 if not (_IS_WORKER or os.environ.get("STOKER_TESTS_MONITORING")):
-    sys.modules["sqlalchemy"] = None  # type: ignore[assignment]  # so Python reports none
+    for absent in ("sqlalchemy", "scipy"):
+        sys.modules[absent] = None  # type: ignore[assignment]  # so Python reports none
