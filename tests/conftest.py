@@ -27,8 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers per core: files of tests use a core for a quarter of their time, and wait for the rest."""
-    return 3 * len(os.sched_getaffinity(0))
+    """Two workers per core: many tests wait for other processes."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_configure(config: pytest.Config) -> None:
