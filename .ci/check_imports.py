@@ -20,6 +20,7 @@ SLOW_LIBRARIES = frozenset({
 """Libraries that only some processes load."""
 
 DEFERRED = {
+    "importlib.metadata": "takes a fifth of the start of a command",
     "stoker.apps.batch_inference.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.embed.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.encoder_lengths.run": "loads Parsl, for which --help does not wait",
@@ -40,6 +41,7 @@ DEFERRED = {
     "stoker.manager.cli.entry": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.main": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.simulating": "loads the simulator, for one command",
+    "stoker.manager.environment.carrying": "takes a third of the factory's start, and few sites need it",
     "stoker.manager.executor.blocks": "loads Parsl",
     "stoker.manager.factory.batches": "loads Parsl for most batch systems",
     "stoker.manager.factory.kubernetes": "loads Parsl",

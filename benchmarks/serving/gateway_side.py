@@ -138,7 +138,7 @@ class FakeModel(ServedModel):
         super().__init__("fake", ModelSettings(path="fake"))
         self.recipe = pace(every_s)
         self.writes = write_pieces.with_options(context=self.recipe)
-        self._apps = {True: self.writes}
+        self._apps = {"pieces": self.writes}
 
 
 def serve(every_s: float) -> None:
