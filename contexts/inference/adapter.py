@@ -55,8 +55,10 @@ class Sampling(msgspec.Struct, frozen=True):
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
+        """Return the tokens that end the text. `ends`: the model's, which `ignore_eos` ignores unless a form ends."""
         options = dict(self.engine_options)
-        return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
+        ignores = options.get("ignore_eos") and self.structure is None
+        return (frozenset() if ignores else ends) | frozenset(options.get("stop_token_ids", ()))
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -281,7 +283,7 @@ class ModelTexts:
         """
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
-            raise OptionRefused("adapter", "this model's engine serves no adapters; the engine continuous does")
+            raise OptionRefused("adapter", "this model's engine serves no adapters; continuous and vllm do")
         self.prepare(sampling)
         self._check_tokens(request.prompt, "the prompt")
         length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
