@@ -226,7 +226,7 @@ def test_its_memory_is_what_it_was_started_with(model: Any) -> None:
     assert model.slots(2_000_000_000) == model.slots() >= 1
     model.resize(device_memory_bytes=2_000_000_000)
     with pytest.raises(ValueError, match="load the model again"):
-        model.resize(device_memory_bytes=1_000_000_000)
+        model.resize(device_memory_bytes=1_200_000_000)
     model.sleep()
     model.wake()
     model.forget_prefixes()
