@@ -15,10 +15,10 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from stoker.contexts import payloads
 from stoker.errors import SerializationError, StokerError
@@ -106,6 +106,24 @@ class Gang:
         """Stop listening."""
         if self.listener is not None:
             self.listener.close()
+
+
+class TextSink(Protocol):
+    """Takes the texts of one yielding call in the engine's thread, which must not wait."""
+
+    def add(self, text: str) -> bool:
+        """Take a text as the call's next piece. False if the call's client has to take pieces first."""
+
+    def send(self) -> None:
+        """Send the texts that all sinks of the library have taken."""
+
+
+class RelayedTexts(Iterable[str]):
+    """Texts that a function yields as one object: its library sends each text as a piece, without the call's thread."""
+
+    def send_to(self, sink: TextSink) -> Generator[str, None, None]:
+        """Give the texts to `sink`. Yield those that it does not take."""
+        raise NotImplementedError
 
 
 SeatHook = Callable[[float], Gang]

@@ -29,7 +29,7 @@ from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYT
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.step_times import StepProfile, StepTimes
-from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
+from stoker.contexts.text_writer import Completion, CompletionStream, TextWriter
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
@@ -440,8 +440,8 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
         adapter: str = "",
-    ) -> Iterator[CompletionToken]:
-        """Yield the tokens of `complete` as they are written. Closing the iterator ends the request.
+    ) -> CompletionStream:
+        """Return the tokens of `complete` as they are written. Closing the iterator ends the request.
 
         Args:
             prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs, json_schema, engine_options, adapter: As

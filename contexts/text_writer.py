@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -38,6 +38,52 @@ class CompletionToken(msgspec.Struct, frozen=True):
     logprobs: Likelihoods = ()
 
 
+class CompletionStream(Iterator[CompletionToken]):
+    """The tokens of a completion as they are written. `close` ends the request."""
+
+    def __init__(self, tokens: Generator[CompletionToken, None, None], texts: CompletionTexts) -> None:
+        self._tokens = tokens
+        self._texts = texts
+
+    def __next__(self) -> CompletionToken:
+        return next(self._tokens)
+
+    def close(self) -> None:
+        """End the request."""
+        self._tokens.close()
+
+    def texts(self) -> CompletionTexts:
+        """Return the texts alone, for a function that yields them as one object; use these or the tokens."""
+        return self._texts
+
+
+class CompletionTexts(ambient.RelayedTexts):
+    """The texts of a completion. At the end, `finish_reason` and `tokens` are those of the whole completion."""
+
+    def __init__(self, submit: Callable[[ambient.TextSink | None], Generation]) -> None:
+        self._submit = submit
+        self.finish_reason = ""
+        self.tokens = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self._read(None)
+
+    def send_to(self, sink: ambient.TextSink) -> Generator[str, None, None]:
+        """Give the texts to `sink` in the engine's thread. Yield those that it does not take."""
+        return self._read(sink)
+
+    def _read(self, sink: ambient.TextSink | None) -> Generator[str, None, None]:
+        generation = self._submit(sink)
+        try:
+            for token in generation.tokens():
+                if token.text:
+                    yield token.text
+                if token.finish is not None:
+                    self.finish_reason, self.tokens = token.finish.value, generation.made
+        finally:
+            generation.abort()
+
+
 class TextWriter:
     def __init__(self, thread: EngineThread, prompts: PromptReader) -> None:
         self._thread = thread
@@ -68,11 +114,14 @@ class TextWriter:
         row = self._row(prompt, sampling)
         return (token.text for token in self._new_tokens(row, sampling, pieces=True) if token.text)
 
-    def tokens(self, prompt: str, sampling: Sampling) -> Iterator[CompletionToken]:
+    def tokens(self, prompt: str, sampling: Sampling) -> CompletionStream:
         row = self._row(prompt, sampling)
-        return (
+        tokens = (
             CompletionToken(token.text, token.finish.value if token.finish else "", self._likelihoods([token]))
             for token in self._new_tokens(row, sampling, pieces=True)
+        )
+        return CompletionStream(
+            tokens, CompletionTexts(lambda sink: self._submit(row, sampling, pieces=True, sink=sink))
         )
 
     def complete(self, prompt: str, sampling: Sampling) -> Completion:
@@ -113,9 +162,11 @@ class TextWriter:
         finally:
             generation.abort()
 
-    def _submit(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Generation:
+    def _submit(
+        self, row: Ids, sampling: Sampling, *, pieces: bool = False, sink: ambient.TextSink | None = None
+    ) -> Generation:
         due_at, tpot_s = ambient.token_dues(len(row))
-        return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s)
+        return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s, sink=sink)
 
     def _row(self, prompt: str, sampling: Sampling) -> Ids:
         if not isinstance(prompt, str):

@@ -29,6 +29,7 @@ from stoker.apps.common.tool_prompts import has_tools, template_messages
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
+    from stoker.contexts.ambient import RelayedTexts
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Per token: its text, its log-probability, and the likeliest tokens with theirs."""
@@ -154,8 +155,8 @@ def complete(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -
     )  # fmt: skip
 
 
-def stream_text(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -> Iterator[TextPiece]:
-    """Yield the answer in pieces as it is generated; with log-probabilities, one token per piece.
+def stream_text(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -> Iterator[TextPiece | RelayedTexts]:
+    """Yield the answer in pieces as it is generated: plain texts as one object, else one token per piece.
 
     Raises ValueError before the first piece, as `complete`.
     """
@@ -164,17 +165,18 @@ def stream_text(model: CausalLM, request: ApiRequest, prompt: str, *, place: int
     parser = answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
     tokens = model.stream_completion(prompt, **options)
     yield TextBegun(read)
-    written, finish = 0, ""
     if parser is not None:
         yield from _parsed_pieces(parser, tokens, sampling=sampling)
-        return
-    for token in tokens:
-        written, finish = written + 1, token.finish_reason
-        if sampling.logprobs >= 0:
+    elif sampling.logprobs >= 0:
+        written, finish = 0, ""
+        for token in tokens:
+            written, finish = written + 1, token.finish_reason
             yield TokenPiece(token.text, _cut(token.logprobs, sampling))
-        elif token.text:
-            yield token.text
-    yield TextEnded(finish, written)
+        yield TextEnded(finish, written)
+    else:
+        texts = tokens.texts()
+        yield texts
+        yield TextEnded(texts.finish_reason, texts.tokens)
 
 
 def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: SamplingOptions) -> Iterator[TextPiece]:

@@ -278,7 +278,10 @@ class Answering:
         try:
             if asked.stream:
                 app = await model.app(asked.request, objectives, in_pieces=True)
-                return await self._stream(request, asked, model, app, name=name, running=running)
+                tokens_are_due = wanted.tpot_s > 0
+                return await self._stream(
+                    request, asked, model, app, name=name, running=running, at_once=tokens_are_due
+                )
             app = await model.app(asked.request, objectives)
             response = await unless_gone(request, self._whole(asked, model, app, name=name, running=running))
         except (ClientLeft, asyncio.CancelledError) as error:
@@ -315,9 +318,12 @@ class Answering:
         return JSONAnswer(body(choices, name=name, model=model.name, created=int(time.time()), usage=usage))
 
     async def _stream(
-        self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest
-    ) -> Response:
-        """Answer with a stream. An early error is raised, so that the response has an error status."""
+        self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest,
+        at_once: bool,
+    ) -> Response:  # fmt: skip
+        """Answer with a stream. An early error is raised, so that the response has an error status. `at_once`: no token
+        waits for others.
+        """
         chunks = _chunks(asked, name=name, model=model.name)
         running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
         pieces = joined_pieces(app, asked.choices)
@@ -336,7 +342,7 @@ class Answering:
                 model.lengths.record(chunks.written // len(asked.choices))
             await answer.close()
 
-        return EventStream(answer.events(), at_end=close)
+        return EventStream(answer.events(), at_end=close, at_once=at_once)
 
     def _note_ignored(self, field: str) -> None:
         if field not in self._ignored:

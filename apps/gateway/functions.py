@@ -25,6 +25,7 @@ from stoker.apps.common.openai_requests import ApiError, ApiRequest
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
+    from stoker.contexts.ambient import RelayedTexts
 
 _PIECE_BYTES = 500_000
 """Target size of a piece of vectors; the limit of any piece is 1 MB."""
@@ -41,7 +42,7 @@ def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
 
 
 @app(stream=True)
-def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | ApiError]:
+def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | RelayedTexts | ApiError]:
     begun, request = False, for_adapter(model, request)
     try:
         [prompt] = prompts_of(model, request)

@@ -206,7 +206,6 @@ class ServedModel:
         self.recipe: Recipe | None = None
         self.trouble = ""
         """Why the model has no recipe."""
-        """Names of the additional options that its engine supports."""
         self._longest: int | None = None
         self._apps: dict[bool, StokerApp] = {}
 

@@ -84,7 +84,7 @@ def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
     """Sums over a model's engines, from their last reports; the cache's use is the highest of them."""
     label = ["model_name"]
-    read, written, preempted = Counter[str](), Counter[str](), Counter[str]()
+    read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     used: dict[str, float] = {}
     for library in status.libraries:
         load, name = library.batch, names.get(library.recipe, library.recipe)
@@ -92,11 +92,14 @@ def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
             read[name] += load.prompt_tokens
             written[name] += load.new_tokens
             preempted[name] += load.evictions
+            reused[name] += load.reused_tokens
             if load.cache_tokens:
                 used[name] = max(used.get(name, 0.0), min(1.0, load.peak_tokens / load.cache_tokens))
     for metric, help, counts in (
         ("stoker_engine_prompt_tokens", "Tokens that present libraries have read", read),
         ("stoker_engine_generation_tokens", "Tokens that present libraries have written", written),
+        ("stoker_prefix_cache_queries", "Tokens of prompts, read or taken from kept prefixes", read + reused),
+        ("stoker_prefix_cache_hits", "Tokens of prompts that were taken from kept prefixes", reused),
         ("stoker_num_preemptions", "Requests that engines of present libraries have evicted", preempted),
     ):
         family = CounterMetricFamily(metric, help, labels=label)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -159,17 +160,28 @@ pilot was lost may wait longer.
 """
 
 
+_FEW_STREAMS = 8
+_APART_S = 0.015
+"""Seconds between two writes to a stream while more than `_FEW_STREAMS` are open: a write is a third of the gateway's
+time for a token.
+"""
+
+
 class EventStream(Response):  # type: ignore[misc]
     """Events that are sent as they come, with comments in between. `at_end` is called at the end or when the client
-    leaves.
+    leaves. While many streams are open, events that come faster than `_APART_S` wait for each other, unless `at_once`.
     """
 
     media_type = "text/event-stream"
+    open_streams = 0
+    """Streams of this process that send events."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], *, at_end: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+        self, events: AsyncGenerator[bytes, None], *, at_end: Callable[[], Awaitable[None]] | None = None,
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._at_once = at_once
         self._events = events
         self._at_end = at_end
         self._is_open = False
@@ -199,12 +211,26 @@ class EventStream(Response):  # type: ignore[misc]
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._is_open = True
-        async for event in self._events:
-            if event:
-                self._was_silent = False
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+        EventStream.open_streams += 1
+        try:
+            await self._send_events(send)
+        finally:
+            EventStream.open_streams -= 1
         self._is_open = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        sent_at = 0.0
+        async for event in self._events:
+            if not event:
+                continue
+            self._was_silent = False
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            before, sent_at = sent_at, time.monotonic()
+            many = EventStream.open_streams > _FEW_STREAMS and not self._at_once
+            if many and sent_at - before < _APART_S:
+                await asyncio.sleep(_APART_S)
+                sent_at += _APART_S
 
     async def _comment(self, send: Send) -> None:
         while True:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.gateway --pairs 3 --streams 200
 
-Each pair runs both sides of `gateway_side.py`. A model without computation writes 20 tokens a second.
+Each pair runs both sides of `gateway_side.py`. An engine without computation writes 20 tokens a second of each stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A side of `benchmarks.serving.gateway`: many streams of a model that writes at a fixed pace without computation.
+"""A side of `benchmarks.serving.gateway`: many streams of an engine that writes at a fixed pace without computation.
+
+Each step of the engine writes one token of each stream, as steps of a batch do.
 
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 
@@ -21,6 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import psutil
+from memoryless_engine import MemorylessEngine
 
 import stoker
 from benchmarks.harness import side_options
@@ -28,6 +31,9 @@ from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
 from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.gateway.served import ServedModel, ServedModels
+from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.contexts.text_writer import CompletionTexts
 
 PARTS = {
     "stoker.manager.main": "manager",
@@ -81,27 +87,58 @@ MOST_STREAMS = 1000
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "stream": True}
 
 
+class PacedEngine(MemorylessEngine):
+    name, chosen = "paced", "for the benchmark"
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._due = 0.0
+        self._left: dict[int, int] = {}
+
+    def add(self, request: GenerationRequest) -> None:
+        self._left[request.id] = request.sampling.max_new_tokens
+
+    def abort(self, request: int) -> None:
+        self._left.pop(request, None)
+
+    def step(self) -> list[NewToken]:
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        self._due = max(self._due, time.monotonic() - self._every_s) + self._every_s
+        self._left = {id: left - 1 for id, left in self._left.items()}
+        tokens = [NewToken(id, left, f"{left} ", None if left else Finish.LENGTH) for id, left in self._left.items()]
+        self._left = {id: left for id, left in self._left.items() if left}
+        return tokens
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=len(self._left))
+
+    def slots(self) -> int:
+        return MOST_STREAMS
+
+    def stop(self) -> None:
+        pass
+
+
 @stoker.context(slots=MOST_STREAMS)
-def pace(every_s: float) -> float:
-    return every_s
+def pace(every_s: float) -> EngineThread:
+    return EngineThread(lambda: PacedEngine(every_s))
 
 
 @stoker.app(stream=True)
-def write_pieces(every_s: float, request: ApiRequest) -> Iterator[TextPiece]:
+def write_pieces(thread: EngineThread, request: ApiRequest) -> Iterator[TextPiece | CompletionTexts]:
+    sampling = Sampling(max_new_tokens=request.sampling.max_new_tokens)
     yield TextBegun(1)
-    due = time.monotonic()
-    for number in range(request.sampling.max_new_tokens):
-        yield f"{number} "
-        due += every_s
-        time.sleep(max(0.0, due - time.monotonic()))
-    yield TextEnded("stop", request.sampling.max_new_tokens)
+    texts = CompletionTexts(lambda sink: thread.submit((0,), sampling, pieces=True, sink=sink))
+    yield texts
+    yield TextEnded(texts.finish_reason, texts.tokens)
 
 
 class FakeModel(ServedModel):
     def __init__(self, every_s: float) -> None:
         super().__init__("fake", ModelSettings(path="fake"))
         self.recipe = pace(every_s)
-        self._apps = {True: write_pieces.with_options(context=self.recipe)}
+        self.writes = write_pieces.with_options(context=self.recipe)
+        self._apps = {True: self.writes}
 
 
 def serve(every_s: float) -> None:
@@ -114,6 +151,7 @@ def serve(every_s: float) -> None:
     with stoker.load(progress=False) as session, socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         models = ServedModels({})
         models["fake"] = FakeModel(every_s)
+        assert models["fake"].recipe is not None
         session.warm(models["fake"].recipe).result()
         gateway = Gateway(
             models, SessionWatch(session, models), Guard(KeyFile.usual()), site="fake", most_bytes=1_000_000
@@ -196,7 +234,7 @@ def main() -> None:
             model = FakeModel(asked.every)
             assert model.recipe is not None
             session.warm(model.recipe).result()
-            app = model.app(in_pieces=True)
+            app = model.writes
             found = asyncio.run(ask(lambda tokens: direct_tokens(app, tokens), **how))
     else:
         command = [sys.executable, "-m", "benchmarks.serving.gateway_side", "serve", "--every", str(asked.every)]

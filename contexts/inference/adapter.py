@@ -144,6 +144,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     """Limit of concurrent requests; 0 if unknown."""
     cache_tokens: int = 0
     peak_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens that were not read, because a kept prefix had them."""
 
     @property
     def is_short(self) -> bool:

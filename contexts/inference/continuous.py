@@ -184,6 +184,7 @@ class ContinuousEngine:
         return msgspec.structs.replace(
             self._load, running=running, waiting=len(self._batch.waiting),
             cache_tokens=self._batch.limits.cache_tokens, peak_tokens=self._batch.outgrown_tokens(),
+            reused_tokens=self._prefixes.reused_tokens,
         )  # fmt: skip
 
     def memory(self) -> EngineMemory:

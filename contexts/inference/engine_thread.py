@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted
+from stoker.contexts.ambient import CallStop, Evicted, TextSink
 from stoker.contexts.inference.adapter import (
     DeviceShare,
     EngineLoad,
@@ -55,9 +55,12 @@ class Generation:
     """The new tokens of one request, or its error."""
 
     def __init__(
-        self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
-    ) -> None:
+        self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None,
+        sink: TextSink | None = None,
+    ) -> None:  # fmt: skip
+        """Begin a request. `sink` takes the texts of its tokens; the reader gets those that it does not take."""
         self.request = request
+        self.sink = sink
         self.over = False
         self.stop = stop or CallStop()
         self._leave = leave
@@ -115,6 +118,20 @@ class Generation:
         if self.request.pieces or token.finish is not None:
             self._come.put(self._tokens)
             self._tokens = []
+
+    def relay(self, token: NewToken) -> bool:
+        """Give the token's text to the sink. False if the sink does not take it: then the reader gets all others."""
+        assert self.sink is not None
+        if token.text and not self.sink.add(token.text):
+            self.sink.send()  # before the reader passes on what follows
+            self.sink = None
+            return False
+        self.made += 1
+        return True
+
+    def end(self, token: NewToken) -> None:
+        """Tell the reader that the sink has sent the last text."""
+        self._come.put([msgspec.structs.replace(token, text="")])
 
     def fail(self, error: BaseException) -> None:
         self._come.put(error)
@@ -201,7 +218,7 @@ class EngineThread:
 
     def submit(
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
-        tpot_s: float = 0.0,
+        tpot_s: float = 0.0, sink: TextSink | None = None,
     ) -> Generation:  # fmt: skip
         """Submit a request, which joins before the next step. Raises Evicted if the call was asked to stop."""
         self._check_process()
@@ -212,7 +229,7 @@ class EngineThread:
             self._check_open()
             self._numbers += 1
             request = GenerationRequest(self._numbers, prompt, sampling, due_at, tpot_s, pieces)
-            generation = Generation(request, stop, self._leave)
+            generation = Generation(request, stop, self._leave, sink)
             self._inbox.append(generation)
             self._work.notify()
         stop.wakes(generation.stopped)
@@ -407,6 +424,7 @@ class EngineThread:
             for id in ended:
                 self.engine.abort(id)
             return
+        sink, relayed_ends = None, list[tuple[Generation, NewToken]]()
         for token in tokens:
             asked = self._open.get(token.request)
             if asked is None:
@@ -417,8 +435,16 @@ class EngineThread:
                 self._mean_output += (asked.made + 1 - self._mean_output) / self._ended
             if token.error:
                 asked.fail(OptionRefused(token.option, token.error) if token.option else RuntimeError(token.error))
+            elif asked.sink is not None and asked.relay(token):
+                sink = asked.sink
+                if token.finish is not None:
+                    relayed_ends.append((asked, token))
             else:
                 asked.give(token)
+        if sink is not None:
+            sink.send()
+        for asked, token in relayed_ends:
+            asked.end(token)
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:

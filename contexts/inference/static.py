@@ -91,7 +91,10 @@ class StaticEngine:
         return new
 
     def load(self) -> EngineLoad:
-        return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
+        return msgspec.structs.replace(
+            self._load, running=len(self._batch), waiting=len(self._waiting),
+            reused_tokens=self._runner.prefixes.reused_tokens,
+        )  # fmt: skip
 
     def memory(self) -> EngineMemory:
         weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())

@@ -123,7 +123,9 @@ class VLLMEngine:
     def load(self) -> EngineLoad:
         running = sum(writing.runs for writing in self._open.values())
         ended = sum(token.finish is not None for token in self._early)
-        return msgspec.structs.replace(self._load, running=running + ended, waiting=len(self._open) - running)
+        return msgspec.structs.replace(
+            self._load, running=running + ended, waiting=len(self._open) - running, reused_tokens=self.reused_tokens
+        )
 
     # ---- memory
 

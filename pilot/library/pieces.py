@@ -19,7 +19,8 @@ from contextlib import suppress
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from stoker.contexts.ambient import CallStop, Gang
+from stoker.contexts import payloads
+from stoker.contexts.ambient import CallStop, Gang, RelayedTexts
 from stoker.errors import GangBroken
 from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES, GangPlace
 from stoker.protocol.ids import CallId
@@ -131,7 +132,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
     pieces: list[Any] = []
 
     def put(piece: Any) -> bool:
-        pieces.append(piece)
+        pieces.extend(piece if isinstance(piece, RelayedTexts) else (piece,))
         return True
 
     drain(result, put, stop)
@@ -188,20 +189,34 @@ class PieceBatcher:
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
         with self._came:
-            before = self._waiting.get(pieces.run)
-            if before is None:
-                self._waiting[pieces.run] = pieces
-            else:
-                items = before.items + pieces.items
-                self._waiting[pieces.run] = Yielded(pieces.call, pieces.run, before.first, items, pieces.waits)
-            self._bytes += sum(map(len, pieces.items))
-            if at_once or pieces.waits or self._bytes >= GATHER_BYTES or _now() >= self._due:
-                self._send_all()
-            elif self._sender is None:
-                self._sender = threading.Thread(target=self._send_due, name="stoker-pieces", daemon=True)
-                self._sender.start()
-            elif len(self._waiting) == 1:
-                self._came.notify()
+            self._add(pieces)
+            self._send_soon(at_once=at_once or pieces.waits)
+
+    def add_of(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
+        """Add pieces of runs that another thread may end meanwhile."""
+        with self._came:
+            for run, each in pieces:
+                if not run.is_over:
+                    self._add(each)
+            self._send_soon(at_once=at_once)
+
+    def _add(self, pieces: Yielded) -> None:
+        before = self._waiting.get(pieces.run)
+        if before is None:
+            self._waiting[pieces.run] = pieces
+        else:
+            items = before.items + pieces.items
+            self._waiting[pieces.run] = Yielded(pieces.call, pieces.run, before.first, items, pieces.waits)
+        self._bytes += sum(map(len, pieces.items))
+
+    def _send_soon(self, *, at_once: bool) -> None:
+        if at_once or self._bytes >= GATHER_BYTES or _now() >= self._due:
+            self._send_all()
+        elif self._sender is None:
+            self._sender = threading.Thread(target=self._send_due, name="stoker-pieces", daemon=True)
+            self._sender.start()
+        else:
+            self._came.notify()
 
     def drop(self, run: int) -> None:
         with self._came:
@@ -239,6 +254,8 @@ class PieceSender:
         self.read: Callable[[float], None] | None = None
         self._gathering = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
+        self._relayed: list[tuple[YieldingRun, Yielded]] = []
+        """Texts that the engine's thread has added; no other thread uses them."""
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
 
@@ -251,6 +268,7 @@ class PieceSender:
 
     def over(self, run: YieldingRun) -> None:
         with self.changed:
+            run.is_over = True
             self._runs.pop(run.call, None)
             self._gathering.calls = len(self._runs)
         self._gathering.drop(run.number)
@@ -277,6 +295,13 @@ class PieceSender:
     def say(self, pieces: Yielded) -> None:
         self._gathering.add(pieces, at_once=pieces.first < FIRST_PIECES)
 
+    def relay(self, run: YieldingRun, pieces: Yielded) -> None:
+        self._relayed.append((run, pieces))
+
+    def send_relayed(self) -> None:
+        relayed, self._relayed = self._relayed, []
+        self._gathering.add_of(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
+
 
 class YieldingRun:
     def __init__(
@@ -292,6 +317,7 @@ class YieldingRun:
         self.number = number
         self.count = 0  # number of yielded pieces
         self.waited_s = 0.0  # seconds waited for the client
+        self.is_over = False
         self._lane = lane
         self._is_to_end = is_to_end
         self._on_waited = on_waited
@@ -303,11 +329,33 @@ class YieldingRun:
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:
-            self._sizes.append(len(piece))
-            self._bytes += len(piece)
-            self.count += 1
-        self._lane.say(Yielded(self.call, self.number, self.count - 1, [piece]))
+            number = self._count(piece)
+        self._lane.say(Yielded(self.call, self.number, number, [piece]))
         return True
+
+    # ---- a sink of texts, for the engine's thread
+
+    def add(self, text: str) -> bool:
+        """Take a text as the next piece. False if the window has no space."""
+        piece = payloads.dumps(text, what="piece")
+        with self._lane.changed:
+            if not self._has_room(len(piece)):
+                return False
+            number = self._count(piece)
+        self._lane.relay(self, Yielded(self.call, self.number, number, [piece]))
+        return True
+
+    def send(self) -> None:
+        """Send the texts of all runs."""
+        self._lane.send_relayed()
+
+    # ---- the window
+
+    def _count(self, piece: bytes) -> int:
+        self._sizes.append(len(piece))
+        self._bytes += len(piece)
+        self.count += 1
+        return self.count - 1
 
     def wait_taken(self) -> bool:
         """Wait until the client has every piece. False if it does not want them any more."""

@@ -10,14 +10,14 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted, SeatHook, is_caused_by_stop
+from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, SeatHook, is_caused_by_stop
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
@@ -253,6 +253,9 @@ class Runner:
         yielding = self._yielding
         if yielding is None:
             return False
+        if isinstance(piece, RelayedTexts):
+            with closing(piece.send_to(yielding)) as texts:
+                return all(map(self._put, texts))
         parts = self._packer.parts(piece, what="piece")
         size = sum(map(len, parts))
         if size > PIECE_BYTES:

@@ -16,7 +16,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from stoker.apps.common.openai_answers import TextPiece, chat_body, complete, prompts_of, stream_text
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, read_body
 from stoker.apps.gateway.streaming import Chunks
-from stoker.contexts.text_writer import Completion, CompletionToken
+from stoker.contexts.ambient import RelayedTexts
+from stoker.contexts.inference.adapter import Finish, NewToken
+from stoker.contexts.text_writer import Completion, CompletionStream, CompletionTexts, CompletionToken
 
 WEATHER = {
     "type": "function",
@@ -45,6 +47,21 @@ HERMES = "{{ tools }} {{ messages[0].tool_calls }} <tool_call>"
 CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 
 
+class WrittenGeneration:
+    """The part of an engine's `Generation` that a reader of texts uses."""
+
+    def __init__(self, texts: list[str], finish: Finish) -> None:
+        self._texts, self._finish, self.made = texts, finish, 0
+
+    def tokens(self):
+        for text in self._texts:
+            self.made += 1
+            yield NewToken(0, 0, text, self._finish if self.made == len(self._texts) else None)
+
+    def abort(self):
+        pass
+
+
 class WritingModel:
     """A model that writes a given text, three characters a token, and keeps what its chat template gets."""
 
@@ -69,8 +86,10 @@ class WritingModel:
 
     def stream_completion(self, prompt, **options):
         *first, last = self._tokens()
-        yield from (CompletionToken(text, logprobs=((text, -1.0, ()),)) for text in first)
-        yield CompletionToken(last, self.finish, ((last, -1.0, ()),))
+        tokens = [CompletionToken(text, logprobs=((text, -1.0, ()),)) for text in first]
+        tokens.append(CompletionToken(last, self.finish, ((last, -1.0, ()),)))
+        texts = CompletionTexts(lambda _sink: WrittenGeneration(self._tokens(), Finish(self.finish)))
+        return CompletionStream((token for token in tokens), texts)
 
     def _tokens(self):
         return [self.text[start : start + 3] for start in range(0, len(self.text), 3)] or [""]
@@ -101,7 +120,9 @@ def streamed(model: WritingModel, **fields) -> tuple[str, str, list[list[str]], 
     """Return reasoning, text, calls and finish reason of a streamed answer."""
     request = read(**fields)
     [prompt] = prompts_of(model, request)
-    pieces: list[TextPiece] = list(stream_text(model, request, prompt, place=0))
+    pieces: list[TextPiece] = []
+    for piece in stream_text(model, request, prompt, place=0):
+        pieces.extend(piece if isinstance(piece, RelayedTexts) else (piece,))
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
     lines = chunks.events(0, pieces).decode().split("\n\n")[:-1]
     chunks.end()

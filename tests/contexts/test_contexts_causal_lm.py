@@ -110,6 +110,7 @@ def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
     assert close([found[index] for index in range(3)], expected)
     template = model.count_tokens(TEMPLATE)
     assert model.reused_tokens - before >= (len(order) - 1) * (template - 1)
+    assert model.batch_load().reused_tokens == model.reused_tokens
 
 
 def test_a_given_prefix_changes_nothing_but_the_work(model: Any, expected: list[list[float]]) -> None:

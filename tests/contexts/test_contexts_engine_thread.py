@@ -59,6 +59,55 @@ def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineT
     assert engine.open == {}
 
 
+class Sink:
+    """Takes `room` texts."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.came: list[str] = []
+
+    def add(self, text: str) -> bool:
+        self.room -= 1
+        if self.room >= 0:
+            self.came.append(text)
+        return self.room >= 0
+
+    def send(self) -> None:
+        self.came.append("sent")
+
+
+def test_a_sink_gets_the_texts_of_each_step(engine: CountingEngine, thread: EngineThread) -> None:
+    engine.gate.clear()
+    sink = Sink(100)
+    generation = thread.submit((1,), Sampling(max_new_tokens=3), pieces=True, sink=sink)
+    engine.gate.set()
+    (end,) = generation.tokens()
+    assert (end.text, end.finish, generation.made) == ("", Finish.LENGTH, 3)
+    assert sink.came == ["x", "sent"] * 3, "also the last text is sent before the reader learns of the end"
+
+
+def test_the_reader_gets_what_a_sink_does_not_take(thread: EngineThread) -> None:
+    sink = Sink(2)
+    generation = thread.submit((1,), Sampling(max_new_tokens=5), pieces=True, sink=sink)
+    assert [(token.token, token.text) for token in generation.tokens()] == [(3, "x"), (4, "x"), (5, "x")]
+    assert sink.came == ["x", "sent", "x", "sent", "sent"]
+
+
+def test_a_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThread) -> None:
+    stop = CallStop()
+    ambient.enter_call(stop=stop)
+    try:
+        generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
+        stop.ask()
+        with pytest.raises(Evicted):
+            list(generation.tokens())
+    finally:
+        ambient.leave_call()
+    thread.run(lambda: None)
+    thread.run(lambda: None)
+    assert engine.open == {}
+
+
 def test_a_call_that_is_to_stop_waits_for_no_step(engine: CountingEngine, thread: EngineThread) -> None:
     """A stopped call frees its slot before the current step ends, and its request is in no further step."""
     stop = CallStop()

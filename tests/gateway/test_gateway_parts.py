@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
+from stoker.apps.gateway import session_metrics
 from stoker.apps.gateway.answering import read_asked, tokens_asked
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
@@ -23,6 +25,7 @@ from stoker.apps.gateway.served import ModelMeter
 from stoker.apps.gateway.streaming import DONE, Chunks
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
+from stoker.contexts.inference.adapter import EngineLoad
 from stoker.errors import (
     CallTimeoutError,
     ConfigError,
@@ -330,6 +333,18 @@ def test_a_load_that_failed_is_not_to_be_tried_again():
         assert answer.headers["x-should-retry"] == "false"
     assert "retry-after" in error_answer(SessionError("x")).headers
     assert "x-should-retry" not in error_answer(RequestRefused("x")).headers
+
+
+def test_metrics_sum_prefix_hits_of_a_models_libraries():
+    loads = [EngineLoad(prompt_tokens=30, reused_tokens=10), EngineLoad(prompt_tokens=5, reused_tokens=15), None]
+    status = SimpleNamespace(libraries=[SimpleNamespace(recipe="small-1a2b", batch=load) for load in loads])
+    samples = {
+        sample.name: (sample.labels["model_name"], sample.value)
+        for family in session_metrics._engines(status, {"small-1a2b": "small"})
+        for sample in family.samples
+    }
+    assert samples["stoker_prefix_cache_queries_total"] == ("small", 60)
+    assert samples["stoker_prefix_cache_hits_total"] == ("small", 25)
 
 
 def test_a_meter_knows_which_streams_met_the_objectives():

@@ -13,9 +13,10 @@ from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import causal_lm, encoder
-from stoker.protocol.calls import CallOptions, Failure, FailureKind
-from stoker.protocol.to_manager import CallEvicted, LibraryGone
-from stoker.protocol.to_pilot import CancelCalls, EvictCall
+from stoker.contexts.payloads import loads
+from stoker.protocol.calls import WINDOW_PIECES, CallOptions, Failure, FailureKind
+from stoker.protocol.to_manager import CallEvicted, CallYielded, LibraryGone
+from stoker.protocol.to_pilot import AckPieces, CancelCalls, EvictCall
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
     pytest.skip("PyTorch or Transformers is not installed", allow_module_level=True)
@@ -26,7 +27,7 @@ WRITER, EMBEDDER, PLAIN = 1, 2, 3
 @pytest.fixture(scope="module")
 def pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
     folder = tmp_path_factory.mktemp("pilot")
-    write_tiny_model(folder / "writer", ends=False)
+    write_tiny_model(folder / "writer", ends=False, ascii_only=True)
     write_tiny_encoder(folder / "embedder")
     made = FakeManager(folder)
     try:
@@ -61,6 +62,13 @@ def stream(model: Any, begun: str) -> Any:
         for number, piece in enumerate(model.stream("abc", max_new_tokens=1_900)):
             if number % 1_000 == 0:
                 yield piece
+
+
+def relayed(model: Any, begun: str) -> Any:
+    """Yield more texts than the window has space for: the engine's thread sends some; with others the call waits."""
+    open(begun, "w").close()
+    for _ in range(100):
+        yield model.stream_completion("abc", max_new_tokens=1_900).texts()
 
 
 def tokens(model: Any, begun: str) -> Any:
@@ -129,6 +137,7 @@ CASES: dict[str, tuple[int, Callable[..., Any], int]] = {
     "complete": (WRITER, complete, 1),
     "stream": (WRITER, stream, 1),
     "stream_completion": (WRITER, tokens, 1),
+    "relayed texts": (WRITER, relayed, 1),
     "label_scores": (WRITER, label_scores, 0),
     "embed": (EMBEDDER, embed, 0),
     "careless": (WRITER, careless, 1),
@@ -142,7 +151,7 @@ CASES: dict[str, tuple[int, Callable[..., Any], int]] = {
 def test_the_call_stops_and_its_library_serves_on(pilot: FakeManager, tmp_path: Path, case: str, how: str) -> None:
     library, method, requests = CASES[case]
     begun = tmp_path / "begun"
-    is_generator = method in (complete, stream)
+    is_generator = method in (complete, stream, relayed)
     options = CallOptions(stream=is_generator, limit_s=0.5 if how == "limit" else 0.0)
     takes_context = library != PLAIN
     (call,) = pilot.run(method, [(str(begun),)], library=library, options=options, takes_context=takes_context)
@@ -166,6 +175,50 @@ def test_the_call_stops_and_its_library_serves_on(pilot: FakeManager, tmp_path: 
 
 def has_left(pilot: FakeManager, call: int) -> bool:
     return any(isinstance(message, CallEvicted) and message.progress.call == call for message in pilot.said)
+
+
+def relay(model: Any, most: int) -> Any:
+    texts = model.stream_completion("abc", max_new_tokens=most).texts()
+    yield "begins"
+    yield texts
+    yield texts.finish_reason, texts.tokens
+
+
+@pytest.mark.parametrize("most", [10, 3 * WINDOW_PIECES])
+def test_relayed_texts_come_in_order_with_other_pieces(pilot: FakeManager, most: int) -> None:
+    def whole(model: Any) -> str:
+        return str(model.complete("abc", max_new_tokens=most).text)
+
+    (text,) = pilot.results(pilot.run(whole, [()], library=WRITER, takes_context=True))
+    options = CallOptions(stream=True)
+    (call,) = pilot.run(relay, [(most,)], library=WRITER, options=options, takes_context=True)
+    pieces: dict[int, Any] = {}
+
+    def collected() -> int:
+        for message in pilot.said:
+            if isinstance(message, CallYielded) and message.call == call:
+                pieces.update((number, loads(item)) for number, item in enumerate(message.items, message.first))
+                run[0] = message.run
+        return len(pieces)
+
+    def acknowledged() -> bool:
+        upto = collected()
+        pilot.send(AckPieces(library=WRITER, call=call, run=run[0], upto=upto, again=False))  # type: ignore[arg-type]
+        return call in pilot.ends()
+
+    run = [0]
+    pilot.until(lambda: collected() >= min(most, WINDOW_PIECES), what="the window is full")
+    pilot.until(acknowledged, what="the call has ended")
+    first, *texts, last = [pieces[number] for number in range(len(pieces))]
+    assert (first, "".join(texts), last) == ("begins", text, ("length", most))
+    assert pilot.ends()[call].pieces == len(pieces)
+
+
+def test_a_function_without_stream_gives_relayed_texts_in_its_list(pilot: FakeManager) -> None:
+    (found,) = pilot.results(pilot.run(relay, [(10,)], library=WRITER, takes_context=True))
+    assert (found[0], found[-1]) == ("begins", ("length", 10))
+    assert all(isinstance(text, str) for text in found[1:-1])
+    assert len(found) > 3
 
 
 def test_another_call_of_the_same_library_has_its_whole_text(pilot: FakeManager, tmp_path: Path) -> None:

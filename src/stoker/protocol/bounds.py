@@ -190,6 +190,7 @@ def _batch(m: say.LibraryBatch) -> str:
     counts = (
         load.running, load.waiting, load.steps, load.decode_steps, load.row_steps, load.most_running,
         load.prompt_tokens, load.new_tokens, load.evictions, load.rows, load.cache_tokens, load.peak_tokens,
+        load.reused_tokens,
     )  # fmt: skip
     wrong = _first(
         (*(_count("a count of its batch", count, most=MOST_BYTES) for count in counts), _time("busy_s", load.busy_s))
