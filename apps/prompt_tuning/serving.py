@@ -49,7 +49,7 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
     """
     file = options.models
     try:
-        with file.open("a+") as opened:
+        with file.open("a+", encoding="utf-8") as opened:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
