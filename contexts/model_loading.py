@@ -61,7 +61,6 @@ def load_model(
         serving, how = start_engine(
             path, dtype=wanted, device=device, name=name, why=why, settings=settings, adapters=adapters
         )
-        settings.apply_template(serving.prompts.tokenizer)
         origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
         log.info("model %s in vLLM on %s (%s): %s", path, device, why, origin)
         return CausalLM(

@@ -345,11 +345,12 @@ def start_engine(
 ) -> tuple[VLLMEngine, str]:
     """Return vLLM with the model at `path`, and the model's origin. `adapters`: folders of PEFT adapters by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    settings.apply_template(tokenizer)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device, parts=len(ambient.devices()),
         device_memory_bytes=ambient.device_memory_bytes(), why=why, settings=settings, adapters=adapters,
     )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ends = end_tokens(start.end_tokens, tokenizer)
     prompts = PromptReader(tokenizer, ends=ends, longest=start.model_longest, vocabulary=start.vocabulary)
     return VLLMEngine(start, prompts), how
