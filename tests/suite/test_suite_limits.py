@@ -1,23 +1,17 @@
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from faults.world import is_alive, until
+from pytest_inside import run_pytest, write_suite
 
-TESTS = Path(__file__).resolve().parents[1]
 LIMIT = "--timeout=3"
 """Seconds within which an empty test ends, also on a busy machine."""
-
-RUN_S = 240.0
-"""Seconds within which a run ends, also on a busy machine: a lost worker starts again and imports everything again."""
 
 HANGS = """
 import os, signal, subprocess, threading, time
@@ -60,28 +54,12 @@ def test_what_programs_of_tests_inherit():
 
 @pytest.fixture
 def suite(tmp_path):
-    """A folder with this suite's configuration, in which a test writes other tests."""
-    (tmp_path / "tests").mkdir()
-    for name in (
-        "conftest.py",
-        "suite_compiling.py",
-        "suite_guard.py",
-        "suite_limits.py",
-        "suite_long.py",
-        "suite_order.py",
-        "file_seconds.json",
-    ):
-        shutil.copy(TESTS / name, tmp_path / "tests")
-    shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
-    return tmp_path
+    return write_suite(tmp_path, {})
 
 
 def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     (suite / "tests" / "test_one.py").write_text(text)
-    command = [*before, sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
-    environ = {**os.environ, "STOKER_SNAPSHOTS": str(suite)}
-    environ = {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=RUN_S, env=environ)
+    return run_pytest(suite, "-p", "no:randomly", *options, before=before)
 
 
 def test_every_test_here_has_a_limit(request):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from pytest_inside import run_pytest, write_suite
 from suite_long import SHORT_EXAMPLES
-
-TESTS = Path(__file__).resolve().parents[1]
 
 FILE = """
 import hypothesis.strategies as st
@@ -55,22 +50,13 @@ def test_short():
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    (tmp_path / "tests").mkdir()
-    for path in [*TESTS.glob("suite_*.py"), TESTS / "conftest.py", TESTS / "file_seconds.json"]:
-        shutil.copy(path, tmp_path / "tests")
-    shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
-    (tmp_path / "tests" / "test_one.py").write_text(FILE.replace("FEW", str(SHORT_EXAMPLES)))
-    return tmp_path
+    return write_suite(tmp_path, {"test_one.py": FILE.replace("FEW", str(SHORT_EXAMPLES))})
 
 
 def run(suite: Path, *options: str) -> dict[str, int]:
     """Return how often each test ran."""
     (suite / "ran").unlink(missing_ok=True)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ["STOKER_SNAPSHOTS"] = str(suite)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=suite, capture_output=True, text=True, timeout=240, env=environ
-    )
+    done = run_pytest(suite, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     names = (suite / "ran").read_text().split()
     return {name: names.count(name) for name in names}

@@ -1,47 +1,31 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from pytest_inside import TESTS, run_pytest, write_suite
 
-TESTS = Path(__file__).resolve().parents[1]
+TEST = """
+import time, pathlib
+
+def test_it():
+    time.sleep(pathlib.Path("sleep-NAME").exists() * 6)
+    with open("order", "a") as file:
+        file.write("NAME")
+"""
 
 
 @pytest.fixture
 def suite(tmp_path):
-    (tmp_path / "tests").mkdir()
-    for name in (
-        "conftest.py",
-        "suite_compiling.py",
-        "suite_guard.py",
-        "suite_limits.py",
-        "suite_long.py",
-        "suite_order.py",
-    ):
-        shutil.copy(TESTS / name, tmp_path / "tests")
-    shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
-    (tmp_path / "tests" / "file_seconds.json").write_text('{"test_b.py": 30, "test_gone.py": 9}')
-    for name in "abc":
-        (tmp_path / "tests" / f"test_{name}.py").write_text(
-            "import time, pathlib\n"
-            "def test_it():\n"
-            f"    time.sleep(pathlib.Path('sleep-{name}').exists() * 6)\n"
-            f"    with open('order', 'a') as file: file.write('{name}')\n"
-        )
-    return tmp_path
+    folder = write_suite(tmp_path, {f"test_{name}.py": TEST.replace("NAME", name) for name in "abc"})
+    (folder / "tests" / "file_seconds.json").write_text('{"test_b.py": 30, "test_gone.py": 9}')
+    return folder
 
 
 def run(suite: Path, *options: str) -> str:
     (suite / "order").unlink(missing_ok=True)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ["STOKER_SNAPSHOTS"] = str(suite)
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
-    ran = subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=240, env=environ)
+    ran = run_pytest(suite, "-p", "no:randomly", *options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return (suite / "order").read_text()
 
