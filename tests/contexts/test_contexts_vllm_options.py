@@ -22,6 +22,7 @@ from lazily import lazily
 from random_models import random_model
 from tiny_model import write_tiny_model
 
+import stoker
 from stoker.contexts import ambient, causal_lm
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.loading import load_context
@@ -33,6 +34,8 @@ WIDTH = 128
 PROMPTS = ["Once upon a time", "The quick brown fox jumps over", "abc"]
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Load = Callable[..., Any]
+
+pytestmark = pytest.mark.timeout(900)  # vLLM starts slowly on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -265,3 +268,18 @@ class TestAdapters:
         with pytest.raises(ValueError, match="the model reads 512"):
             adapted.complete("a" * 100, max_new_tokens=405, adapter="soft")
         assert adapted.complete("a" * 100, max_new_tokens=405).prompt_tokens == 100
+
+    def test_a_library_of_two_devices_serves_adapters(self, folder: Path, tmp_path: Path) -> None:
+        def written(model: Any, asked: list[tuple[str, str]]) -> list[str]:
+            with ThreadPoolExecutor(len(asked)) as pool:
+                return list(pool.map(lambda one: model.complete(one[1], max_new_tokens=12, adapter=one[0]).text, asked))
+
+        two = causal_lm(
+            folder / "base", engine="vllm", dtype="float32", devices=2, device_memory="3 GB", max_libraries=1,
+            adapters=adapters_in(folder, *NAMES), vllm={"enforce_eager": True},
+        )  # fmt: skip
+        asked = [(name, prompt) for name in ("", *NAMES) for prompt in PROMPTS[:2]]
+        (tmp_path / "two.toml").write_text('[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:2"\nmax_blocks = 1\n')
+        with stoker.load(str(tmp_path / "two.toml"), run_dir=str(tmp_path)):
+            found = stoker.app(context=two)(written)(asked).result(timeout=600)
+        assert found == [pefts_text(folder, name, prompt) for name, prompt in asked]
