@@ -143,7 +143,7 @@ def failures(overloads: list[Function], *, errors: frozenset[str], of_class: str
         yield f"Raises: lacks {', '.join(missing)}"
 
 
-def failures_of_class(node: ast.ClassDef, *, errors: frozenset[str]) -> Iterator[tuple[ast.AST, str, str]]:
+def failures_of_class(node: ast.ClassDef, *, errors: frozenset[str]) -> Iterator[tuple[Definition, str, str]]:
     """Yield the node, name and fault for each fault of a class and its public methods."""
     text = ast.get_docstring(node) or ""
     if not text:
@@ -175,7 +175,8 @@ def main() -> int:
             if isinstance(nodes[-1], ast.ClassDef):
                 found = list(failures_of_class(nodes[-1], errors=errors))
             else:
-                found = [(nodes[-1], name, failure) for failure in failures(nodes, errors=errors)]
+                functions = [node for node in nodes if isinstance(node, Function)]
+                found = [(nodes[-1], name, failure) for failure in failures(functions, errors=errors)]
             lines += [f"{path}:{node.lineno}: {shown}: {failure}" for node, shown, failure in found]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if not lines:

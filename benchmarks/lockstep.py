@@ -52,7 +52,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line or (expected and line != expected):
-            raise RuntimeError(f"{self._process.args} said {line!r} and ended with {self._process.wait(timeout=60)}")
+            raise RuntimeError(f"{self._process.args!r} said {line!r} and ended with {self._process.wait(timeout=60)}")
         return line
 
 

@@ -13,7 +13,8 @@ _HOME = {
     for module, names in {
         "adapter_files": "check_adapter",
         "ambient": (
-            "Evicted Gang device devices gang load_variable_from_serverless local_path progress saved_state scratch"
+            "Evicted Gang RelayedTexts device devices gang load_variable_from_serverless local_path progress"
+            " saved_state scratch"
         ),
         "causal_lm": "causal_lm default_model dtype_named load_causal_lm model_recipe",
         "encoder": "Family encoder encoder_family family",
@@ -31,11 +32,11 @@ _HOME = {
 
 __all__ = [
     "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "EngineSettings", "Evicted", "Family", "Gang", "Needs",
-    "ObjectRef", "Recipe", "RecipeFactory", "RuntimeLengths", "as_recipe", "causal_lm", "check_adapter", "context",
-    "default_model", "device", "devices", "dtype_named", "encoder", "encoder_class", "encoder_family", "family",
-    "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
-    "load_variable_from_serverless", "local_path", "longest_input", "may_be_shared", "model_recipe", "progress",
-    "recipe_of", "saved_state", "scratch", "shown_name", "state_folder", "token_counter",
+    "ObjectRef", "Recipe", "RecipeFactory", "RelayedTexts", "RuntimeLengths", "as_recipe", "causal_lm",
+    "check_adapter", "context", "default_model", "device", "devices", "dtype_named", "encoder", "encoder_class",
+    "encoder_family", "family", "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay",
+    "load_causal_lm", "load_variable_from_serverless", "local_path", "longest_input", "may_be_shared", "model_recipe",
+    "progress", "recipe_of", "saved_state", "scratch", "shown_name", "state_folder", "token_counter",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from stoker.contexts.ambient import (
         Evicted,
         Gang,
+        RelayedTexts,
         device,
         devices,
         gang,

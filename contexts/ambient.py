@@ -122,7 +122,14 @@ class RelayedTexts(Iterable[str]):
     """Texts that a function yields as one object: its library sends each text as a piece, without the call's thread."""
 
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Give the texts to `sink`. Yield those that it does not take."""
+        """Give the texts to a sink.
+
+        Args:
+            sink: Takes texts in the engine's thread.
+
+        Returns:
+            An iterator over the texts that the sink does not take.
+        """
         raise NotImplementedError
 
 

@@ -263,11 +263,11 @@ class EncoderModel:
         self._compute("classify" if self.labels else self.facts.pooling, [full])
         return time.perf_counter() - began
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, text: Text) -> int:
         """Return the number of tokens in a text, special tokens included.
 
         Args:
-            text: The text.
+            text: The text, or a pair of texts.
         """
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 

@@ -16,7 +16,7 @@ import functools
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -219,6 +219,25 @@ class ModelRunner:
         )
         logits = iter(output.logits.float())
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
+
+    def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the logits `[tokens, vocabulary]` after up to `most` tokens of a row at a time, with the index of the
+        first.
+
+        A cache that cannot be cut is not used: then each part reads the whole row.
+        """
+        cache = DynamicCache() if self.shares else None
+        everything = None if cache is not None or self._few_logits else self.whole([row])[0]
+        ids = torch.tensor([row], device=self.device)
+        for start in range(0, len(row), most):
+            here = slice(start, start + most)
+            if everything is not None:
+                yield start, everything[here]
+            elif cache is not None:
+                yield start, self.model(input_ids=ids[:, here], past_key_values=cache, use_cache=True).logits[0].float()
+            else:
+                kept = self._arange(len(row))[here]
+                yield start, self.model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0].float()
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
         """Return logits `[rows, longest, vocabulary]` of whole rows, computed without a cache."""

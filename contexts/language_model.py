@@ -29,7 +29,7 @@ from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYT
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.step_times import StepProfile, StepTimes
-from stoker.contexts.text_writer import Completion, CompletionStream, TextWriter
+from stoker.contexts.text_writer import Completion, CompletionStream, Prompt, TextWriter
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
@@ -41,7 +41,6 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
     """An engine with its own weights that also scores labels: vLLM."""
 
     prompts: PromptReader
-
     device: str
     reused_tokens: int
     started_bytes: int
@@ -70,13 +69,11 @@ class CausalLM:
         self.model = model
         """None if the engine has its own model. The engine ignores later changes of the weights."""
         self.tokenizer = tokenizer
-        self.name = name
-        self.origin = origin
+        self.name, self.origin = name, origin
         self.adapters = dict(adapters or {})
         """Folders of PEFT adapters by name; each is loaded at its first use."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
-
         self._scorer: TailScorer
         self._steps = StepCollector()
         if isinstance(engine, str):
@@ -205,11 +202,10 @@ class CausalLM:
             load = engine.load()
             if load.running or load.waiting:
                 raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
-            vocabulary = len(self.tokenizer)
             self._steps.paused = True
             try:
                 profiler = EngineProfiler(
-                    engine, vocabulary=vocabulary, longest=self._prompts.longest, quick=quick, told=told
+                    engine, vocabulary=len(self.tokenizer), longest=self._prompts.longest, quick=quick, told=told
                 )
                 found = profiler.measure()
             finally:
@@ -289,13 +285,21 @@ class CausalLM:
         except ValueError as error:
             raise OptionRefused("adapter", f"the adapter {adapter} cannot be served: {error}") from None
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, text: Prompt) -> int:
         """Return the number of tokens in a prompt.
 
         Args:
-            text: The prompt.
+            text: The prompt, or its token ids.
         """
-        return len(self._prompts.encode([text])[0])
+        return len(self._prompts.encode([text])[0]) if isinstance(text, str) else len(text)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included.
+
+        Args:
+            tokens: The ids.
+        """
+        return self._prompts.whole_text(tokens)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
@@ -393,7 +397,7 @@ class CausalLM:
 
     def complete(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -404,18 +408,20 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
         adapter: str = "",
+        prompt_logprobs: int = 0,
     ) -> Completion:
         """Return the continuation of a prompt with its tokens and the reason for its end.
 
         Args:
-            prompt: The text to continue.
-            max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
+            prompt: The text to continue, or its token ids.
+            max_new_tokens, temperature, top_p, seed, stop: As in `generate`; with `prompt_logprobs`, 0 new tokens, too.
             logprobs: Number of likeliest tokens to return per token.
             json_schema: A JSON schema that the text follows, unless `max_new_tokens` cuts it.
             engine_options: Options by vLLM's names: `regex`, `choice` (texts) or `grammar` (Lark or GBNF) for the form
                 of the text; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`,
                 `logit_bias`, `min_tokens`, `ignore_eos` and `stop_token_ids`.
             adapter: The name of one of `adapters`; empty: the base model writes.
+            prompt_logprobs: As `logprobs`, of the prompt's tokens. The first has none.
 
         Raises:
             ValueError: As in `generate`, an option is invalid, or the form of the text cannot be compiled.
@@ -423,13 +429,13 @@ class CausalLM:
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
-            adapter=adapter,
+            adapter=adapter, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
         return self._texts.complete(prompt, sampling)
 
     def stream_completion(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         max_new_tokens: int = 64,
         temperature: float = 0.0,
@@ -440,12 +446,13 @@ class CausalLM:
         json_schema: str = "",
         engine_options: Mapping[str, Any] | None = None,
         adapter: str = "",
+        prompt_logprobs: int = 0,
     ) -> CompletionStream:
         """Return the tokens of `complete` as they are written. Closing the iterator ends the request.
 
         Args:
-            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs, json_schema, engine_options, adapter: As
-                in `complete`.
+            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs: As in `complete`.
+            json_schema, engine_options, adapter, prompt_logprobs: As in `complete`.
 
         Raises:
             ValueError: As in `complete`, at once or before the first token.
@@ -453,7 +460,7 @@ class CausalLM:
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
-            adapter=adapter,
+            adapter=adapter, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
         return self._texts.tokens(prompt, sampling)
 

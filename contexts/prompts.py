@@ -95,6 +95,18 @@ class PromptReader:
             self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
         )
 
+    def row(self, prompt: str | Sequence[int]) -> Ids:
+        """Return the tokens of one prompt. Raises ValueError."""
+        if isinstance(prompt, str):
+            return self.rows([prompt])[0]
+        if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
+            raise ValueError(
+                f"the prompt must be one text, or its token ids, not a {type(prompt).__name__}; generate takes several"
+            )
+        if not prompt:
+            raise ValueError("the prompt is empty; a model needs at least one token")
+        return tuple(prompt)
+
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
         """Return the tokens of each prompt after `prefix`. Raises ValueError."""
         if isinstance(prompts, str):
@@ -125,6 +137,9 @@ class PromptReader:
             ids = [id for id in ids if id not in self._dropped]
         skips = self._dropped is None
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
+
+    def whole_text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))

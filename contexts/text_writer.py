@@ -10,13 +10,15 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, Sampling
+from stoker.contexts.inference.adapter import NewToken, PromptToken, Sampling
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.prompts import PromptReader
 
-Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
-"""Per new token: text, log-likelihood, and the likeliest tokens with theirs. The text of a part of a character is a
-`prompts.TokenText`.
+Prompt = str | Sequence[int]
+
+Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
+"""Per token: text, log-likelihood (None: a prompt's first), and the likeliest tokens with theirs. The text of a part of
+a character is a `prompts.TokenText`.
 """
 
 
@@ -28,14 +30,16 @@ class Completion(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     logprobs: Likelihoods = ()
+    prompt_logprobs: Likelihoods = ()
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """One new token of a streamed completion. `text` may be empty."""
+    """One new token of a streamed completion. `text` may be empty. `prompt_logprobs`: with the first token."""
 
     text: str
     finish_reason: str = ""
     logprobs: Likelihoods = ()
+    prompt_logprobs: Likelihoods = ()
 
 
 class CompletionStream(Iterator[CompletionToken]):
@@ -114,17 +118,20 @@ class TextWriter:
         row = self._row(prompt, sampling)
         return (token.text for token in self._new_tokens(row, sampling, pieces=True) if token.text)
 
-    def tokens(self, prompt: str, sampling: Sampling) -> CompletionStream:
+    def tokens(self, prompt: Prompt, sampling: Sampling) -> CompletionStream:
         row = self._row(prompt, sampling)
         tokens = (
-            CompletionToken(token.text, token.finish.value if token.finish else "", self._likelihoods([token]))
+            CompletionToken(
+                token.text, token.finish.value if token.finish else "", self._likelihoods([token]),
+                self._likelihoods(token.prompt),
+            )
             for token in self._new_tokens(row, sampling, pieces=True)
-        )
+        )  # fmt: skip
         return CompletionStream(
             tokens, CompletionTexts(lambda sink: self._submit(row, sampling, pieces=True, sink=sink))
         )
 
-    def complete(self, prompt: str, sampling: Sampling) -> Completion:
+    def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         row = self._row(prompt, sampling)
         tokens = list(self._new_tokens(row, sampling, pieces=False))
         finish = tokens[-1].finish
@@ -133,8 +140,9 @@ class TextWriter:
             text="".join(token.text for token in tokens),
             finish_reason=finish.value,
             prompt_tokens=len(row),
-            completion_tokens=len(tokens),
+            completion_tokens=min(len(tokens), sampling.max_new_tokens),
             logprobs=self._likelihoods(tokens),
+            prompt_logprobs=self._likelihoods(tokens[0].prompt),
         )
 
     def _write_group(
@@ -168,20 +176,20 @@ class TextWriter:
         due_at, tpot_s = ambient.token_dues(len(row))
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s, sink=sink)
 
-    def _row(self, prompt: str, sampling: Sampling) -> Ids:
-        if not isinstance(prompt, str):
-            raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
-        self._prompts.texts().prepare(sampling)
-        [row] = self._prompts.rows([prompt])
+    def _row(self, prompt: Prompt, sampling: Sampling) -> Ids:
+        texts = self._prompts.texts()
+        texts.prepare(sampling)
+        row = self._prompts.row(prompt)
+        texts.check_tokens(row, "the prompt")
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
         return row
 
-    def _likelihoods(self, tokens: Sequence[NewToken]) -> Likelihoods:
+    def _likelihoods(self, tokens: Sequence[NewToken | PromptToken]) -> Likelihoods:
         text = self._prompts.token_text
         return tuple(
             (text(token.token), token.logprob, tuple((text(each.token), each.logprob) for each in token.likeliest))
             for token in tokens
-            if token.logprob is not None
+            if token.logprob is not None or isinstance(token, PromptToken)
         )
 
 

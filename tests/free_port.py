@@ -31,7 +31,8 @@ def listen_at(address: str, router: zmq.Socket[bytes]) -> None:
     """Make a ZeroMQ socket listen as soon as ZeroMQ's threads have closed the previous socket."""
     for more in polls(PATIENCE_S):
         try:
-            return router.bind(address)
+            router.bind(address)
+            return
         except zmq.ZMQError:
             if not more:
                 raise

@@ -7,7 +7,6 @@ ApiError. `name` identifies an answer.
 from __future__ import annotations
 
 import base64
-import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,21 @@ from stoker.apps.common.answer_parsing import (
     tool_format,
     whole_answer,
 )
-from stoker.apps.common.openai_requests import ENGINE_FIELDS, ApiError, ApiRequest, Endpoint, SamplingOptions
+from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
+from stoker.apps.common.openai_requests import (
+    ENGINE_FIELDS,
+    ApiError,
+    ApiRequest,
+    Endpoint,
+    SamplingOptions,
+    TokenIds,
+)
 from stoker.apps.common.tool_prompts import has_tools, template_messages
 
 if TYPE_CHECKING:
-    from stoker.contexts import CausalLM, EncoderModel
-    from stoker.contexts.ambient import RelayedTexts
+    from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
-Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
-"""Per token: its text, its log-probability, and the likeliest tokens with theirs."""
+Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _AROUND = 16
 """Maximum of special tokens that a tokenizer adds to a text."""
@@ -42,7 +47,7 @@ _UNKNOWN_LENGTH = 4096
 
 class Choice(msgspec.Struct, frozen=True):
     """The text after one prompt. `finish_reason`: `stop`, `length` or `tool_calls`. `logprobs`: None unless requested.
-    `calls`: the functions that the model calls.
+    `calls`: the functions that the model calls. `unshown`: characters of a start token that the text does not have.
     """
 
     text: str
@@ -52,6 +57,7 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: Likelihoods | None = None
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    unshown: int = 0
 
 
 class TextBegun(msgspec.Struct, frozen=True):
@@ -63,6 +69,14 @@ class TextBegun(msgspec.Struct, frozen=True):
 class TokenPiece(msgspec.Struct, frozen=True):
     text: str
     logprobs: Likelihoods
+
+
+class EchoPiece(msgspec.Struct, frozen=True):
+    """The prompt, before the written text. `unshown` as in `Choice`."""
+
+    text: str
+    logprobs: Likelihoods | None
+    unshown: int
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
@@ -78,7 +92,14 @@ class TextEnded(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-TextPiece = TextBegun | str | TokenPiece | AnswerPiece | TextEnded
+TextPiece = TextBegun | EchoPiece | str | TokenPiece | AnswerPiece | TextEnded
+
+
+class ScorePiece(msgspec.Struct, frozen=True):
+    """The scores of a request's pairs. `tokens`: tokens that the model read."""
+
+    scores: tuple[float, ...]
+    tokens: int
 
 
 class VectorPiece(msgspec.Struct, frozen=True):
@@ -108,10 +129,10 @@ class WidthDiffers(ValueError):
     """The requested vector width is not the model's."""
 
 
-def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[str, ...]:
+def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     """Return the prompts of a request; a conversation has one. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
-        return request.texts
+        return request.ids or request.texts
     template = model.chat_template
     options = dict(request.template_options)
     if has_tools(template) and request.tools.functions:
@@ -130,7 +151,7 @@ def for_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
     return replace(request, sampling=replace(request.sampling, adapter=request.model))
 
 
-def complete(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -> Choice:
+def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
     """Return the model's answer to one prompt. `place`: the index of the prompt in the request.
 
     Raises ValueError for an unusable prompt, ContextTooShort for a too long one.
@@ -145,24 +166,43 @@ def complete(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -
         completion_tokens=found.completion_tokens,
         logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
     )
-    parser = answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
+    if sampling.echo:
+        echo = _echo(model, prompt, found.prompt_logprobs, sampling)
+        likelihoods = None if echo.logprobs is None else echo.logprobs + (choice.logprobs or ())
+        return replace(choice, text=echo.text + choice.text, logprobs=likelihoods, unshown=echo.unshown)
+    parser = _parser(model, request, prompt, place=place)
     if parser is None:
         return choice
     answer, calls = whole_answer(parser, found.text)
-    return msgspec.structs.replace(
+    return replace(
         choice, text=answer.text, reasoning=answer.reasoning, calls=calls,
         finish_reason=parser.finish_reason(found.finish_reason),
     )  # fmt: skip
 
 
-def stream_text(model: CausalLM, request: ApiRequest, prompt: str, *, place: int) -> Iterator[TextPiece | RelayedTexts]:
+def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> AnswerParser | None:
+    if not isinstance(prompt, str):  # only conversations have parsers
+        return None
+    return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
+
+
+def _echo(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> EchoPiece:
+    text = prompt if isinstance(prompt, str) else model.text_of(prompt)
+    first = likelihoods[0][0] if likelihoods else ""
+    unshown = 0 if text.startswith(first) else len(first)
+    return EchoPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, unshown)
+
+
+def stream_text(
+    model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
+) -> Iterator[TextPiece | RelayedTexts]:
     """Yield the answer in pieces as it is generated: plain texts as one object, else one token per piece.
 
     Raises ValueError before the first piece, as `complete`.
     """
     sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
-    parser = answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
+    parser = _parser(model, request, prompt, place=place)
     tokens = model.stream_completion(prompt, **options)
     yield TextBegun(read)
     if parser is not None:
@@ -170,13 +210,18 @@ def stream_text(model: CausalLM, request: ApiRequest, prompt: str, *, place: int
     elif sampling.logprobs >= 0:
         written, finish = 0, ""
         for token in tokens:
-            written, finish = written + 1, token.finish_reason
-            yield TokenPiece(token.text, _cut(token.logprobs, sampling))
+            if token.prompt_logprobs:
+                yield _echo(model, prompt, token.prompt_logprobs, sampling)
+            written, finish = written + sampling.writes, token.finish_reason
+            if sampling.writes:
+                yield TokenPiece(token.text, _cut(token.logprobs, sampling))
         yield TextEnded(finish, written)
     else:
+        if sampling.echo:
+            yield _echo(model, prompt, (), sampling)
         texts = tokens.texts()
         yield texts
-        yield TextEnded(texts.finish_reason, texts.tokens)
+        yield TextEnded(texts.finish_reason, texts.tokens * sampling.writes)
 
 
 def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: SamplingOptions) -> Iterator[TextPiece]:
@@ -201,9 +246,8 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     if model.longest:
         for text in request.texts:
             # A token has at least one byte, except for added tokens, so short texts need not be counted.
-            length = model.count_tokens(text) if len(text.encode()) + _AROUND > model.longest else 0
-            if model.longest < length:
-                raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and a text has {length}")
+            if len(text.encode()) + _AROUND > model.longest:
+                _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
     if request.dimensions and request.dimensions != vectors.shape[1]:
         raise WidthDiffers(
@@ -211,6 +255,27 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
             " out, or give that number"
         )
     return vectors, tokens
+
+
+def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
+    """Return the score of each pair of texts: the number of a classifier with one label (a cross-encoder), else the
+    cosine of the embeddings.
+
+    Raises ValueError for an unusable text.
+    """
+    if len(model.labels) != 1:
+        vectors, tokens = embed_texts(model, request)
+        return ScorePiece(tuple(float(vectors[one] @ vectors[other]) for one, other in request.pairs), tokens)
+    pairs = [(request.texts[one], request.texts[other]) for one, other in request.pairs]
+    lengths = [model.count_tokens(pair) for pair in pairs]
+    _check_length(model, max(lengths), "a pair of texts")
+    scores = (score for found in model.classify(pairs) for score in found.values())
+    return ScorePiece(tuple(scores), sum(lengths))
+
+
+def _check_length(model: EncoderModel, length: int, what: str) -> None:
+    if 0 < model.longest < length:
+        raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and {what} has {length}")
 
 
 def refusal(error: ValueError, request: ApiRequest) -> ApiError:
@@ -229,12 +294,12 @@ def refusal(error: ValueError, request: ApiRequest) -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
-def _options(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> tuple[int, dict[str, Any]]:
+def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, place: int) -> tuple[int, dict[str, Any]]:
     length = model.count_tokens(prompt)
     longest = model.longest or _UNKNOWN_LENGTH
     if sampling.adapter:
         longest -= model.virtual_tokens(sampling.adapter)
-    most = sampling.max_new_tokens or max(1, longest - length)
+    most = (sampling.max_new_tokens or max(1, longest - length)) if sampling.writes else 0
     if length + most > longest:
         raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
     options: dict[str, Any] = {
@@ -250,6 +315,8 @@ def _options(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: 
         options["engine_options"] = dict(sampling.engine_options)
     if sampling.adapter:
         options["adapter"] = sampling.adapter
+    if sampling.echo and (sampling.logprobs >= 0 or not sampling.writes):
+        options["prompt_logprobs"] = max(1, sampling.logprobs)
     return length, options
 
 
@@ -260,8 +327,6 @@ def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
 Body = dict[str, Any]
 _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
-_LEAST_LOGPROB = -9999.0
-"""OpenAI's value for an impossible token: JSON has no infinity."""
 
 
 def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
@@ -298,7 +363,7 @@ def completion_body(
             {
                 "index": index,
                 "text": choice.text,
-                "logprobs": completion_logprobs(choice.logprobs),
+                "logprobs": completion_logprobs(choice.logprobs, offset=-choice.unshown),
                 "finish_reason": choice.finish_reason,
             }
             for index, choice in enumerate(choices)
@@ -373,34 +438,6 @@ def _call_part(call: CallPart) -> Body:
     return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
-def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
-    if likelihoods is None:
-        return None
-    return {
-        "content": [
-            {**_chance(token, chance), "top_logprobs": [_chance(*one) for one in likeliest]}
-            for token, chance, likeliest in likelihoods
-        ],
-        "refusal": None,
-    }
-
-
-def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """Return log-probabilities in the form of a completion's answer. `offset`: characters before these tokens."""
-    if likelihoods is None:
-        return None
-    ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
-    return {
-        "tokens": [_named(token) for token, _, _ in likelihoods],
-        "token_logprobs": [max(_LEAST_LOGPROB, chance) for _, chance, _ in likelihoods],
-        "top_logprobs": [
-            {_named(token): max(_LEAST_LOGPROB, chance) for token, chance in likeliest}
-            for _, _, likeliest in likelihoods
-        ],
-        "text_offset": list(ends)[: len(likelihoods)],
-    }
-
-
 def usage_of(choices: Sequence[Choice]) -> Body:
     """Return the token usage of choices that each read their own prompt."""
     read = sum(choice.prompt_tokens for choice in choices)
@@ -409,21 +446,6 @@ def usage_of(choices: Sequence[Choice]) -> Body:
 
 def token_usage(read: int, written: int) -> Body:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _chance(token: str, chance: float) -> Body:
-    return {"token": str(token), "logprob": max(_LEAST_LOGPROB, chance), "bytes": list(_bytes_of(token))}
-
-
-def _bytes_of(token: str) -> bytes:
-    raw: bytes = getattr(token, "raw", None) or token.encode()
-    return raw
-
-
-def _named(token: str) -> str:
-    """Return a token as text; a part of a character as its bytes, as OpenAI writes them."""
-    raw = getattr(token, "raw", None)
-    return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _embedding(index: int, vector: bytes, packed: bool) -> Body:

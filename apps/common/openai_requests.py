@@ -43,7 +43,7 @@ class SamplingOptions(msgspec.Struct, frozen=True):
     `max_new_tokens` 0: limited by the context length. `logprobs`: likeliest tokens to report per token; -1: no
     log-probabilities. `json_schema`: schema of the text; empty: any text. `engine_options`: further options, by
     vLLM's names. `form_field`: the request's field that holds the text to a schema or another form. `adapter`: the
-    name of one of the model's adapters.
+    name of one of the model's adapters. `echo`: the answer begins with the prompt. `writes`: False: it is the prompt.
     """
 
     max_new_tokens: int = 0
@@ -56,14 +56,17 @@ class SamplingOptions(msgspec.Struct, frozen=True):
     engine_options: tuple[tuple[str, Any], ...] = ()
     form_field: str = ""
     adapter: str = ""
+    echo: bool = False
+    writes: bool = True
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
     """One checked request. `line`: its line in a file; 0: no file.
 
-    A conversation has `messages`; the other endpoints have `texts`. `packed`: vectors in base64. `dimensions`: expected
-    width of a vector; 0: the model's. `template_options`: values for the chat template. `tool_parser` and
-    `reasoning_parser`: formats of the model's answers; empty: those of its chat template.
+    A conversation has `messages`; the other endpoints have `texts`, or `ids`, prompts as token ids. `packed`: vectors
+    in base64. `dimensions`: expected width of a vector; 0: the model's. `template_options`: values for the chat
+    template. `tool_parser` and `reasoning_parser`: formats of the model's answers; empty: those of its chat template.
+    `pairs`: indices of the texts that are scored together; empty: the texts are embedded.
     """
 
     custom_id: str
@@ -79,6 +82,8 @@ class ApiRequest(msgspec.Struct, frozen=True):
     template_options: tuple[tuple[str, Any], ...] = ()
     tool_parser: str = ""
     reasoning_parser: str = ""
+    ids: tuple[TokenIds, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -89,6 +94,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
 
 
 Body = dict[str, Any]
+TokenIds = tuple[int, ...]
 Note = Callable[[str], None]
 """Takes the name of an ignored field."""
 
@@ -113,7 +119,7 @@ HONOURED = {
             *_SAMPLING,
         }
     ),
-    Endpoint.COMPLETIONS: frozenset({"model", "prompt", *_SAMPLING}),
+    Endpoint.COMPLETIONS: frozenset({"model", "prompt", "echo", *_SAMPLING}),
     Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format", "dimensions"}),
 }
 """Body fields of each endpoint."""
@@ -123,7 +129,7 @@ _FORMS = {
 """vLLM's names of the forms of a text, with the valid values in words."""
 _FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "functions": ([],),
+    "n": (1,), "best_of": (1,), "stream": (False,), "suffix": ("",), "functions": ([],),
     "function_call": ("none", "auto"), "modalities": (["text"],), "verbosity": ("medium",),
     "skip_special_tokens": (True,), "include_stop_str_in_output": (False,), "use_beam_search": (False,),
     "length_penalty": (1,), "add_generation_prompt": (True,), "continue_final_message": (False,),
@@ -166,12 +172,14 @@ def read_body(
     line: int,
     max_tokens: int = 0,
     ignored: Note = lambda _field: None,
+    most_texts: int = _MOST_INPUTS,
 ) -> ApiRequest:
     """Parse the body of a request.
 
     Args:
         max_tokens: the limit for a request without one; 0 is OpenAI's default.
         ignored: called with the name of each ignored field.
+        most_texts: the limit of texts to embed.
 
     Raises:
         RequestRefused: its message begins with the field.
@@ -186,7 +194,7 @@ def read_body(
     model = _model(given)
     if endpoint is Endpoint.EMBEDDINGS:
         return ApiRequest(
-            custom_id, line, endpoint, model, texts=_texts(given, "input", most=_MOST_INPUTS), packed=_is_packed(given),
+            custom_id, line, endpoint, model, texts=_texts(given, "input", most=most_texts), packed=_is_packed(given),
             dimensions=_whole(given, "dimensions", least=1, most=_MOST_TOKENS) if "dimensions" in given else 0,
         )  # fmt: skip
     sampling = _sampling(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
@@ -198,7 +206,9 @@ def read_body(
             custom_id, line, endpoint, model, messages=read_messages(_required(given, "messages"), ignored),
             sampling=sampling, tools=tools, template_options=tuple(_template_options(given)),
         )  # fmt: skip
-    return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "prompt"), sampling=sampling)
+    ids = _token_ids(given["prompt"]) if "prompt" in given else ()
+    texts = () if ids else _texts(given, "prompt", or_ids=" or token ids")
+    return ApiRequest(custom_id, line, endpoint, model, texts=texts, sampling=sampling, ids=ids)
 
 
 def read_object(data: bytes) -> Body:
@@ -256,11 +266,30 @@ def _is_packed(body: Body) -> bool:
     return bool(form == "base64")
 
 
-def _texts(body: Body, name: str, *, most: int = 0) -> tuple[str, ...]:
+def _token_ids(prompt: Any) -> tuple[TokenIds, ...]:
+    """Return prompts that are given as token ids; empty for prompts that are texts."""
+    if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
+        return ()
+    prompts = prompt if isinstance(prompt[0], list) else [prompt]
+    for number, tokens in enumerate(prompts):
+        where = f"prompt[{number}]" if prompts is prompt else "prompt"
+        if not isinstance(tokens, list):
+            raise refused(
+                where, f"must be a list of token ids, as prompt[0] is, and is {shown(tokens)}", "invalid_type"
+            )
+        if not tokens:
+            raise refused(where, "is empty", "invalid_value")
+        for place, token in enumerate(tokens):
+            if not _is_whole(token):
+                raise refused(f"{where}[{place}]", f"must be a token id, and is {shown(token)}", "invalid_type")
+    return tuple(map(tuple, prompts))
+
+
+def _texts(body: Body, name: str, *, most: int = 0, or_ids: str = "") -> tuple[str, ...]:
     value = _required(body, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
-        raise refused(name, f"must be a text or a list of texts, and is {shown(value)}", "invalid_type")
+        raise refused(name, f"must be a text or a list of texts{or_ids}, and is {shown(value)}", "invalid_type")
     if most and len(texts) > most:
         raise refused(name, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value")
     for number, text in enumerate(texts):
@@ -280,8 +309,10 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
     form_field, form, value = _form(body)
     schema, options = (value, ()) if form == "json_schema" else ("", ((form, value),) if form else ())
+    echo = _truth(body, "echo")
+    given = _whole(body, limits[0], least=0 if echo else 1, most=_MOST_TOKENS) if limits else -1
     return SamplingOptions(
-        max_new_tokens=_whole(body, limits[0], least=1, most=_MOST_TOKENS) if limits else max_tokens or own,
+        max_new_tokens=given if limits else max_tokens or own,
         temperature=_number(body, "temperature", _is_temperature, "from 0 to 2, no nearer to 0 than 1e-6"),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
         # The random draw must depend only on the request, because the request may run again elsewhere.
@@ -291,6 +322,8 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
         json_schema=schema,
         engine_options=(*_engine_options(body), *options),
         form_field=form_field,
+        echo=echo,
+        writes=given != 0,
     )
 
 
@@ -315,10 +348,15 @@ def _is_temperature(value: float) -> bool:
     return value == 0 or _LEAST_TEMPERATURE <= value <= 2
 
 
+def _truth(body: Body, name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise refused(name, f"must be true or false, and is {shown(value)}", "invalid_type")
+    return value
+
+
 def _logprobs(body: Body) -> int:
-    wants = body.get("logprobs", False)
-    if not isinstance(wants, bool):
-        raise refused("logprobs", f"must be true or false, and is {shown(wants)}", "invalid_type")
+    wants = _truth(body, "logprobs")
     most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
     if most and not wants:
         raise refused("top_logprobs", "needs logprobs to be true", "invalid_value")

@@ -9,6 +9,8 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,6 +33,7 @@ from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, objectives_of
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_words, response_body
+from stoker.apps.gateway.scoring import Scoring, read_scoring
 from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
 from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
@@ -44,7 +47,8 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: the model request of each choice. `prompts`: number of prompts.
+    """A checked request. `choices`: the model request of each choice. `prompts`: number of prompts. `best`: choices to
+    return per prompt, the likeliest; 0 = all.
 
     `include_usage`: the last chunk of a stream states the tokens; `continuous_usage`: each chunk does.
     """
@@ -55,6 +59,8 @@ class Asked(msgspec.Struct, frozen=True):
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    best: int = 0
+    scoring: Scoring | None = None
     repeated: dict[str, Any] | None = None
     """Fields that a response repeats; None for requests to other addresses."""
 
@@ -66,26 +72,39 @@ def read_response(data: bytes, *, name: str, ignored: Note = lambda _field: None
     return msgspec.structs.replace(asked, repeated=repeated)
 
 
+def read_score(data: bytes, *, address: str, name: str, ignored: Note = lambda _field: None) -> Asked:
+    """Parse the body of a request for scores. Raises RequestRefused."""
+    request, scoring = read_scoring(data, address, name=name, ignored=ignored)
+    return Asked(request, (request,), scoring=scoring)
+
+
 def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
     """Parse the body of a request. Raises RequestRefused. `name` seeds random draws without a seed."""
     body = read_object(data)
-    own = {key: body.pop(key) for key in _OWN if key in body}
+    is_completion = endpoint is Endpoint.COMPLETIONS
+    own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
     request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
     if endpoint is Endpoint.EMBEDDINGS:
         for key, value in own.items():
             if value is not None:
                 raise refused(key, f"is not a known field of {endpoint.value} requests", "unknown_parameter")
         return Asked(request, (request,))
-    number = _choice_number(own.get("n"))
+    wanted = _choice_number(own.get("n"), "n")
+    number = _choice_number(own.get("best_of"), "best_of", least=wanted)
     stream = _truth(own.get("stream"), "stream")
-    prompts = max(1, len(request.texts))
+    if stream and number > wanted:
+        raise refused("best_of", "is for whole answers; leave it out, or do not stream", "unsupported_value")
+    prompts = max(1, len(request.texts), len(request.ids))
     if prompts * number > _MOST_CHOICES:
-        param = "prompt" if number == 1 else "n"
+        param = "prompt" if number == 1 else "n" if number == wanted else "best_of"
         asks = f"has {prompts} prompts" if number == 1 else f"asks for {prompts * number} choices"
         raise refused(param, f"{asks}; at most {_MOST_CHOICES} are allowed in a request", "invalid_value")
-    choices = tuple(_choices(request, number))
+    choices = tuple(_choices(request, number, likelihoods=number > wanted))
     usage, continuous = _usage(own.get("stream_options"), stream=stream)
-    return Asked(request, choices, prompts=prompts, stream=stream, include_usage=usage, continuous_usage=continuous)
+    return Asked(
+        request, choices, prompts=prompts, stream=stream, include_usage=usage, continuous_usage=continuous,
+        best=wanted if number > wanted else 0,
+    )  # fmt: skip
 
 
 def with_formats(asked: Asked, settings: ModelSettings) -> Asked:
@@ -98,9 +117,11 @@ def tokens_asked(asked: Asked) -> tuple[int, int]:
     are counted.
     """
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
+    read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
         return read, 0
-    return read, sum(choice.sampling.max_new_tokens or _UNSAID_TOKENS for choice in asked.choices)
+    samplings = [choice.sampling for choice in asked.choices]
+    return read, sum((each.max_new_tokens or _UNSAID_TOKENS) * each.writes for each in samplings)
 
 
 def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
@@ -113,23 +134,39 @@ def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
     )  # fmt: skip
 
 
-def _choices(request: ApiRequest, number: int) -> list[ApiRequest]:
+def _choices(request: ApiRequest, number: int, *, likelihoods: bool = False) -> list[ApiRequest]:
     """Return the requests of all choices; choices of one prompt are adjacent, and each has the next seed."""
-    prompts = request.texts or ("",)
+    logprobs = max(0, request.sampling.logprobs) if likelihoods else request.sampling.logprobs
+    prompts = max(1, len(request.texts), len(request.ids))
     found = []
-    for place in range(len(prompts) * number):
-        sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.seed + place)
-        texts = (prompts[place // number],) if request.texts else ()
-        found.append(msgspec.structs.replace(request, texts=texts, sampling=sampling))
+    for place in range(prompts * number):
+        sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.seed + place, logprobs=logprobs)
+        own = slice(place // number, place // number + 1)
+        found.append(
+            msgspec.structs.replace(request, texts=request.texts[own], ids=request.ids[own], sampling=sampling)
+        )
     return found
 
 
-def _choice_number(value: Any) -> int:
+def _choice_number(value: Any, name: str, *, least: int = 1) -> int:
     if value is None:
-        return 1
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_CHOICES:
-        raise refused("n", f"must be a whole number from 1 to {_MOST_CHOICES}", "invalid_value")
+        return least
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_CHOICES:
+        raise refused(name, f"must be a whole number from {least} to {_MOST_CHOICES}", "invalid_value")
     return value
+
+
+def likeliest(choices: Sequence[Choice], *, per_prompt: int, best: int) -> list[Choice]:
+    """Return the `best` choices of each prompt, by the mean log-probability of their new tokens."""
+    found: list[Choice] = []
+    for start in range(0, len(choices), per_prompt):
+        found += sorted(choices[start : start + per_prompt], key=_mean_logprob, reverse=True)[:best]
+    return found
+
+
+def _mean_logprob(choice: Choice) -> float:
+    new = (choice.logprobs or ())[-choice.completion_tokens :] if choice.completion_tokens else ()
+    return sum(logprob or 0.0 for _, logprob, _ in new) / max(1, len(new))
 
 
 def _truth(value: Any, name: str) -> bool:
@@ -238,21 +275,24 @@ class Answering:
     async def respond(self, request: Request, caller: Caller) -> Response:
         """Answer a request for a response. Raises as `answer`."""
         try:
-            return await self.answer(request, Endpoint.CHAT, caller, as_response=True)
+            return await self.answer(request, Endpoint.CHAT, caller, read=read_response)
         except RequestRefused as error:
             raise in_own_words(error) from error
 
+    async def score(self, request: Request, caller: Caller) -> Response:
+        """Answer a request for scores. Raises as `answer`."""
+        read = partial(read_score, address=request.url.path)
+        return await self.answer(request, Endpoint.EMBEDDINGS, caller, read=read)
+
     async def answer(
-        self, request: Request, endpoint: Endpoint, caller: Caller, *, as_response: bool = False
+        self, request: Request, endpoint: Endpoint, caller: Caller, *, read: Callable[..., Asked] | None = None
     ) -> Response:
-        """Answer a request. Raises RequestRefused, ClientLeft, and errors of its calls."""
+        """Answer a request. Raises RequestRefused, ClientLeft, and errors of its calls. `read`: of another address."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
-        if as_response:
-            asked = read_response(data, name=name, ignored=self._note_ignored)
-        else:
-            asked = read_asked(data, endpoint=endpoint, name=name, ignored=self._note_ignored)
+        read = read or partial(read_asked, endpoint=endpoint)
+        asked = read(data, name=name, ignored=self._note_ignored)
         model = self._models.asked(asked.request.model, endpoint)
         asked = with_formats(asked, model.settings)
         writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _waits_s(request)
@@ -300,6 +340,12 @@ class Answering:
         found = await all_pieces(app, asked.choices)
         if asked.request.endpoint is Endpoint.EMBEDDINGS:
             [pieces] = found
+            if asked.scoring is not None:
+                [scored] = pieces
+                running.count(scored.tokens, 0)
+                return JSONAnswer(
+                    asked.scoring.body(asked.request, scored.scores, tokens=scored.tokens, name=name, model=model.name)
+                )
             vectors = Vectors(pieces[0].width, pieces[0].tokens, b"".join(piece.data for piece in pieces))
             running.count(vectors.tokens, 0)
             return JSONParts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
@@ -310,6 +356,10 @@ class Answering:
         running.count(read, written)
         running.figures.finished(choice.finish_reason for choice in choices)
         model.lengths.record(written // len(choices))
+        if asked.best:
+            choices = likeliest(choices, per_prompt=per_prompt, best=asked.best)
+            if asked.request.sampling.logprobs < 0:
+                choices = [msgspec.structs.replace(choice, logprobs=None) for choice in choices]
         if asked.repeated is not None:
             created = int(time.time())
             return JSONAnswer(response_body(choices[0], asked.repeated, name=name, model=model.name, created=created))

@@ -1,7 +1,7 @@
 """The functions of the gateway that run on a pilot.
 
-A call answers one choice of a request, or embeds all its texts. It yields pieces of the answer, or an ApiError if the
-model refuses.
+A call answers one choice of a request, or embeds or scores all its texts. It yields pieces of the answer, or an
+ApiError if the model refuses.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stoker import app
 from stoker.apps.common.openai_answers import (
     Choice,
+    ScorePiece,
     TextPiece,
     VectorPiece,
     complete,
@@ -19,13 +20,13 @@ from stoker.apps.common.openai_answers import (
     for_adapter,
     prompts_of,
     refusal,
+    score_pairs,
     stream_text,
 )
 from stoker.apps.common.openai_requests import ApiError, ApiRequest
 
 if TYPE_CHECKING:
-    from stoker.contexts import CausalLM, EncoderModel
-    from stoker.contexts.ambient import RelayedTexts
+    from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 _PIECE_BYTES = 500_000
 """Target size of a piece of vectors; the limit of any piece is 1 MB."""
@@ -66,3 +67,11 @@ def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | Ap
     rows = max(1, _PIECE_BYTES // max(1, 4 * width))
     for start in range(0, len(vectors), rows):
         yield VectorPiece(width, tokens, vectors[start : start + rows].astype("<f4", copy=False).tobytes())
+
+
+@app(stream=True)
+def score(model: EncoderModel, request: ApiRequest) -> Iterator[ScorePiece | ApiError]:
+    try:
+        yield score_pairs(model, request)
+    except ValueError as refused:
+        yield refusal(refused, request)

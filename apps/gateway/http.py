@@ -29,6 +29,7 @@ from stoker.apps.gateway.keys import Caller, Guard, KeyLimits
 from stoker.apps.gateway.objectives import refuse_objectives
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
 from stoker.apps.gateway.responses import ADDRESS as RESPONSES
+from stoker.apps.gateway.scoring import RERANK, SCORE
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
 from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
 from stoker.apps.gateway.usage import UsageRecorder, read_query, shown_row
@@ -178,6 +179,7 @@ class Gateway:
             *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
             Route(TOKENIZE, self._guarded(self._tokenizing.tokenize), methods=["POST"]),
             Route(DETOKENIZE, self._guarded(self._tokenizing.detokenize), methods=["POST"]),
+            *(Route(path, self._guarded(self._answering.score), methods=["POST"]) for path in (SCORE, RERANK)),
             Route(RESPONSES, self._guarded(self._answering.respond), methods=["POST"]),
             *(Route(endpoint.value, self._answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
         ]

@@ -29,7 +29,7 @@ import msgspec
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.functions import embed, write, write_pieces
+from stoker.apps.gateway.functions import embed, score, write, write_pieces
 from stoker.apps.gateway.objectives import Objectives, RequestLengths
 from stoker.contexts import Recipe, longest_input
 from stoker.errors import StokerError
@@ -207,7 +207,7 @@ class ServedModel:
         self.trouble = ""
         """Why the model has no recipe."""
         self._longest: int | None = None
-        self._apps: dict[bool, StokerApp] = {}
+        self._apps: dict[str, StokerApp] = {}
 
     def prepare(self) -> None:
         """Read the model's folder once. Raises TryLater if the model is unusable."""
@@ -223,13 +223,15 @@ class ServedModel:
             ) from error  # fmt: skip
         self.trouble = ""
         if self.settings.kind is ModelKind.EMBEDDING:
-            self._apps = {False: embed.with_options(context=self.recipe)}
+            self._apps = {
+                "whole": embed.with_options(context=self.recipe), "scores": score.with_options(context=self.recipe),
+            }  # fmt: skip
         else:
             options: dict[str, Any] = {"context": self.recipe}
             if self.is_admitted_by_policy:
                 wanted = self.objectives
                 options |= {"ttft": wanted.ttft_s or None, "tpot": wanted.tpot_s or None}
-            self._apps = {False: write.with_options(**options), True: write_pieces.with_options(**options)}
+            self._apps = {"whole": write.with_options(**options), "pieces": write_pieces.with_options(**options)}
 
     @property
     def longest(self) -> int:
@@ -245,7 +247,7 @@ class ServedModel:
         `objectives`: seconds by option, in place of the model's. Raises TryLater if the model is unusable.
         """
         self.prepare()
-        found = self._apps[in_pieces]
+        found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
         if not self.is_admitted_by_policy:
             return found
         return found.with_options(features=await self.lengths.features(request), **objectives)

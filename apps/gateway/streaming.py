@@ -12,16 +12,15 @@ import msgspec
 import stoker
 from stoker.apps.common.openai_answers import (
     AnswerPiece,
-    Likelihoods,
+    EchoPiece,
     TextBegun,
     TextEnded,
     TextPiece,
     TokenPiece,
-    chat_logprobs,
-    completion_logprobs,
     delta_body,
     token_usage,
 )
+from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import RequestFigures
@@ -185,6 +184,9 @@ class Chunks:
                     return self._choice(index, text=piece)
                 head, tail = self._plain.get(index) or self._plain_parts(index)
                 return head + _encode(piece) + tail
+            case EchoPiece():
+                self._offsets[index] = -piece.unshown
+                return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
             case TokenPiece():
                 self.written += 1
                 return self._choice(index, text=piece.text, likelihoods=piece.logprobs)

@@ -131,8 +131,8 @@ def embed(model: Any, begun: str) -> Any:
 
 def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
     write_model(folder / "encoder", words=("the", "sea", "is", "deep", "and", "blue", "wide"))
-    only = {"slots": 1, "max_libraries": 1}
-    writer, embedder = stoker.causal_lm(**only), stoker.encoder(folder / "encoder", **only)
+    writer = stoker.causal_lm(slots=1, max_libraries=1)
+    embedder = stoker.encoder(folder / "encoder", slots=1, max_libraries=1)
     methods: dict[str, tuple[Callable[..., Any], Any]] = {
         "generate": (generate, writer), "label_scores": (label_scores, writer), "embed": (embed, embedder),
     }  # fmt: skip

@@ -47,7 +47,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def main() -> None:
     asked = side_options(__doc__, slots=32, calls=[100, 1000, 10_000], request_ms=50.0)
-    request_s = asked.request_ms / 1000
+    request_s: float = asked.request_ms / 1000
 
     @stoker.context(slots=asked.slots, memory="200 MB")
     def engine() -> float:

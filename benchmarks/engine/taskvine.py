@@ -173,7 +173,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return {mode: one["calls_per_s"], f"{mode}_seq": one["p50_ms"]}
 
     for repeat in range(repeats):
-        sides = {"ours": ours, "direct": partial(theirs, "direct"), "fork": partial(theirs, "fork")}
+        sides: dict[str, Callable[[], dict[str, float]]] = {
+            "ours": ours, "direct": partial(theirs, "direct"), "fork": partial(theirs, "fork"),
+        }  # fmt: skip
         for side in take_turns(repeat, sides).values():
             for name, number in side.items():
                 found[name].append(number)

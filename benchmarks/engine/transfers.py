@@ -37,7 +37,7 @@ from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import show_status
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
@@ -101,7 +101,7 @@ class Ends:
     def flush(self) -> None:
         pass
 
-    def report(self, progress: CallProgress) -> None:
+    def report(self, said: CallProgress | CallForecast) -> None:
         pass
 
 

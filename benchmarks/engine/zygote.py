@@ -121,7 +121,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return Table(name=NAME, title=TITLE, skipped=reason)
     with tempfile.TemporaryDirectory(prefix="zygote-") as place:
         starter = Starter(Path(place))
-        sides = {
+        sides: dict[str, Callable[[], float]] = {
             "zygote": lambda: starter.request(fresh=False),
             "fresh interpreter": lambda: starter.request(fresh=True),
         }

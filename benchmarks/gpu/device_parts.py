@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from typing import Any
 
 import stoker
@@ -12,6 +13,8 @@ from benchmarks.gpu.place import BANDWIDTH, PINNED, REHEARSAL, Answer, Place, de
 from benchmarks.serving.embeddings import texts, write_model
 from stoker import context, encoder_family
 from stoker import encoder as encoder_recipe
+from stoker.contexts.encoder import Family
+from stoker.contexts.recipe import Recipe
 
 
 def device(answer: Answer, _: Place) -> None:
@@ -88,7 +91,7 @@ def _how(model: Any, some: list[str]) -> str:
     return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
 
 
-def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) -> float:
+def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[list[str]]) -> float:
     app = stoker.app(context=context)(_embed)
     began = time.perf_counter()
     hot = [calls[0], calls[-1]] * 2  # a short and a long call, so that both runtimes of a family load
@@ -110,7 +113,7 @@ def encoder(answer: Answer, place: Place) -> None:
     calls = [all_texts[at : at + CALL] for at in range(0, len(all_texts), CALL)]
     static: dict[str, Any] = {"batch": BATCH, "compiled": False}
     compiled = static | {"compiled": "auto"}
-    contexts = {
+    contexts: dict[str, Callable[[], Recipe | Family]] = {
         "dynamic": lambda: encoder_recipe(folder),
         f"static, {LONGEST} tokens": lambda: encoder_recipe(folder, length=LONGEST, **static),
         f"static, {_FAMILY[0]} and {LONGEST} tokens": lambda: encoder_family(folder, lengths=_FAMILY, **static),

@@ -22,8 +22,9 @@ from benchmarks.serving.live_models import Live, write
 from benchmarks.serving.live_models_world import MODELS, Request, middle, requests_at
 from stoker import causal_lm
 from stoker.errors import StokerError
-from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.options import read_wants
+from stoker.manager.executor.prepared import AppWants
 from stoker.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)

@@ -12,7 +12,6 @@ import json
 import resource
 import select
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -91,14 +90,14 @@ class FakePilot:
         self.socket.connect(there.address)
 
     def look(self) -> None:
-        while self.watch.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.watch.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.watch.recv_multipart()
             self.greet()
 
     def empty(self) -> bool:
         self.look()
         found = False
-        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             found = True
             for message in _decode(self.socket.recv()).messages:
                 self.queue.handle(FromManager(message))
@@ -272,4 +271,4 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

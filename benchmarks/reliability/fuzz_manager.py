@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -78,11 +79,12 @@ class Fuzzer(Values):
 
     def text(self, name: str) -> str:
         state, chance = self.core.state, self.chance
-        known = {
+        named: dict[str, Sequence[str]] = {
             "recipe": list(state.contexts), "function": list(state.functions), "block": list(state.blocks),
             "name": list(state.transfers.objects), "object": list(state.transfers.objects),
             "session": [SESSION], "source": list(state.sources), "blocks": list(state.blocks),
-        }.get(name, [])  # fmt: skip
+        }  # fmt: skip
+        known = named.get(name, [])
         return str(chance.choice(known)) if known and chance.random() < 0.8 else chance.choice(_TEXTS)
 
 

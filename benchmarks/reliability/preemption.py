@@ -53,12 +53,12 @@ NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1
 
 
 @stoker.context
-def naps():
+def naps() -> Callable[[float], None]:
     return time.sleep
 
 
 @stoker.app(context=naps())
-def nap(sleep, number):
+def nap(sleep: Callable[[float], None], number: int) -> int:
     sleep(CALL_S)
     return number
 

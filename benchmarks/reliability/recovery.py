@@ -28,7 +28,7 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
@@ -112,7 +112,7 @@ class Counter:
     def flush(self) -> None:
         pass
 
-    def report(self, progress: CallProgress) -> None:
+    def report(self, said: CallProgress | CallForecast) -> None:
         pass
 
     def wait(self, count: int) -> None:

@@ -196,7 +196,9 @@ def _scratch(cluster: Cluster) -> float:
     return time.thread_time() - before
 
 
-CASES = {"steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1)}
+CASES: dict[str, Callable[[int], dict[str, float]]] = {
+    "steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1),
+}  # fmt: skip
 
 
 def main() -> None:

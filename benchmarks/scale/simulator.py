@@ -176,11 +176,11 @@ def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival
         yield Arrival(at_s, name, input_length=min(4096, prompt), output=output, objective=objective)
 
 
-def _pool(blocks: int, *, capacity: object = None) -> SourceModel:
+def _pool(blocks: int, *, capacity: int | tuple[tuple[float, int], ...] = 0) -> SourceModel:
     return SourceModel(
         name="pool", kind="gpu", capacity=capacity or blocks, boot_s=Duration(BOOT_S), rule=Rule.FIXED,
         init_blocks=blocks, max_blocks=blocks,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def _world(

@@ -36,7 +36,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     def rate(name: str) -> float:
         count = str(padded if name == "padded" else texts)
         ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
-        return max(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"] for way in ways)
+        return max(float(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"]) for way in ways)
 
     found = in_turns({name: partial(rate, name) for name in ("stoker", "sorted", "padded")}, repeats, say)
     lines = [Line(what=name, cells={"texts/s": rates}, digits=0) for name, rates in found.items()]
@@ -156,7 +156,7 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
         worker.start()
     barrier.wait()
     begun = time.perf_counter()
-    found = sum(out.get() for _ in workers)
+    found: int = sum(out.get() for _ in workers)
     taken_s = time.perf_counter() - begun
     for worker in workers:
         worker.join()
@@ -175,11 +175,12 @@ def main() -> None:
         folder = Path(place) / "model"
         write_model(folder)
         os.environ.setdefault("STOKER_HOME", place + "/home")
-        rate = {
+        rates: dict[str, Callable[[Path, Sequence[str]], float]] = {
             "stoker": stoker_rate,
             "sorted": partial(sorted_rate, processes=asked.processes),
             "padded": partial(script_rate, longest=POSITIONS),
-        }[asked.side](folder, texts(asked.texts))
+        }
+        rate = rates[asked.side](folder, texts(asked.texts))
     print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
 
 

@@ -102,7 +102,7 @@ def _static(asked: argparse.Namespace) -> Write:
 
 
 def _before(asked: argparse.Namespace) -> Write:
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.engine import CausalLM  # type: ignore[import-not-found]  # of the checkout in `--before`
 
     model = CausalLM(*_parts(asked.model))
 

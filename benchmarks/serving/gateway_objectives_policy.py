@@ -6,13 +6,14 @@ from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Policies, Send
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ResizeLate
-from stoker.manager.policies.slinfer.placement import CacheSizes, ComputeOutlook, InstancePlaces
+from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces
+from stoker.manager.policies.slinfer.validation import ComputeOutlook
 
 
 class SendAtOnce(OfferByHeadroom):
     """Sends calls without an offer. It needs libraries that are loaded with memory for all of them."""
 
-    def _offer(self, call: Call, library: Library, reserve_bytes: int) -> Send:  # noqa: ARG002
+    def _offer(self, call: Call, library: Library, reserve_bytes: int, *preempted: Library) -> Send:  # noqa: ARG002
         return Send(call.id, library.id)
 
 

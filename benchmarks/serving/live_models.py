@@ -54,8 +54,9 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.step_times import StepTimes
 from stoker.errors import StokerError
-from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.options import read_wants
+from stoker.manager.executor.prepared import AppWants
 from stoker.manager.sim.log import TokenTimes
 from stoker.pilot.devices import cpu
 from stoker.protocol.calls import Objective

@@ -58,7 +58,8 @@ def requests_at(rate: float, *, seed: int, for_s: float, most: int = 1_000_000) 
     """Return requests at `rate` per second. The seed alone decides lengths and models."""
     chance = random.Random(f"live-models/{seed}")
     weights = [1 / (1 + number) for number in range(MODELS)]
-    found, at_s = [], 0.0
+    found: list[Request] = []
+    at_s = 0.0
     while len(found) < most:
         at_s += chance.expovariate(1.0) / rate
         [model] = chance.choices(range(MODELS), weights)
@@ -181,5 +182,5 @@ def _judging(*, weighed: bool) -> Iterator[None]:
         SimPilot._weighed = before  # type: ignore[method-assign]
 
 
-def _by_memory(_pilot: SimPilot, order: RunCalls) -> OfferWeighed:
+def _by_memory(self: SimPilot, order: RunCalls) -> OfferWeighed:  # noqa: ARG001 # a method of the pilot
     return OfferWeighed(order)

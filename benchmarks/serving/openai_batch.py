@@ -149,7 +149,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
 
 def is_alive(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

@@ -206,9 +206,16 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
     if not parts["lookup"] or not parts["random"] or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
         return None
     reach = target(parts["random"])
-    on = {(one["part"], one["prompt"]): one["points"] for one in records if one["part"].endswith(", on")}
-    of = {part: {one["prompt"]: on.get((f"{part}, on", one["prompt"]), one["points"]) for one in parts[part]}
-          for part in ("listed", "random", "induced")}  # fmt: skip
+    on: dict[tuple[str, str], Points] = {
+        (one["part"], one["prompt"]): one["points"] for one in records if one["part"].endswith(", on")
+    }
+    of: dict[str, dict[str, Points]] = {
+        part: {
+            one["prompt"]: on[key] if (key := (f"{part}, on", one["prompt"])) in on else one["points"]
+            for one in parts[part]
+        }
+        for part in ("listed", "random", "induced")
+    }
     listed = [of["listed"][key] for key in parts["lookup"][0]["best"]]
     if any(_ended_early(points, reach, most=most) for points in (listed[0], *of["random"].values())):
         return None

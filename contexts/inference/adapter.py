@@ -46,6 +46,7 @@ class Sampling(msgspec.Struct, frozen=True):
     json_schema: str = ""
     engine_options: tuple[tuple[str, Any], ...] = ()
     adapter: str = ""
+    prompt_logprobs: int = 0
 
     @property
     def structure(self) -> tuple[str, Any] | None:
@@ -55,10 +56,8 @@ class Sampling(msgspec.Struct, frozen=True):
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        """Return the tokens that end the text. `ends`: the model's, which `ignore_eos` ignores unless a form ends."""
-        options = dict(self.engine_options)
-        ignores = options.get("ignore_eos") and self.structure is None
-        return (frozenset() if ignores else ends) | frozenset(options.get("stop_token_ids", ()))
+        stops = frozenset(dict(self.engine_options).get("stop_token_ids", ()))
+        return stops if self.structure is None and ("ignore_eos", True) in self.engine_options else ends | stops
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -83,8 +82,18 @@ class TokenChance(msgspec.Struct, frozen=True):
     logprob: float
 
 
+class PromptToken(msgspec.Struct, frozen=True):
+    """A token of a prompt. `logprob`: None for the first."""
+
+    token: int
+    logprob: float | None = None
+    likeliest: tuple[TokenChance, ...] = ()
+
+
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step, and the text that it adds. `finish`: why the request ended; `error`: why it failed."""
+    """A token of a step (-1: none), and the text that it adds. `finish`: why the request ended; `error`: why it failed,
+    at this `option`; `prompt`: the scored prompt, with the request's first token.
+    """
 
     request: int
     token: int
@@ -94,7 +103,7 @@ class NewToken(msgspec.Struct, frozen=True):
     likeliest: tuple[TokenChance, ...] = ()
     error: str = ""
     option: str = ""
-    """The option that the request failed at."""
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
@@ -220,10 +229,10 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
         )
-    if type(sampling.max_new_tokens) is not int or sampling.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be a whole number, 1 or more, not {sampling.max_new_tokens!r}")
-    if type(sampling.logprobs) is not int or sampling.logprobs < 0:
-        raise ValueError(f"logprobs must be a whole number, 0 or more, not {sampling.logprobs!r}")
+    fewest = 0 if sampling.prompt_logprobs else 1
+    for name, least in (("max_new_tokens", fewest), ("logprobs", 0), ("prompt_logprobs", 0)):
+        if type(value := getattr(sampling, name)) is not int or value < least:
+            raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
     for stop in sampling.stop:
         if not isinstance(stop, str) or not stop:
             raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
@@ -275,7 +284,7 @@ class ModelTexts:
         Raises ValueError.
         """
         check_sampling(sampling)
-        self._check_tokens(dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias")
+        self.check_tokens(dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias")
         if self.grammars is not None:
             self.grammars.matcher(sampling)
 
@@ -287,7 +296,7 @@ class ModelTexts:
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine serves no adapters; continuous and vllm do")
         self.prepare(sampling)
-        self._check_tokens(request.prompt, "the prompt")
+        self.check_tokens(request.prompt, "the prompt")
         length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
@@ -295,7 +304,7 @@ class ModelTexts:
                 " Shorten it, or split it"
             )
 
-    def _check_tokens(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
+    def check_tokens(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
         if not self.vocabulary or not tokens or 0 <= min(tokens) <= max(tokens) < self.vocabulary:
             return
         wrong = next(token for token in tokens if not 0 <= token < self.vocabulary)

@@ -33,6 +33,7 @@ from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, 
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
 from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
+from stoker.contexts.inference.prompt_scores import scored_at_once
 
 
 class StepsAhead:
@@ -155,7 +156,7 @@ class ContinuousEngine:
         adapter = self._adapters.get(request.sampling.adapter) if request.sampling.adapter else None
         virtual = adapter.virtual_tokens if adapter is not None else 0
         self._texts.check(request, virtual_tokens=virtual)
-        length, most = virtual + len(request.prompt), request.sampling.max_new_tokens
+        length, most = virtual + len(request.prompt), max(1, request.sampling.max_new_tokens)
         why = self._batch.why_not(prompt=length, most=most)
         if why:
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
@@ -296,7 +297,13 @@ class ContinuousEngine:
                 if isinstance(part, ReadPart) or id in writing:
                     last[id] = len(tokens) - 1
         adapted = self._adapted(parts)
-        self._logits = self._decoder.forward(tokens, positions, parts, last=list(last.values()), adapted=adapted)
+        device = self._decoder.device
+        states = self._decoder.states(
+            torch.tensor(tokens, device=device), torch.tensor(positions, device=device), parts, adapted=adapted
+        )
+        for part in reads:
+            self._score(part, states[last[part.request] + 1 - part.count : last[part.request] + 1])
+        self._logits = self._decoder.logits(states, list(last.values()))
         counts = {part.request: part.count for part in reads}
         step = msgspec.structs.replace(
             step, requests=tuple(last), tokens=tuple(counts.get(id, 1) for id in last),
@@ -304,6 +311,14 @@ class ContinuousEngine:
         )  # fmt: skip
         rows = sum(part.count for part in decodes)  # attention computes every row of an array up to the longest one
         return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
+
+    def _score(self, part: ReadPart, states: torch.Tensor) -> None:
+        if (scores := self._writing[part.request].scores) is None:
+            return
+        most = scored_at_once(self._decoder.vocabulary)
+        for start in range(0, part.count, most):
+            some = states[start : start + most]
+            scores.take(part.start + start, self._decoder.logits(some, range(len(some))))
 
     def _adapted(self, parts: Sequence[ReadPart | DecodePart]) -> AdaptedTokens | None:
         running = [self._writing[id].adapter for id in self._batch.running]
@@ -376,6 +391,8 @@ class ContinuousEngine:
     # ---- prefixes
 
     def _begin(self, writing: Writing, array: Any, row: int) -> int:
+        if writing.scores is not None:  # a kept prefix has no hidden states to score
+            return 0
         prefix, length = self._prefixes.find([writing.prefix()])
         if prefix is None:
             return 0

@@ -283,22 +283,34 @@ class LeanDecoder:
         `tokens` and `positions` belong to the parts in order; `last` are ascending indices of the tokens with logits.
         `adapted`: the adapters of the tokens.
         """
-        places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
-        return self.forward_tensors(
-            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places,
+        states = self.states(
+            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts,
             adapted=adapted,
         )  # fmt: skip
+        return self.logits(states, last)
+
+    def logits(self, states: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+        """Return the logits `[len(places), vocabulary]` of these rows of `states`, in ascending order."""
+        if len(places) < len(states):
+            states = states[torch.tensor(places, device=self.device)]
+        return self._head(_norm(states, self._norm))
 
     def forward_tensors(
+        self, tokens: torch.Tensor, positions: torch.Tensor, parts: Sequence[ReadPart | DecodePart]
+    ) -> torch.Tensor:
+        """Like `forward`, but with tensors on the device, and with logits of all tokens."""
+        states = self.states(tokens, positions, parts)
+        return self.logits(states, range(len(states)))
+
+    def states(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         parts: Sequence[ReadPart | DecodePart],
         *,
-        last: torch.Tensor | None = None,
         adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
-        """Like `forward`, but with tensors on the device; `last` None = all tokens."""
+        """Compute the parts, write their keys and values, and return the last hidden states `[tokens, width]`."""
         x = self._embed(tokens)
         if adapted is not None:
             adapted.embed(x)
@@ -334,10 +346,7 @@ class LeanDecoder:
             if adapted is not None:
                 adapted.add(number, "down", h, down)
             x = x + down
-        x = x.to(self.device)
-        if last is not None:
-            x = x[last]
-        return self._head(_norm(x, self._norm))
+        return x.to(self.device)
 
     def _linears(self) -> list[PackedLinear]:
         every = [linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]

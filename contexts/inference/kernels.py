@@ -30,6 +30,7 @@ from stoker.contexts.inference.adapter import (
     TokenChance,
 )
 from stoker.contexts.inference.peft_adapters import Adapter
+from stoker.contexts.inference.prompt_scores import PromptScores
 from stoker.contexts.inference.token_rules import allowed_logits, rules_of
 
 
@@ -235,7 +236,10 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 
 
 class Writing:
-    """A request and its text so far. `ids`: its tokens in the cache, first 0 for each token of its soft prompt."""
+    """A request and its text so far. `ids`: its tokens in the cache, first 0 for each token of its soft prompt.
+
+    `scores`: the likelihoods of its prompt, until its first token; None if it wants none.
+    """
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
@@ -245,6 +249,9 @@ class Writing:
         self.rules = rules_of(request, texts)
         self.ids = [0] * (adapter.virtual_tokens if adapter is not None else 0) + list(request.prompt)
         self.prompt_tokens = len(self.ids)
+        self.scores: PromptScores | None = None
+        if most := request.sampling.prompt_logprobs:
+            self.scores = PromptScores(request.prompt, most=most, before=self.prompt_tokens - len(request.prompt))
 
     @property
     def is_capturable(self) -> bool:
@@ -259,7 +266,10 @@ class Writing:
 
     def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
         id, most = self.request.id, self.request.sampling.logprobs
-        is_last = False
+        prompt = self.scores.tokens if self.scores is not None else ()
+        self.scores, is_last = None, False
+        if not self.request.sampling.max_new_tokens and not isinstance(token, Exception):
+            return NewToken(id, -1, finish=Finish.LENGTH, prompt=prompt)
         if self.rules is not None:
             is_last = isinstance(token, int) and self.rules.take(token)
             if failure := self.rules.failure:
@@ -269,7 +279,7 @@ class Writing:
         self.ids.append(token)
         text = self.written.add(token, is_last=is_last)
         logprob, likeliest = chances_of(token, logits, most=most) if most and logits is not None else (None, ())
-        return NewToken(id, token, text, self.written.finish, logprob, likeliest)
+        return NewToken(id, token, text, self.written.finish, logprob, likeliest, prompt=prompt)
 
 
 def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int | Exception]:

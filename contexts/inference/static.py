@@ -32,6 +32,7 @@ from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graphs_for
 from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
 from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes
+from stoker.contexts.inference.prompt_scores import scored_at_once
 
 # ---- static
 
@@ -79,6 +80,8 @@ class StaticEngine:
             self._batch = [self._waiting.popleft() for _ in range(size)]
             if not self._batch:
                 return []
+        if prefill:
+            self._score()
         logits = self._first() if prefill else self._next()
         tokens = next_tokens(self._batch, logits)
         new = [writing.take(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
@@ -117,6 +120,13 @@ class StaticEngine:
         self._batch, self._steps = [], None
 
     # ---- steps
+
+    def _score(self) -> None:
+        most = scored_at_once(self._texts.vocabulary)
+        for writing in self._batch:
+            if writing.scores is not None:
+                for start, logits in self._runner.parts(writing.request.prompt, most=most):
+                    writing.scores.take(start, logits)
 
     def _first(self) -> torch.Tensor:
         rows = [tuple(writing.ids) for writing in self._batch]

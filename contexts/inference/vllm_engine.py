@@ -19,7 +19,7 @@ import msgspec
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind
 
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
@@ -30,13 +30,12 @@ from stoker.contexts.inference.adapter import (
     Finish,
     GenerationRequest,
     NewToken,
-    Sampling,
-    TokenChance,
+    PromptToken,
     Written,
 )
-from stoker.contexts.inference.kernels import draw_seed
-from stoker.contexts.inference.options import ENGINE_OPTIONS, STRUCTURES, OptionRefused
+from stoker.contexts.inference.options import ENGINE_OPTIONS, OptionRefused
 from stoker.contexts.inference.vllm_adapters import NO_ADAPTER, VLLMAdapter
+from stoker.contexts.inference.vllm_requests import chances_of, scored_prompt, vllm_sampling
 from stoker.contexts.inference.vllm_start import VLLMStart
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
@@ -59,6 +58,7 @@ class _RunningText:
         self.request = request
         self.written = written
         self.prompt_tokens = virtual_tokens + len(request.prompt)
+        self.prompt: tuple[PromptToken, ...] = ()
         self.runs = False
 
 
@@ -93,14 +93,16 @@ class VLLMEngine:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         adapter = self._start.adapters.get(request.sampling.adapter, llm=self._llm, dtype=self._start.dtype)
         self._texts.check(request, virtual_tokens=adapter.virtual_tokens)
-        length = adapter.virtual_tokens + len(request.prompt) + request.sampling.max_new_tokens
+        if adapter.virtual_tokens and request.sampling.prompt_logprobs:
+            raise OptionRefused("prompt_logprobs", "vLLM does not score the prompt after a soft prompt; leave it out")
+        length = adapter.virtual_tokens + len(request.prompt) + max(1, request.sampling.max_new_tokens)
         if length > self._start.longest:
             raise ValueError(
                 f"{len(request.prompt)} prompt tokens and {request.sampling.max_new_tokens} new tokens do not fit into"
                 f" the key-value cache, which has room for {self._start.longest} of one request; give the model more"
                 " memory (device_memory=)"
             )
-        params = _vllm_sampling(request.sampling, ends=self.prompts.ends)
+        params = vllm_sampling(request.sampling, ends=self.prompts.ends)
         form = request.sampling.structure
         self._send(str(request.id), request.prompt, params, adapter=adapter, form=form[0] if form else "")
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
@@ -255,12 +257,23 @@ class VLLMEngine:
 
     def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
         [written] = output.outputs
-        id, asks = writing.request.id, writing.request.sampling.logprobs
+        id, sampling = writing.request.id, writing.request.sampling
+        if sampling.prompt_logprobs and output.prompt_logprobs:
+            told = output.prompt_logprobs
+            writing.prompt = scored_prompt(writing.request.prompt, told, most=sampling.prompt_logprobs)
+        if not sampling.max_new_tokens:
+            if not output.finished:
+                return []
+            del self._open[output.request_id]
+            return [NewToken(id, -1, finish=Finish.LENGTH, prompt=writing.prompt)]
         new: list[NewToken] = []
         for at, token in enumerate(written.token_ids):
             text = writing.written.add(token)
-            logprob, likeliest = _chances(token, written.logprobs[at], most=asks) if asks else (None, ())
-            new.append(NewToken(id, token, text, writing.written.finish, logprob, likeliest))
+            logprob, likeliest = (
+                chances_of(token, written.logprobs[at], most=most) if (most := sampling.logprobs) else (None, ())
+            )
+            prompt, writing.prompt = writing.prompt, ()
+            new.append(NewToken(id, token, text, writing.written.finish, logprob, likeliest, prompt=prompt))
             if writing.written.finish is not None:
                 break
         if writing.written.finish is not None:
@@ -302,27 +315,6 @@ class VLLMEngine:
             for output in self._llm.step():
                 if output.request_id == name and output.finished:
                     return tuple(output.outputs[0].token_ids)
-
-
-_OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
-
-
-def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    form, value = sampling.structure or ("", None)
-    held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
-    others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
-    return SamplingParams(
-        temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens,
-        seed=draw_seed(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
-        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=held,
-        output_kind=RequestOutputKind.DELTA, **others,
-    )  # fmt: skip
-
-
-def _chances(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
-    likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
-    return float(told[token].logprob), likeliest
 
 
 def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:

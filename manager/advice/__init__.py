@@ -4,6 +4,7 @@ source/         facts of a function and its context, from their source (paper §
 similar.py      recipes with similar facts; estimating.py: the cost of a recipe, from such recipes (§3.1)
 metrics/        loss, steps, tokens per second and time left, from printed lines (§3.2)
 logs/           the cause of a failure, from a log (§3.3); judging.py: from several logs
+endpoint.py     a language model that all three may ask; secrets.py: hides secrets from it
 answers.py      the advisor process (main.py), which answers the manager's questions
 
 Sections refer to "Semantic-Aware Scheduling for GPU Clusters with Large Language Models".

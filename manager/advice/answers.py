@@ -1,7 +1,9 @@
 """The work of the advisor process: it reads questions from its channel and sends answers.
 
 Answers omit unknown values. Questions about sources and history take seconds, or longer with a language model. Their
-own thread answers them, so that answers about failures and paces are not delayed.
+own thread answers them, so that answers about failures and paces are not delayed. A third thread asks the model about
+failures that the rules classify with low confidence, a fourth about lines that they cannot read. A pace is answered at
+once; the next answer uses what the model has said.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import msgspec
@@ -22,10 +24,12 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.judging import fault_of_call
-from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
-from stoker.manager.advice.secrets import masked
-from stoker.manager.advice.source.agent import LanguageModel, facts_with_agent
+from stoker.manager.advice.logs import Fault, Located
+from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
+from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, slowdown
+from stoker.manager.advice.source.agent import facts_with_agent
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
 from stoker.manager.core.events import (
@@ -58,9 +62,17 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    def __init__(self, folder: SessionFolder, *, model: LanguageModel | None = None) -> None:
+    """Answers questions of a session. `endpoint`: a language model to ask where rules find nothing."""
+
+    def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
-        self._model = model
+        self._endpoint = endpoint
+        self._formats: LineFormats | None = None
+        if endpoint is not None:
+            self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
+        self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
+        self.learned: Future[None] | None = None
+        """The latest questions about formats of lines."""
         self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
@@ -74,15 +86,36 @@ class Advisor:
                 return self._on_context(question, question.about)
             case OfFunction():
                 return self._on_function(question, question.about)
-            case OfFailure() as about:
-                fault = fault_of_call(question.said, log=question.log, start=question.start, end=question.end)
-                if fault is None:
-                    return None
-                proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
-                verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
-                return AdviceArrived(about, verdict, "its log")
+            case OfFailure():
+                return self._on_failure(question, question.about, asks=False)
             case OfPace():
                 return self._on_pace(question, question.about)
+
+    def is_doubted(self, found: AdviceArrived | None) -> bool:
+        """True if `second_answer` may say more than this answer."""
+        verdict = found.advice if found is not None else None
+        return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
+
+    def second_answer(self, question: AskAdvice) -> AdviceArrived | None:
+        """Answer a question about a failure, with the language model's opinion."""
+        return self._on_failure(question, question.about, asks=True) if isinstance(question.about, OfFailure) else None
+
+    def _on_failure(self, question: AskAdvice, about: OfFailure, *, asks: bool) -> AdviceArrived | None:
+        fault = fault_of_call(
+            question.said,
+            log=question.log,
+            start=question.start,
+            end=question.end,
+            opinion=self._opinion if asks else None,
+        )
+        if fault is None:
+            return None
+        proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
+        verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
+        return AdviceArrived(about, verdict, "its log")
+
+    def _opinion(self, located: Located, fault: Fault) -> Fault:
+        return second_opinion(located, fault, self._endpoint) if self._endpoint is not None else fault
 
     def _on_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
         loader = self._facts_of(about.recipe)
@@ -120,10 +153,10 @@ class Advisor:
         known = self._facts.get((key, source.text))
         if known is None:
             entry, folders = SourceText(text, source.function, source.file), [source.folder] if source.folder else []
-            if self._model is not None and folders:
-                log.info("the language model at %s reads %s", masked(self._model.url), source.function)
+            if self._endpoint is not None and folders:
+                log.info("the language model at %s reads %s", self._endpoint.name, source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
-            facts = facts_with_agent(entry, facts, folders=folders, model=self._model if folders else None)
+            facts = facts_with_agent(entry, facts, folders=folders, model=self._endpoint if folders else None)
             known = self._facts[key, source.text] = without_secrets(facts)
             for note in known.notes:
                 log.info("the source of %s: %s", source.function, note)
@@ -133,11 +166,15 @@ class Advisor:
         if not question.log:
             return None
         key = (about.library, about.call)
-        followed = self._followed.setdefault(key, _Followed(question.log, start=question.start))
+        followed = self._followed.setdefault(key, _Followed(question.log, start=question.start, formats=self._formats))
         self._followed.move_to_end(key)
         if len(self._followed) > _MOST_LOGS:
             self._followed.popitem(last=False)
         pace = followed.current_pace()
+        if self._formats is not None and self._endpoint is not None:
+            unread = self._formats.take_unread()
+            if unread:
+                self.learned = self._learning.submit(self._formats.learn_all, unread, self._endpoint)
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
@@ -149,8 +186,8 @@ class _Followed:
     """The log of a library that runs one call: the call's progress, and its best pace during and outside
     evaluations."""
 
-    def __init__(self, path: str, *, start: int) -> None:
-        self._log = FollowedLog(path, start=start)
+    def __init__(self, path: str, *, start: int, formats: LineFormats | None) -> None:
+        self._log = FollowedLog(path, start=start, formats=formats)
         self._best: dict[bool, tuple[float, LoggedProgress]] = {}
 
     def current_pace(self) -> PaceAdvice | None:
@@ -180,10 +217,12 @@ def serve(session: str, channel: socket.socket) -> None:
     folder = SessionFolder(session)
     keep_log(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
-    answer_all(channel, Advisor(folder, model=model_of(folder)))
+    model = model_of(folder)
+    answer_all(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:
+    """Return the language model that a site file of the session names, or None."""
     try:
         named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
@@ -191,40 +230,74 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
         return None
     if named is None:
         return None
-    limit_s = float(named.time_limit_s)
-    return LanguageModel(named.url, named.model, named.key_variable, time_limit_s=limit_s, token_budget=named.tokens)
+    return LanguageModel(
+        named.url,
+        named.model,
+        named.key_variable,
+        time_limit_s=float(named.time_limit_s),
+        token_budget=named.tokens,
+        session_budget=named.session_tokens,
+    )
+
+
+_MOST_DOUBTED = 4
+"""The most failures that wait for the language model. Others get the rules' verdict."""
 
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:
     """Answer questions until the manager closes the channel, then end the process."""
-    with ThreadPoolExecutor(1, thread_name_prefix="sources") as slow:
-        while True:
-            try:
-                data = channel.recv(LONGEST_MESSAGE)
-            except OSError:
-                data = b""
-            if not data:
-                slow.shutdown(wait=False, cancel_futures=True)
-                os._exit(0)  # do not wait for an answer of the language model
-            try:
-                question = decode_question(data)
-            except msgspec.MsgspecError as error:
-                log.warning("a question cannot be read: %s", error)
-                continue
-            if isinstance(question.about, OfContext | OfFunction):
-                slow.submit(_answer, channel, advisor, question)
-            else:
-                _answer(channel, advisor, question)
+    answer_until_closed(channel, advisor)
+    os._exit(0)  # do not wait for an answer of the language model
+
+
+def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
+    """Answer questions until the manager closes the channel. Threads may still wait for the language model."""
+    slow, failures = ThreadPoolExecutor(1, "sources"), ThreadPoolExecutor(1, "failures")
+    doubted: list[Future[None]] = []
+    while True:
+        try:
+            data = channel.recv(LONGEST_MESSAGE)
+        except OSError:
+            data = b""
+        if not data:
+            for pool in (slow, failures):
+                pool.shutdown(wait=False, cancel_futures=True)
+            return
+        try:
+            question = decode_question(data)
+        except msgspec.MsgspecError as error:
+            log.warning("a question cannot be read: %s", error)
+            continue
+        if isinstance(question.about, OfContext | OfFunction):
+            slow.submit(_answer, channel, advisor, question)
+            continue
+        found = _found_by(advisor.answer, question)
+        doubted = [each for each in doubted if not each.done()]
+        if advisor.is_doubted(found) and len(doubted) < _MOST_DOUBTED:
+            doubted.append(failures.submit(_answer_again, channel, advisor, question, found))
+        else:
+            _send(channel, question, found)
 
 
 def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
-    found: AdviceArrived | None = None
+    _send(channel, question, _found_by(advisor.answer, question))
+
+
+def _answer_again(channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None) -> None:
+    _send(channel, question, _found_by(advisor.second_answer, question) or found)
+
+
+def _found_by(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
     try:
-        found = advisor.answer(question)
+        return answer(question)
     except ImportError as error:
         log.warning("no answer on %s: %s; install it: pip install 'stoker[advice]'", question.about, error)
     except Exception:  # no log or source may end the advisor
         log.exception("no answer on %s", question.about)
+    return None
+
+
+def _send(channel: socket.socket, question: AskAdvice, found: AdviceArrived | None) -> None:
     try:
         channel.send(encode(Answer(question.about, found)))
     except OSError as error:

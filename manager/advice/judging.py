@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -15,6 +15,7 @@ import msgspec
 from stoker.manager.advice.logs import Fault, Located, LogLine, classify, locate
 from stoker.manager.advice.logs.classifier import GUESSED, frames_of
 from stoker.manager.advice.logs.failures import JOB, OF_CALLS, SAID, FaultRule, matching_rules
+from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.advice.logs.reading import TRACEBACK
 from stoker.manager.advice.secrets import masked
 
@@ -103,6 +104,8 @@ def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
 # ---- judgements
 
 
+Opinion = Callable[[Located, Fault], Fault]
+"""Returns another verdict, or the same, on a fault of low confidence."""
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
@@ -115,7 +118,9 @@ class ProofLine(msgspec.Struct, frozen=True):
     text: str
 
 
-def fault_of_call(said: str, *, log: str = "", start: int = 0, end: int = 0) -> Fault | None:
+def fault_of_call(
+    said: str, *, log: str = "", start: int = 0, end: int = 0, opinion: Opinion | None = None
+) -> Fault | None:
     """Return the party at fault for a failed call or load.
 
     Args:
@@ -124,12 +129,13 @@ def fault_of_call(said: str, *, log: str = "", start: int = 0, end: int = 0) -> 
         log: the library's log.
         start: the log's first byte that the call wrote.
         end: the end of the call's bytes; 0 is the end of the log.
+        opinion: asked if the rules' verdict is less certain than `DOUBTED`.
     """
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
     if said:
         parts.append(raised_part(said) if raises else told_part(said))
-    found = judged(parts, [] if raises else said.splitlines()[:1], OF_CALLS)
+    found = judged(parts, [] if raises else said.splitlines()[:1], OF_CALLS, opinion=opinion)
     if found is None:
         return None
     fault, proof = found
@@ -152,10 +158,10 @@ def raised_part(raised: str) -> LogPart:
 
 
 def judged(
-    parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...]
+    parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
     """Return the fault and the lines that show it, or None without a failure. `said`: the session's messages, which
-    decide if they are more certain than the logs. `parts`: logs, oldest first."""
+    decide if they are more certain than the logs. `parts`: logs, oldest first. `opinion`: as in `fault_of_call`."""
     with closing(LogParts(parts)) as logs:
         located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
     by_log = classify(located, rules=rules) if located is not None else None
@@ -164,6 +170,8 @@ def judged(
         return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
     if by_log is None or located is None:
         return None
+    if opinion is not None and by_log.sure < DOUBTED:
+        by_log = opinion(located, by_log)
     return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
 
 

@@ -6,6 +6,7 @@ Only Slurm judges a script without a submission (`sbatch --test-only`), by limit
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -19,6 +20,7 @@ import msgspec
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
+from stoker.manager.advice.endpoint import EndpointError, LanguageModel, ModelEndpoint
 from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
@@ -50,6 +52,8 @@ from stoker.units import show_bytes, show_seconds
 # ---- dry run: the script of a job
 
 
+_ENDPOINT_S = 10.0
+"""Seconds in which an endpoint lists its models."""
 _EXAMPLE = "k3v9"
 """The session id in a dry run."""
 
@@ -207,8 +211,34 @@ def batch_system() -> Iterator[Finding]:
         yield warn("home", text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
+def advice_answers(site: Site) -> Iterator[Finding]:
+    """Check that the endpoint of `[advice]` answers and has the model."""
+    topic, named = f"site {site.name}", site.advice
+    if not named.url:
+        return
+    model = LanguageModel(named.url, named.model, named.key_variable, time_limit_s=_ENDPOINT_S)
+    endpoint = ModelEndpoint(model)
+    if named.key_variable and not os.environ.get(named.key_variable):
+        fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
+        yield warn(topic, f"{topic}: the variable {named.key_variable} ([advice] key_variable) is not set", fix)
+    try:
+        names = endpoint.models()
+    except EndpointError as error:
+        text = f"{topic}: the language model of [advice] cannot be asked, so advice comes from rules: {error}"
+        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; it ends before /chat/completions")
+        return
+    if named.model in names:
+        yield ok(topic, f"{topic}: advice may ask {named.model} at {endpoint.name}")
+    else:
+        served = ", ".join(names[:5]) or "no model"
+        yield warn(
+            topic, f"{topic}: {endpoint.name} has no model {named.model}", f"fix [advice] model: it has {served}"
+        )
+
+
 def site_fits(site: Site) -> Iterator[Finding]:
     topic, ask = f"site {site.name}", site.provider
+    yield from advice_answers(site)
     if site.engine is Engine.TASKVINE:
         try:
             programs = taskvine_factory.find_programs()

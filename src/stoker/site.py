@@ -368,9 +368,10 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language model that reads sources if the advisor's rules find nothing. Without `url` no source leaves this
-    machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the environment variable
-    with its key. `time_limit_s`, `tokens`: per function.
+    """A language model that reads sources, lines and logs where the advisor's rules find nothing. Without `url` nothing
+    leaves this machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the
+    environment variable with its key. `time_limit_s`, `tokens`: per function, failure, or format of lines.
+    `session_tokens`: of all these in a session.
     """
 
     url: str = ""
@@ -378,6 +379,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_variable: str = ""
     time_limit_s: Duration = msgspec.field(default=Duration(60.0), name="time_limit")
     tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 30_000
+    session_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 300_000
 
     def __post_init__(self) -> None:
         refuse_control_characters(self)

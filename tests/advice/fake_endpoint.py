@@ -15,6 +15,10 @@ DRIP = object()
 """An answer that sends one byte at a time and never ends."""
 
 
+KILLED = object()
+"""An answer that is cut off, as by the end of the endpoint's process."""
+
+
 class FakeEndpoint(ThreadingHTTPServer):
     """`answer(request, number)` returns the model's text, or bytes to send unchanged."""
 
@@ -24,6 +28,7 @@ class FakeEndpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[dict[str, Any]] = []
         self.answer: Answer = lambda request, number: "Final Answer: {}"
+        self.models = ["fake"]
         self.tokens = 10
         self.status = 200
         self.released = threading.Event()
@@ -36,12 +41,20 @@ class FakeEndpoint(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: FakeEndpoint
 
+    def do_GET(self) -> None:
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
+
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append({**request, "path": self.path})
         said = self.server.answer(request, len(self.server.asked))
         if said is DRIP:
             self._drip()
+            return
+        if said is KILLED:
+            self.wfile.write(b'HTTP/1.0 200 OK\r\nContent-Length: 900\r\n\r\n{"choices": [')
             return
         message = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": self.server.tokens}}
         data = said if isinstance(said, bytes) else json.dumps(message).encode()

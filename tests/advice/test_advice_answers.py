@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,8 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.advice import estimating
-from stoker.manager.advice.answers import SIMILAR, Advisor, model_of
+from stoker.manager.advice.answers import SIMILAR, Advisor, answer_until_closed, model_of
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,
@@ -25,6 +28,8 @@ from stoker.manager.core.events import (
     OfPace,
     PaceAdvice,
     VerdictAdvice,
+    decode_answer,
+    encode,
 )
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
@@ -32,6 +37,7 @@ from stoker.protocol.session import SessionFolder, source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
 
+FULL_DISK = "OSError: [Errno 28] No space left on device: '/scratch/out.pt'"
 PROGRAM = '''
 import torch
 from transformers import AutoModel
@@ -240,7 +246,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     model = model_of(session)
     assert (model.model, model.key_variable, model.token_budget, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
     recipe, _ = program("mine")
-    advisor = Advisor(session, model=model)
+    advisor = Advisor(session, endpoint=ModelEndpoint(model))
     ask_context(advisor, recipe)
     assert endpoint.asked
     assert "sk-secret" not in str(endpoint.asked)
@@ -255,7 +261,7 @@ def test_hanging_language_model_costs_only_its_time_limit(
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
-    advisor = Advisor(session, model=model_of(session))
+    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
     assert ask_context(advisor, recipe) is None  # the history has no similar program
     facts = advisor._facts_of(recipe.key)
     assert facts.known_facts()
@@ -268,3 +274,70 @@ def test_without_a_url_no_model_is_asked(session: SessionFolder):
     assert model_of(session) is None
     (session.sites / "here.toml").write_text("name = ")
     assert model_of(session) is None
+
+
+LINE = "trained {step}/4000: penalty {loss:.3f}, 250ms each\n"
+
+
+def line_answer(request: dict[str, Any], number: int) -> str:
+    step = request["messages"][-1]["content"].split("/")[0].rpartition(" ")[2]
+    return f'{{"step": "{step}", "total_steps": "4000", "seconds_per_step": "250"}}'
+
+
+def test_a_pace_is_answered_at_once_and_learned_for_the_next_time(
+    session: SessionFolder, endpoint: FakeEndpoint, tmp_path: Path
+):
+    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+    endpoint.answer = line_answer
+    site(session, endpoint.url)
+    log = tmp_path / "lib-1.log"
+    log.write_text("".join(LINE.format(step=step, loss=900 / step) for step in range(100, 140)))
+    question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
+    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
+    assert advisor.answer(question) is None
+    assert advisor.learned is not None
+    advisor.learned.result(60)
+    pace = advisor.answer(question)
+    assert isinstance(pace.advice, PaceAdvice)
+    assert (pace.advice.done, pace.advice.total, pace.advice.per_s) == (139.0, 4000.0, pytest.approx(4.0))
+    later = Advisor(session, endpoint=ModelEndpoint(model_of(session))).answer(question)
+    assert later.advice == pace.advice
+    assert len(endpoint.asked) == 1
+    assert Advisor(session).answer(question) is None
+
+
+def test_a_hanging_model_delays_no_certain_verdict(session: SessionFolder, endpoint: FakeEndpoint):
+    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+    endpoint.answer = lambda request, number: endpoint.released.wait(60) and "too late"
+    site(session, endpoint.url, time_limit="60 s")
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, its:
+        advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
+        thread = threading.Thread(target=answer_until_closed, args=(its, advisor), daemon=True)
+        thread.start()
+        for call, said in enumerate(("storaged: a lease failed", FULL_DISK)):
+            ours.send(encode(AskAdvice(OfFailure(PilotId("p1"), LibraryId(1), CallId(call)), "f", said=said)))
+        ours.settimeout(60)
+        certain = decode_answer(ours.recv(65536))
+        assert certain.about.call == 1
+        assert certain.found.advice.kind == "infrastructure"
+        endpoint.released.set()
+        doubted = decode_answer(ours.recv(65536))
+        assert doubted.about.call == 0
+        assert doubted.found.advice.sure < 0.7, "the rules' verdict stands"
+        ours.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+
+
+def test_a_model_judges_a_doubted_failure(session: SessionFolder, endpoint: FakeEndpoint):
+    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+    said = "storaged: a lease failed"
+    endpoint.answer = lambda request, number: f'{{"line": "{said}", "cause": "framework", "component": "none"}}'
+    site(session, endpoint.url)
+    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
+    question = AskAdvice(OfFailure(PilotId("p1"), LibraryId(1), CallId(3)), "f", said=said)
+    first = advisor.answer(question)
+    assert advisor.is_doubted(first)
+    assert not Advisor(session).is_doubted(first)
+    assert endpoint.asked == []
+    assert advisor.second_answer(question).advice.kind == "framework"

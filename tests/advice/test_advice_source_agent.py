@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from advice.fake_endpoint import DRIP, FakeEndpoint
 
-from stoker.manager.advice.source.agent import Conversation, EndpointError, LanguageModel, facts_with_agent
+from stoker.manager.advice.endpoint import Conversation, EndpointError, LanguageModel, ModelEndpoint
+from stoker.manager.advice.source.agent import facts_with_agent
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 
@@ -36,7 +37,7 @@ def asked(endpoint: FakeEndpoint, folder: Path, **settings: Any) -> tuple[Worklo
     source = SourceText(MAIN, file=str(folder / "train.py"))
     facts = extract_facts(source, folders=[folder])
     model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
-    return facts, facts_with_agent(source, facts, folders=[folder], model=model)
+    return facts, facts_with_agent(source, facts, folders=[folder], model=ModelEndpoint(model))
 
 
 def without_notes(facts: WorkloadFacts) -> WorkloadFacts:
@@ -139,7 +140,8 @@ def test_a_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder:
 
 def test_the_time_limit_counts_over_all_turns(endpoint: FakeEndpoint):
     now = [0.0]
-    conversation = Conversation(LanguageModel(endpoint.url, "fake", time_limit_s=60.0), clock=lambda: now[0])
+    model = LanguageModel(endpoint.url, "fake", time_limit_s=60.0)
+    conversation = Conversation(ModelEndpoint(model, clock=lambda: now[0]))
     conversation.ask([{"role": "user", "content": "?"}])
     now[0] = 61.0
     with pytest.raises(EndpointError, match="time limit of 60 s"):

@@ -25,7 +25,7 @@ NAMES = {
     },
     "contexts": {
         "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "EngineSettings", "Evicted", "Family", "Gang",
-        "Needs", "ObjectRef", "Recipe", "RecipeFactory", "RuntimeLengths",
+        "Needs", "ObjectRef", "Recipe", "RecipeFactory", "RelayedTexts", "RuntimeLengths",
         "as_recipe", "causal_lm", "check_adapter", "context", "default_model", "device", "devices", "dtype_named",
         "encoder", "encoder_class", "encoder_family", "longest_input", "may_be_shared",
         "family", "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",

@@ -451,6 +451,19 @@ def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, tiny, up):
     assert "schema" in refused["response"]["body"]["error"]["message"]
 
 
+def test_token_ids_are_prompts_and_may_be_echoed(tmp_path, tiny, up):
+    ids = {"prompt": [[40, 41, 42], [43]], "echo": True, "max_tokens": 0, "logprobs": 1}
+    write_lines(tmp_path / "r.jsonl", [request(0, **ids), request(2, prompt=[40, 40_000])])
+    batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
+    (line,) = read_lines(tmp_path / "run" / "responses.jsonl")
+    first, second = (choice["logprobs"] for choice in line["response"]["body"]["choices"])
+    assert line["response"]["body"]["usage"] == {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4}
+    assert (len(first["tokens"]), second["token_logprobs"]) == (3, [None])
+    assert max(first["token_logprobs"][1:]) < 0
+    error = read_lines(tmp_path / "run" / "errors.jsonl")[0]["response"]["body"]["error"]
+    assert (error["param"], "the token 40000" in error["message"]) == ("prompt", True)
+
+
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
 def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, tiny, up):

@@ -112,9 +112,10 @@ class Watch(threading.Thread):
         (folder / "faults").write_text("\n".join(self._log()))
         (folder / "processes").write_text("\n".join(_lines(scene.world.processes())))
         (folder / "slurm").write_text(scene.cluster.tails())
-        asked = {"status": ("status", scene.session), "calls": ("calls", scene.session)}
-        asked["status.json"] = ("status", scene.session, "--json")
-        asked["explain"] = ("explain", scene.session)
+        asked: dict[str, tuple[str, ...]] = {
+            "status": ("status", scene.session), "calls": ("calls", scene.session),
+            "status.json": ("status", scene.session, "--json"), "explain": ("explain", scene.session),
+        }  # fmt: skip
         for name, words in asked.items():
             said = scene.stoker(*words, limit_s=60)
             (folder / name).write_text(said.stdout + said.stderr)
@@ -165,7 +166,7 @@ class Watch(threading.Thread):
 def own_fds(process: psutil.Process, kind: str) -> int:
     """Return a process's descriptors without those that a pilot needs for its libraries."""
     children = len(process.children(recursive=True)) if kind == "pilot" else 0
-    return max(0, process.num_fds() - LIBRARY_FDS * children)
+    return max(0, int(process.num_fds()) - LIBRARY_FDS * children)
 
 
 class StalledError(Exception):

@@ -12,6 +12,7 @@ from benchmarks.papers.arlo.dispatch import (
     Dispatcher,
     LoadBuckets,
     Outcome,
+    RandomDispatcher,
     inter_groups_greedy,
     outcome,
     pack_any_runtime,
@@ -95,3 +96,19 @@ def test_buckets_find_what_a_plain_search_finds() -> None:
         assert buckets.greatest_below(limit) == max(below, default=-1)
         if loads:
             assert loads[buckets.one_of(buckets.least())] == buckets.least()
+
+
+def test_random_dispatch_ignores_loads_and_repeats_with_its_seed() -> None:
+    def taken(seed: int) -> list[int]:
+        dispatcher = RandomDispatcher(seed)
+        for instance in range(4):
+            dispatcher.add(instance, 0)
+        dispatcher.remove(2)
+        return [dispatcher.take(100) for _ in range(3000)]
+
+    counts = [taken(1).count(instance) for instance in range(4)]
+    assert counts[2] == 0
+    assert all(900 < counts[instance] < 1100 for instance in (0, 1, 3))
+    assert taken(1) == taken(1) != taken(2)
+    with pytest.raises(ValueError, match="systems with one runtime"):
+        RandomDispatcher(1).add(0, 1)

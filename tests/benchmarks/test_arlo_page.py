@@ -14,16 +14,18 @@ from benchmarks.papers.arlo.cases import (
     ARLO_EVEN,
     ARLO_GLOBAL,
     DT,
+    DT_RANDOM,
     INFAAS,
     INFAAS_SHORT,
     ST,
+    ST_RANDOM,
     Case,
     Measures,
     Result,
 )
-from benchmarks.papers.arlo.measured import Measured, Records, SolvingTime
+from benchmarks.papers.arlo.measured import Deployed, Measured, Records, SolvingTime
 from benchmarks.papers.arlo.summary import Interval
-from benchmarks.papers.arlo.tables import TABLES
+from benchmarks.papers.arlo.tables import TABLES, random_dispatch
 from benchmarks.papers.arlo.workload import missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
@@ -78,6 +80,38 @@ def test_orders_and_limits_are_broken_by_one_run(tmp_path: Path) -> None:
     assert findings(kept(tmp_path, worse))[name][0].cells == ["2 of 3", "**no**"]
     for bad in (result_of(results[0].case, 30.0, out=3), result_of(results[0].case, 30.0, lost=1)):
         assert findings(kept(tmp_path, [bad, *results[1:]]))[limit][0].is_met is False
+
+
+def test_random_dispatch_is_judged_within_five_points(tmp_path: Path) -> None:
+    means = {ST_RANDOM: 9.5, DT_RANDOM: 3.5, ARLO: 3.0}
+    runs = [result_of(c, means[c.system]) for c in random_dispatch("6a") if c.system in means]
+    bar = "Figure 6a: the mean is below `{}`'s by, within 5 points"
+    found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
+    assert found[bar.format(ST_RANDOM)][0].cells == ["68.4 %", "yes"]
+    assert found[bar.format(DT_RANDOM)][0].cells == ["14.3 %", "**no**"]
+    assert found[bar.format(ST_RANDOM)][1].cells == ["–", "not run"]
+
+
+def test_a_tail_is_judged_in_the_figure_where_it_is_lower(tmp_path: Path) -> None:
+    p98_ms = {"6a": 20.0, "6b": 90.0}
+    runs = [
+        result_of(c, 1.0, p98_ms=p98_ms[figure] if c.system == ST_RANDOM else 9.0)
+        for figure in p98_ms for c in random_dispatch(figure) if c.system in (ST_RANDOM, ARLO)
+    ]  # fmt: skip
+    bar = "Figure 6, the larger of a and b: the 98th percentile is below `st, random`'s by, within 5 points"
+    found = {verdict.bar: verdict.findings for verdict in summary.random_verdicts(kept(tmp_path, runs).get)}
+    assert found[bar][0].cells == ["90.0 %", "yes"]
+
+
+def test_a_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
+    def deployed(seed: int, p98_ms: float) -> Deployed:
+        model = result_of(random_dispatch("6a")[0], 1.0, p98_ms=10.0).measures
+        return Deployed(seed, 4000.0, "", 1, mean_ms=1.0, p98_ms=p98_ms, late=0.0, model=model)
+
+    records = kept(tmp_path, [])
+    for p98_ms, cells in ((19.0, ["0.50 to 1.90 times", "yes"]), (21.0, ["0.50 to 2.10 times", "**no**"])):
+        records.deployed = [deployed(4, 5.0), deployed(5, p98_ms)]
+        assert summary.session_verdict(records).findings[0].cells == cells
 
 
 @here

@@ -1,12 +1,15 @@
-"""Arlo's choice of an instance for a request (Algorithm 1). Pure."""
+"""Arlo's choice of an instance for a request (Algorithm 1), in the evaluation and in a session. Pure."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from policies.test_policies_arlo import LENGTHS, Family, warmed
 
+from benchmarks.papers.arlo import runtime_queues
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues, RuntimeTooShortError
+from stoker.manager.policies.arlo import dispatch
 
 
 def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
@@ -73,3 +76,46 @@ def test_loads_are_those_of_a_plain_count_whatever_happens() -> None:
             queues.done(ended)
             counts[ended] -= 1
         assert all(queues.load(each) == count for each, count in counts.items())
+
+
+def test_a_session_and_the_evaluation_choose_alike() -> None:
+    t, demoted = warmed(Family(), devices=7), 0
+    for seed in range(10):
+        chance = random.Random(seed)
+        runtime_of = {x.id: LENGTHS.index(x.context.recipe.longest_input) for x in t.core.state.libraries.values()}
+        queues: RuntimeQueues[int] = RuntimeQueues([(64, 40), (128, 20), (256, 10)])
+        for id, runtime in runtime_of.items():
+            queues.add(id, runtime)
+        weights = [chance.random() for _ in LENGTHS]
+        for number in range(200):
+            tokens = chance.choices(LENGTHS, weights)[0]
+            t.ask(f"{seed}-{number}", tokens=tokens)
+            holder = t.core.state.calls[t.ids[f"{seed}-{number}"]].holder
+            if holder is None:
+                break  # A session lets a call wait if all levels are full.
+            chosen = runtime_of[queues.take(tokens)]
+            assert LENGTHS[chosen] == holder.context.recipe.longest_input
+            level = [id for id, runtime in runtime_of.items() if runtime == chosen]
+            assert sorted(t.core.state.libraries[id].load for id in level) == sorted(map(queues.load, level))
+            demoted += LENGTHS[chosen] > tokens
+        t.run()
+        t.run(until=t.now + 200.0)
+    assert demoted > 20
+    t.check()
+
+
+@pytest.mark.parametrize("caller", [dispatch, runtime_queues])
+def test_both_callers_run_the_same_algorithm_1(caller: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def choose(heads: object, thresholds: tuple[float, ...]) -> tuple[None, bool]:
+        asked.extend(thresholds)
+        return None, True
+
+    monkeypatch.setattr(caller, "choose_head", choose)
+    if caller is dispatch:
+        warmed(Family())
+    else:
+        with pytest.raises(RuntimeTooShortError):
+            loaded((128, 10, [0])).take(100)
+    assert asked[:2] == [0.85, pytest.approx(0.85 * 0.9)]

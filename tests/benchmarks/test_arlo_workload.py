@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import statistics
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from benchmarks.papers.arlo.fleet import best_allocation, demands, even_allocati
 from benchmarks.papers.arlo.workload import (
     LONGEST,
     LatencyProfile,
+    Trace,
     Workload,
     lengths_of,
     make_trace,
@@ -39,7 +41,12 @@ def test_latency_rises_in_steps_of_64_tokens_and_hardly_within_them() -> None:
 
 
 def test_dynamic_compilation_inflates_between_the_least_and_the_most() -> None:
-    for shape, first, last in (("flat", 1.22, 1.22), ("rising", 1.22, 3.56), ("falling", 3.56, 1.22)):
+    for shape, first, last in (
+        ("flat", 1.22, 1.22),
+        ("rising", 1.22, 3.56),
+        ("falling", 3.56, 1.22),
+        ("mild", 1.22, 1.8),
+    ):
         assert BASE.dynamic_s(1, shape) / BASE.static_s(1) == pytest.approx(first)
         assert BASE.dynamic_s(512, shape) / BASE.static_s(512) == pytest.approx(last)
 
@@ -57,7 +64,7 @@ def test_lengths_are_stretched_to_512_and_cut_there() -> None:
 
 def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
     spread = {}
-    for pattern in ("stable", "bursty"):
+    for pattern in ("stable", "bursty", "mildly bursty"):
         trace = make_trace(Workload(500.0, 60.0, 4, pattern), SHORT, LONG)
         assert all(a <= b for a, b in pairwise(trace.times))
         assert len(trace.times) == pytest.approx(30_000, rel=0.05)
@@ -67,6 +74,7 @@ def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
         spread[pattern] = statistics.pvariance(counts) / statistics.mean(counts)
     assert spread["stable"] == pytest.approx(1.0, abs=0.2)
     assert spread["bursty"] > 4
+    assert 1.5 < spread["mildly bursty"] < spread["bursty"] / 1.5
 
 
 def test_the_share_of_long_requests_swings_slowly_unless_disabled() -> None:
@@ -78,6 +86,27 @@ def test_the_share_of_long_requests_swings_slowly_unless_disabled() -> None:
     assert statistics.mean(shares(1.0)) == pytest.approx(1 / 3, abs=0.03)
     assert max(shares(1.0)) - min(shares(1.0)) == pytest.approx(1 / 3, abs=0.08)
     assert max(shares(0.0)) - min(shares(0.0)) < 0.08
+
+
+@pytest.mark.parametrize(("pattern", "wave_s"), settings.RATED_SECONDS_S.items())
+def test_rated_seconds_vary_in_rate_and_lengths_in_their_wave(pattern: str, wave_s: float) -> None:
+    rated, bursty = (make_trace(Workload(2000.0, 60.0, 3, each), SHORT, LONG) for each in (pattern, "bursty"))
+    assert len(rated.times) == pytest.approx(120_000, rel=0.1)
+    spread = []
+    for trace in (rated, bursty):
+        counts = [0] * 60
+        for arrived in trace.times:
+            counts[int(arrived)] += 1
+        spread.append(statistics.pstdev(counts))
+    assert spread[0] > 1.1 * spread[1]
+
+    def swing(trace: Trace) -> float:
+        """Return the amplitude of the share of long requests in the wave's period."""
+        long = [at for at, tokens in zip(trace.times, trace.lengths, strict=True) if tokens == 400]
+        return 2 * abs(sum(cmath.exp(2j * cmath.pi * at / wave_s) for at in long)) / len(trace.times)
+
+    assert swing(rated) == pytest.approx(settings.LONG_SWING, rel=0.5)
+    assert swing(bursty) < settings.LONG_SWING / 2
 
 
 def test_the_load_of_figure_8_swings() -> None:

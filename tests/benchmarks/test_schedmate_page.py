@@ -66,6 +66,15 @@ def test_a_cluster_in_which_ours_is_worse_breaks_the_bar(tmp_path: Path) -> None
     assert "`a`" not in broken
 
 
+def test_tiresias_is_beaten_only_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
+    beaten = report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
+    assert "| 0.84 of Tiresias's (§5.3), at load 0.8 | 0.70" in beaten
+    assert beaten.count("| yes |") == len(settings.LOADS)
+    assert "not reproduced" not in beaten
+    slower = report.bars(report.Cells(with_ratio(tmp_path, 3.0)))
+    assert slower.count("**not reproduced**") == len(settings.LOADS)
+
+
 def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> None:
     of = with_ratio(tmp_path, 0.9)
     of.store.drop_others([])

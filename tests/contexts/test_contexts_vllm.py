@@ -216,6 +216,19 @@ def test_label_scores_are_those_of_transformers(model: Any, own: Any) -> None:
             assert found == pytest.approx(row, abs=1e-2)
 
 
+def test_prompts_are_scored_by_its_own_option(model: Any, own: Any) -> None:
+    """Stoker maps vLLM's `prompt_logprobs`; how vLLM computes them is vLLM's."""
+    for options in ({"max_new_tokens": 0}, {"max_new_tokens": 3, "logprobs": 1}):
+        found, expected = (each.complete(TEXTS[2], prompt_logprobs=2, **options) for each in (model, own))
+        assert (found.text, found.completion_tokens) == (expected.text, options["max_new_tokens"])
+        (first, chance, likeliest), *rest = found.prompt_logprobs
+        assert (first, chance, likeliest) == expected.prompt_logprobs[0]
+        for (token, logprob, chances), (its, well, others) in zip(rest, expected.prompt_logprobs[1:], strict=True):
+            assert token == its
+            assert logprob == pytest.approx(well, abs=1e-2)
+            assert [each for _, each in chances] == pytest.approx([each for _, each in others], abs=1e-2)
+
+
 def test_what_only_a_model_of_transformers_can_is_refused(model: Any) -> None:
     assert model.model is None
     with pytest.raises(StokerError, match=r"engine=.transformers"), model.alone():

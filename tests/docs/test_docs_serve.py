@@ -41,6 +41,8 @@ def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
     assert named == {endpoint.value for endpoint in Endpoint} | {
         "/v1/responses",
         "/tokenize",
+        "/v1/score",
+        "/v1/rerank",
         "/detokenize",
         "/v1/files",
         "/v1/batches",

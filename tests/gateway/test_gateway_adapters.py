@@ -51,9 +51,8 @@ def text_of(http, name, **options):
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-def pefts_text(folder, adapter):
+def pefts_model(folder, adapter):
     import peft
-    import torch
     import transformers
 
     tiny = folder / "models" / "tiny"
@@ -61,7 +60,13 @@ def pefts_text(folder, adapter):
     if adapter:
         model = peft.PeftModel.from_pretrained(model, folder / adapter).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
-    ids = tokenizer([PROMPT], return_tensors="pt")["input_ids"]
+    return model, tokenizer, tokenizer([PROMPT], return_tensors="pt")["input_ids"]
+
+
+def pefts_text(folder, adapter):
+    import torch
+
+    model, tokenizer, ids = pefts_model(folder, adapter)
     with torch.inference_mode():
         made = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
@@ -78,6 +83,20 @@ def test_base_and_adapters_write_pefts_texts_in_one_library(gateway, http):
     assert {usage["prompt_tokens"] for _, usage in found.values()} == {len(PROMPT)}
     with stoker.load(session=gateway.session, progress=False) as session:
         assert len(session.status().libraries) == 1
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("legal", "lora"), ("soft", "soft")])
+def test_echoed_prompts_of_adapters_have_pefts_likelihoods(gateway, http, name, adapter):
+    import torch
+
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+    found = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+    model, _, ids = pefts_model(gateway.folder, adapter)
+    with torch.inference_mode():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -ids.shape[1] : -1]
+    expected = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert found[0] is None
+    assert found[1:] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_adapters_are_listed_with_their_base(http):

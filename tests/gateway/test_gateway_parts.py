@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
-from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
+from stoker.apps.common.openai_answers import Choice, TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import session_metrics
-from stoker.apps.gateway.answering import read_asked, tokens_asked
+from stoker.apps.gateway.answering import likeliest, read_asked, tokens_asked
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
@@ -232,6 +232,41 @@ def test_a_request_that_is_left_counts_the_tokens_that_it_asked_for():
     assert tokens_asked(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
     assert tokens_asked(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
     assert tokens_asked(asked()) == (1, 1000)
+
+
+def test_token_ids_are_prompts_of_their_own():
+    found = asked(Endpoint.COMPLETIONS, prompt=[[1, 2], [3]], n=2, max_tokens=5)
+    assert [(one.ids, one.texts) for one in found.choices] == [(((1, 2),), ())] * 2 + [(((3,),), ())] * 2
+    assert (found.prompts, tokens_asked(found)) == (2, (3, 20))
+    assert asked(Endpoint.COMPLETIONS, prompt=[1, 2]).request.ids == ((1, 2),)
+
+
+def test_best_of_asks_for_candidates_with_likelihoods():
+    found = asked(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2, best_of=3, seed=7)
+    assert [one.sampling.seed for one in found.choices] == list(range(7, 13))
+    assert {one.sampling.logprobs for one in found.choices} == {0}
+    assert (found.best, found.request.sampling.logprobs) == (2, -1)
+    assert asked(Endpoint.COMPLETIONS, prompt="a", n=3, best_of=3).best == 0
+    choices = [Choice(text, "stop", 1, 2, ((text, 0.0, ()), (text, mean, ()))) for text, mean in
+               (("a", -3.0), ("b", -1.0), ("c", -2.0), ("d", -9.0), ("e", -8.0), ("f", -7.0))]  # fmt: skip
+    echoed = msgspec.structs.replace(choices[0], text="echo", logprobs=(("p", None, ()), *choices[1].logprobs))
+    assert [one.text for one in likeliest(choices, per_prompt=3, best=2)] == ["b", "c", "f", "e"]
+    assert [one.text for one in likeliest([choices[2], echoed], per_prompt=2, best=1)] == ["echo"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of must be a whole number from 3 to 128"),
+        ({"best_of": 200}, "best_of must be a whole number from 1 to 128"),
+        ({"best_of": 2, "stream": True}, "best_of is for whole answers; leave it out, or do not stream"),
+        ({"best_of": 65, "prompt": ["a", "b"]}, "best_of asks for 130 choices; at most 128"),
+    ],
+)
+def test_a_best_of_that_cannot_be_is_refused(body, says):
+    with pytest.raises(RequestRefused, match=says) as refused:
+        asked(Endpoint.COMPLETIONS, **{"prompt": "a", **body})
+    assert refused.value.error.param == "best_of"
 
 
 @pytest.mark.parametrize(("prompts", "number", "param"), [(129, None, "prompt"), (65, 2, "n")])

@@ -179,6 +179,29 @@ def test_devices_follow_the_lengths_that_come(family: Any) -> None:
     assert all(end.ok for end in t.ended.values())
 
 
+def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:
+    t = family()
+    t.pilot("p1", devices=6, memory="40 GB")
+    t.ask("first", tokens=20).run(until=t.now + 0.5)
+    loads = [library.context.recipe.key for library in t.core.state.libraries.values()]
+    assert {key: loads.count(key) for key in loads} == {"r64": 1, "r128": 1, "r256": 4}, "r256 has half of the lengths"
+    t.run()
+
+
+def test_a_new_family_has_its_devices_within_seconds(family: Any) -> None:
+    """The first call fits the longest runtime only, and most devices change at once: the limit is for old families."""
+    t = family(out_of_service=0.1)
+    t.pilot("p1", devices=10, memory="40 GB")
+    t.ask("first", tokens=256).run(until=t.now + 1.5)
+    assert t.hot() == {"r256": 10}
+    for tick in range(8):
+        t.many(15, tokens=20, name=f"t{tick}")
+        t.run(until=t.now + 0.5)
+    assert t.hot()["r64"] >= 6
+    t.run()
+    assert all(end.ok for end in t.ended.values())
+
+
 def test_no_more_devices_are_out_of_service_than_may_be(family: Any) -> None:
     t = family(period_s=20.0, out_of_service=0.2, load_s=3.0)
     t.pilot("p1", devices=10, memory="40 GB")

@@ -11,6 +11,7 @@ from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
+    RandomDispatcher,
     inter_groups_greedy,
     pack_any_runtime,
     pack_shortest_runtime,
@@ -32,7 +33,7 @@ from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Workload, lengths_of, trace_of
 from benchmarks.papers.common import RELEASE
 
-RS, ILB, IG, PACK_ANY, PACK_SHORTEST = "rs", "ilb", "ig", "pack any", "pack shortest"
+RS, ILB, IG, PACK_ANY, PACK_SHORTEST, RANDOM = "rs", "ilb", "ig", "pack any", "pack shortest", "random"
 PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
@@ -48,6 +49,7 @@ class System(msgspec.Struct, frozen=True):
 
 ST, ARLO, INFAAS, INFAAS_SHORT = "st", "arlo", "infaas", "infaas, short queues"
 DT = {shape: f"dt, {shape}" for shape in ("flat", "rising", "falling")}
+ST_RANDOM, DT_RANDOM = "st, random", "dt, random"
 ARLO_ILB, ARLO_IG, ARLO_EVEN, ARLO_GLOBAL = "arlo, ILB", "arlo, IG", "arlo, even", "arlo, global"
 _CAPACITY = ", within capacity"
 
@@ -65,6 +67,8 @@ _ARLO = {
 SYSTEMS = {
     ST: System(ILB, is_padded_whole=True),
     **{name: System(ILB, is_padded_whole=True, dynamic=shape) for shape, name in DT.items()},
+    ST_RANDOM: System(RANDOM, is_padded_whole=True),
+    DT_RANDOM: System(RANDOM, is_padded_whole=True, dynamic="mild"),
     INFAAS: System(PACK_ANY), INFAAS_SHORT: System(PACK_SHORTEST), ARLO_EVEN: System(RS, EVEN), **_ARLO,
     **{within_capacity(name): msgspec.structs.replace(one, within_capacity=True) for name, one in _ARLO.items()},
 }  # fmt: skip
@@ -121,7 +125,7 @@ def run(case: Case) -> Result:
 def simulate(case: Case, trace: Trace) -> Measures:
     system, agenda, served = SYSTEMS[case.system], Agenda(), Served()
     runtimes = (LONGEST,) if system.is_padded_whole else lengths_of(case.runtimes)
-    fleet = Fleet(_dispatcher(system, runtimes, case.profile), _rows(system, runtimes, case.profile), agenda)
+    fleet = Fleet(_dispatcher(system, runtimes, case), _rows(system, runtimes, case.profile), agenda)
 
     def allocation(devices: int, lengths: Sequence[int], rate: float) -> Sequence[int]:
         overload_s = settings.OVERLOAD_S if system.within_capacity else 0.0
@@ -138,8 +142,10 @@ def simulate(case: Case, trace: Trace) -> Measures:
     return _measure(case, fleet, served)
 
 
-def _dispatcher(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> Dispatcher:
-    levels = [(length, profile.capacity(length)) for length in runtimes]
+def _dispatcher(system: System, runtimes: Sequence[int], case: Case) -> Dispatcher:
+    levels = [(length, case.profile.capacity(length)) for length in runtimes]
+    if system.dispatch == RANDOM:
+        return RandomDispatcher(case.workload.seed)
     if system.dispatch == RS:
         return RuntimeQueues[int](levels)
     if system.dispatch == ILB:  # With one level, Algorithm 1 balances the load within the shortest runtime.

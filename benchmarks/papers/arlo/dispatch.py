@@ -2,13 +2,15 @@
 
 INFaaS takes the busiest instance that is long enough and has free capacity (§5). First reading: the instance can answer
 in time; all runtimes count. Second reading: the shortest runtime with an instance where at most one request waits.
-Inter-groups Greedy (§5.2.3) takes the least loaded instance that is long enough.
+Inter-groups Greedy (§5.2.3) takes the least loaded instance that is long enough. ST and DT balance load (§5): by the
+least loaded instance, or at random.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 
 import msgspec
 
@@ -86,7 +88,38 @@ class BucketDispatcher:
         self._loads[instance] = new
 
 
-Dispatcher = BucketDispatcher | RuntimeQueues[int]
+class RandomDispatcher:
+    """Every request to an instance drawn at random. All instances have one runtime."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(f"dispatch {seed}")
+        self._instances: list[int] = []
+        self._loads: dict[int, int] = {}
+
+    def add(self, instance: int, runtime: int) -> None:
+        if runtime:
+            raise ValueError(f"random dispatch is for systems with one runtime; instance {instance} has another one")
+        self._instances.append(instance)
+        self._loads[instance] = 0
+
+    def remove(self, instance: int) -> None:
+        self._instances.remove(instance)
+        del self._loads[instance]
+
+    def take(self, tokens: int) -> int:
+        del tokens
+        instance = self._instances[int(self._rng.random() * len(self._instances))]
+        self._loads[instance] += 1
+        return instance
+
+    def done(self, instance: int) -> None:
+        self._loads[instance] -= 1
+
+    def load(self, instance: int) -> int:
+        return self._loads[instance]
+
+
+Dispatcher = BucketDispatcher | RandomDispatcher | RuntimeQueues[int]
 
 
 def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:

@@ -226,7 +226,7 @@ class Records:
 
     def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
         known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
-        for seed, rate in product(settings.SEEDS, ENDS_S):
+        for seed, rate in product((*settings.SEEDS, *settings.FRESH_SEEDS), ENDS_S):
             if (seed, rate) not in known:
                 tell(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
                 others = [each for each in self.deployed if (each.seed, each.rate) != (seed, rate)]

@@ -8,13 +8,26 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.papers.arlo import measured, runtime_queues, settings, summary, tables, workload
-from benchmarks.papers.arlo.cases import ARLO, ST, Case
+from benchmarks.papers.arlo import measured, settings, summary, tables, workload
+from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, ST, Case, within_capacity
 from benchmarks.papers.arlo.dispatch import outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured, Records
-from benchmarks.papers.arlo.summary import MISSING, NAMED, PLAIN, Cells, late, latencies_of, mean_ms, of_latency, p98_ms
+from benchmarks.papers.arlo.summary import (
+    MISSING,
+    NAMED,
+    PLAIN,
+    Cells,
+    late,
+    latencies_of,
+    less,
+    mean_ms,
+    of_latency,
+    p98_ms,
+    shown,
+)
 from benchmarks.papers.arlo.workload import LatencyProfile, read_lengths
 from benchmarks.papers.common import filled, table
+from stoker.manager.policies.arlo import dispatch
 
 PAGE = Path(__file__).with_name("page.template")
 OVERHEAD_MS = 1000 * settings.OVERHEAD_S
@@ -24,7 +37,7 @@ def write(records: Records) -> str:
     cells, found = Cells(records.get), records.measured
     figures = {name: tables.TABLES[name]() for name in tables.TABLES}
     values: dict[str, Any] = {
-        "settings": settings, "measured": measured, "workload": workload, "queues": runtime_queues,
+        "settings": settings, "measured": measured, "workload": workload, "queues": dispatch,
         **_facts(), **{f"workload_{name}": _requests(cases) for name, cases in figures.items() if cases},
         "workload_lower_loads": _requests(tables.lower_loads()),
         "summary": table(summary.COLUMNS, [verdict.row for verdict in summary.verdicts(records)]),
@@ -34,6 +47,7 @@ def write(records: Records) -> str:
         "table_3": _table_3(cells), "table_4": _table_4(cells), "deployed": deployed(records.deployed),
         "padding": padding(), "against_st": against_st(cells), "still": still(cells), "overhead": overhead(cells),
         "lower": cells.by_load(tables.lower_loads(), tables.LOWER_LOADS), "table_4_apart": table_4_apart(cells),
+        "random": random_dispatch(cells), "rated": rated_seconds(cells), **_contradiction(cells),
     }  # fmt: skip
     return filled(PAGE.read_text().format(**values))
 
@@ -59,6 +73,7 @@ def _facts() -> dict[str, Any]:
         "calm": between_s / settings.CALM_S,
         "tweets": sum(map(len, read_lengths())),
         "seeds": ", ".join(map(str, settings.SEEDS)),
+        "fresh_seeds": ", ".join(map(str, settings.FRESH_SEEDS)),
         "overhead_ms": OVERHEAD_MS,
         "traces_4": "\n".join(traces),
         "rates": " and ".join(f"{rate:,.0f} requests/s for {for_s:.0f} s" for rate, for_s in measured.ENDS_S.items()),
@@ -273,8 +288,54 @@ def table_4_apart(cells: Cells) -> str:
     for name in tables.APART_4:
         cases = tables.apart_4(name)
         for longest in latencies_of(cases):
-            systems = dict.fromkeys(case.system for case in cases)
-            apart = (cells.mean_and_p98(of_latency(cases, system, longest)) for system in systems)
-            rows.append([name, f"{longest:g} ms", *apart])
-    columns = ("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS")
+            own = [case for case in cases if case.profile.longest_ms == longest]
+            rows.append([name, f"{longest:g} ms", *_dispatches(cells, own)])
+    return table(("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS"), rows)
+
+
+def rated_seconds(cells: Cells) -> str:
+    waves = {f"wave of {s:.0f} s": tables.rated_seconds(pattern) for pattern, s in settings.RATED_SECONDS_S.items()}
+    rows = []
+    for name, cases in waves.items():
+        for longest in latencies_of(cases):
+            own = [case for case in cases if case.profile.longest_ms == longest]
+            below = []
+            for theirs in map(within_capacity, (ARLO_ILB, ARLO_IG)):
+                both = (less(cells.of, own, within_capacity(ARLO), (theirs,), what) for what in (mean_ms, p98_ms))
+                below.append("; ".join(map(shown, both)))
+            rows.append([name, f"{longest:g} ms", *_dispatches(cells, own), *below])
+    columns = ("ILB", "IG", "RS", "RS below ILB by, %", "RS below IG by, %")
+    return table(("25 GPUs; mean; p98, ms", "512 tokens", *columns), rows)
+
+
+def _dispatches(cells: Cells, cases: Sequence[Case]) -> list[str]:
+    systems = dict.fromkeys(case.system for case in cases)
+    return [cells.mean_and_p98([case for case in cases if case.system == system]) for system in systems]
+
+
+def random_dispatch(cells: Cells) -> str:
+    rows = []
+    for figure in tables.RANDOM_FIGURES:
+        cases = tables.random_dispatch(figure)
+        for system in tables.RANDOM:
+            own = [case for case in cases if case.system == system]
+            said = tables.MEAN_LESS[figure].get(tables.RANDOM_OF.get(system, ""))
+            row = [figure, f"`{system}`", cells.values(own, mean_ms, 2), cells.values(own, p98_ms), f"{said or ''}"]
+            for what in (mean_ms, p98_ms):
+                found = (less(cells.of, cases, ours, (system,), what) for ours in tables.ARLOS)
+                row += [shown(each) if said else "" for each in found]
+            rows.append(row)
+    columns = (
+        "Figure", "system", "mean, ms", "p98, ms", "paper: Arlo's mean is less by, %", "`arlo`", "within capacity",
+        "p98 is less by, %: `arlo`", "within capacity",
+    )  # fmt: skip
     return table(columns, rows)
+
+
+def _contradiction(cells: Cells) -> dict[str, str]:
+    """Return RS's mean in Table 4's traces, by devices and latency."""
+    system = within_capacity(ARLO)
+    return {
+        f"rs_{devices}_{longest:g}": cells.values(of_latency(tables.of_trace_4(devices), system, longest), mean_ms)
+        for devices in tables.TRACES_4 for longest in settings.LARGE_MS
+    }  # fmt: skip

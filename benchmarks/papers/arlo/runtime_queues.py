@@ -1,9 +1,6 @@
-"""Arlo's multi-level queue and its Algorithm 1 (§3.4). Pure.
+"""The instances of each runtime by load, for the policy's Algorithm 1 (`choose_head`). Pure.
 
-A level is a runtime, by length. Congestion is outstanding requests over capacity. A request goes to the first level
-that is long enough and whose least loaded instance is less congested than the threshold. The threshold falls from level
-to level, so a request is demoted only to a clearly less busy runtime. If every level is congested, the shortest one
-takes the request.
+A session keeps its libraries in the core's `LoadIndex`. A heap per runtime costs less for instances without slots.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, choose_head, level_thresholds
 
 Instance = TypeVar("Instance", bound=Hashable)
 
@@ -71,7 +68,7 @@ class RuntimeQueues(Generic[Instance]):
             raise ValueError(f"runtimes have rising lengths, at least one: {self._lengths}")
         self._levels: list[_RuntimeLevel[Instance]] = [_RuntimeLevel(length, capacity) for length, capacity in runtimes]
         self._level_of: dict[Instance, _RuntimeLevel[Instance]] = {}
-        self._thresholds = [threshold * decay**peek for peek in range(peeked)]
+        self._thresholds = level_thresholds(threshold=threshold, decay=decay, peeked=peeked)
 
     def add(self, instance: Instance, runtime: int) -> None:
         level = self._level_of[instance] = self._levels[runtime]
@@ -81,8 +78,12 @@ class RuntimeQueues(Generic[Instance]):
         del self._level_of.pop(instance).loads[instance]
 
     def take(self, tokens: int) -> Instance:
-        level, load, chosen = self._choose(tokens)
-        level.set(chosen, load + 1)
+        chosen, _ = choose_head(self._heads(tokens), self._thresholds)
+        if chosen is None:
+            longest = max((level.length for level in self._level_of.values()), default=0)
+            raise RuntimeTooShortError(tokens, longest)
+        level = self._level_of[chosen]
+        level.set(chosen, level.loads[chosen] + 1)
         return chosen
 
     def done(self, instance: Instance) -> None:
@@ -92,20 +93,11 @@ class RuntimeQueues(Generic[Instance]):
     def load(self, instance: Instance) -> int:
         return self._level_of[instance].loads[instance]
 
-    def _choose(self, tokens: int) -> tuple[_RuntimeLevel[Instance], int, Instance]:
-        top = None
-        for threshold, level in zip(self._thresholds, self._candidates(tokens), strict=False):
-            load, instance = level.head()
-            if load < threshold * level.capacity:
-                return level, load, instance
-            top = top or (level, load, instance)
-        if top is None:
-            longest = max((level.length for level in self._levels if level.loads), default=0)
-            raise RuntimeTooShortError(tokens, longest)
-        return top
-
-    def _candidates(self, tokens: int) -> Iterator[_RuntimeLevel[Instance]]:
+    def _heads(self, tokens: int) -> Iterator[tuple[int, int, Instance]]:
+        """Yield load, capacity and head of each runtime that is long enough and has an instance."""
         levels = self._levels
         for at in range(bisect_left(self._lengths, tokens), len(levels)):
-            if levels[at].loads:
-                yield levels[at]
+            level = levels[at]
+            if level.loads:
+                load, head = level.head()
+                yield load, level.capacity, head

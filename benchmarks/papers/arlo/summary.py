@@ -121,6 +121,10 @@ class Cells(msgspec.Struct, frozen=True):
 
 
 TARGET_RATE = 150_000
+NEAR = 5.0
+"""Percentage points from the paper's number, with random dispatch."""
+AT_MOST = 2.0
+"""A session's 98th percentile relative to the model's."""
 
 Reading = Callable[[str], str]
 """One of Arlo's systems in one reading of its allocation."""
@@ -160,8 +164,9 @@ def verdicts(records: Records) -> list[Verdict]:
     tails = [verdict for pair in ("6", "10") for verdict in _tails(of, pair)]
     fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4(of, devices)]
     return [
-        *figures, *tails, *_figure_8(of), *_figure_11(of), *_table_3(of), *fours, _table_2(records), _figure_9(records),
-        _replacements(records), _speed(records),
+        *figures, *tails, *random_verdicts(of), *_figure_8(of), *_figure_11(of), *_table_3(of), *fours,
+        _table_2(records), _figure_9(records),
+        session_verdict(records), _replacements(records), _speed(records),
     ]  # fmt: skip
 
 
@@ -244,6 +249,37 @@ def _tails(of: Of, pair: str) -> Iterator[Verdict]:
         yield msgspec.structs.replace(
             verdict, bar=f"Figure {pair}, a and b: {verdict.bar}", paper=f"up to {verdict.paper}"
         )
+
+
+def random_verdicts(of: Of) -> Iterator[Verdict]:
+    near = f"within {NEAR:.0f} points"
+    for other, theirs in tables.RANDOM_READINGS.items():
+        for figure in ("6a", "10a"):
+            said, cases = tables.MEAN_LESS[figure][other], tables.random_dispatch(figure)
+            means = (less(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH)
+            bar = f"Figure {figure}: the mean is below `{theirs}`'s by, {near}"
+            yield Verdict(bar, f"{said:.1f} %", tuple(_near(said, each) for each in means))
+        for pair in ("6", "10"):
+            said = tables.TAIL_LESS[pair][other]
+            tails = (_larger_of_both(of, pair, read(ARLO), theirs) for read in BOTH)
+            bar = f"Figure {pair}, the larger of a and b: the 98th percentile is below `{theirs}`'s by, {near}"
+            yield Verdict(bar, f"up to {said:.1f} %", tuple(_near(said, each) for each in tails))
+
+
+def _larger_of_both(of: Of, pair: str, ours: str, theirs: str) -> Interval | None:
+    """Return by how much the 98th percentile is lower in the figure of the two where this is more, over seeds."""
+    cases = [case for part in "ab" for case in tables.random_dispatch(f"{pair}{part}")]
+    seeds = {case.workload.seed for case in cases}
+    of_seeds = (
+        less(of, [case for case in cases if case.workload.seed == seed], ours, (theirs,), p98_ms) for seed in seeds
+    )  # fmt: skip
+    return Interval.of(each.high for each in of_seeds if each is not None)
+
+
+def _near(said: float, found: Interval | None) -> Finding:
+    if found is None:
+        return Finding()
+    return Finding(f"{found.text()} %", said - NEAR <= found.low and found.high <= said + NEAR)
 
 
 def _table_3(of: Of) -> Iterator[Verdict]:
@@ -347,6 +383,16 @@ def _figure_9(records: Records) -> Verdict:
         is_met = largest is not None and largest.high <= tables.FIGURE_9_MS
         found = Finding(f"{shown(largest, 2)} ms", is_met, "" if is_met else "in Python; the paper's is in C++")
     return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{tables.FIGURE_9_MS} ms", (found,))
+
+
+def session_verdict(records: Records) -> Verdict:
+    busy = max((each.rate for each in records.deployed), default=0.0)
+    ratio = Interval.of(each.p98_ms / each.model.p98_ms for each in records.deployed if each.rate == busy)
+    found = Finding() if ratio is None else Finding(f"{ratio.text(2)} times", ratio.high <= AT_MOST)
+    bar = (
+        f"A session at {busy:,.0f} requests/s: the 98th percentile is within {AT_MOST:.0f} times the model's, each seed"
+    )
+    return Verdict(bar, "", (found,))
 
 
 def _replacements(records: Records) -> Verdict:

@@ -20,9 +20,11 @@ from benchmarks.papers.arlo.cases import (
     ARLO_IG,
     ARLO_ILB,
     DT,
+    DT_RANDOM,
     INFAAS,
     INFAAS_SHORT,
     ST,
+    ST_RANDOM,
     Case,
     within_capacity,
 )
@@ -64,6 +66,17 @@ BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
 """The model of Table 3 and Figure 11."""
+RANDOM = (ST_RANDOM, DT_RANDOM, *ARLOS)
+"""Systems of the tables with random dispatch for ST and DT."""
+RANDOM_FIGURES = {
+    "6a": ("stable", BASE),
+    "6b": ("stable", LARGE[0]),
+    "10a": ("mildly bursty", BASE),
+    "10b": ("mildly bursty", SLOWEST),
+}
+"""Arrivals and models; Bert-Large has the latency of the grid at which ST's mean is nearest the paper's."""
+RANDOM_READINGS = {ST_: ST_RANDOM, DT_: DT_RANDOM}
+RANDOM_OF = {ours: theirs for theirs, ours in RANDOM_READINGS.items()}
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
 """Fewest devices in Figure 8, with and without the release of the first devices."""
@@ -124,6 +137,20 @@ def of_trace_4(devices: int) -> list[Case]:
     return _grid(DISPATCHES_4, devices, (rate,), for_s, "bursty", seeds=seeds, profiles=LARGE)
 
 
+def rated_seconds(pattern: str) -> list[Case]:
+    rate, _, _ = TRACES_4[25]
+    systems, profiles = map(within_capacity, _STRATEGIES_4), [LatencyProfile("large", ms) for ms in settings.RATED_MS]
+    return _grid(systems, 25, (rate,), 300.0, pattern, seeds=settings.FRESH_SEEDS[:1], profiles=profiles)
+
+
+def random_dispatch(figure: str) -> list[Case]:
+    """Return a figure's runs of `RANDOM`, on seeds of their own."""
+    first = FIXED[figure]()[0]
+    pattern, profile = RANDOM_FIGURES[figure]
+    workloads = [replace(first.workload, seed=seed, pattern=pattern) for seed in settings.FRESH_SEEDS]
+    return [replace(first, system=one, workload=each, profile=profile) for each in workloads for one in RANDOM]
+
+
 def lower_loads() -> list[Case]:
     return _busy(LOWER_LOADS, ALLOCATIONS_3, 240.0, seeds=(LOWER_SEED,))
 
@@ -172,7 +199,9 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "10a": FIXED["10a"], "10b": FIXED["10b"],
     "11": lambda: _busy(settings.UTILIZATIONS, ARLOS, 60.0, seeds=settings.GRID_SEEDS, runtimes=COUNTS_11),
     "3": lambda: _busy(settings.UTILIZATIONS, ALLOCATIONS_3, 360.0, seeds=_ONE),
-    "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)], "experiments": experiments,
-    "measured": list, "deployed": list,
+    "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)],
+    "random": lambda: [case for figure in RANDOM_FIGURES for case in random_dispatch(figure)],
+    "rated": lambda: [case for pattern in settings.RATED_SECONDS_S for case in rated_seconds(pattern)],
+    "experiments": experiments, "measured": list, "deployed": list,
 }  # fmt: skip
 """The runs of each table. `measured` and `deployed` run elsewhere."""

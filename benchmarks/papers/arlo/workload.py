@@ -36,7 +36,8 @@ def inflation(shape: str, tokens: int) -> float:
     along = (tokens - 1) / (LONGEST - 1)
     if shape == "flat":
         return least
-    return least + (most - least) * {"rising": along, "falling": 1 - along}[shape]
+    most = settings.MILD_INFLATION if shape == "mild" else most
+    return least + (most - least) * (1 - along if shape == "falling" else along)
 
 
 class LatencyProfile(msgspec.Struct, frozen=True):
@@ -77,8 +78,9 @@ EARLIER = 20_000
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`rate`: mean requests a second. `swings`: the rate varies over minutes (Figure 8). `drift`: drift of lengths
-    relative to `settings`.
+    """`rate`: mean requests a second. `pattern`: `stable`, `bursty`, or a name in `settings`.
+
+    `swings`: the rate varies over minutes (Figure 8). `drift`: drift of lengths relative to `settings`.
     """
 
     rate: float
@@ -87,6 +89,10 @@ class Workload(msgspec.Struct, frozen=True):
     pattern: str = "stable"
     swings: bool = False
     drift: float = 1.0
+
+    @property
+    def wave_s(self) -> float:
+        return settings.RATED_SECONDS_S.get(self.pattern, settings.DRIFT_PERIOD_S)
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -121,7 +127,7 @@ def trace_of(workload: Workload) -> Trace:
 def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     times = list(_arrivals(workload, Random(f"arrivals {workload.seed}")))
     rng = Random(f"lengths {workload.seed}")
-    share = _long_share(workload.drift, rng)
+    share = _long_share(workload, rng)
     lengths: list[int] = []
     at, of_second = 0, 0.0
     for arrived in times:
@@ -135,11 +141,11 @@ def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     return Trace(times, lengths, earlier)
 
 
-def _long_share(drift: float, rng: Random) -> Callable[[float], float]:
-    phase = 2 * pi * rng.random()
+def _long_share(workload: Workload, rng: Random) -> Callable[[float], float]:
+    phase, swing, wave_s = 2 * pi * rng.random(), workload.drift * settings.LONG_SWING, workload.wave_s
 
     def share(at: float) -> float:
-        return settings.LONG_SHARE + drift * settings.LONG_SWING * sin(2 * pi * at / settings.DRIFT_PERIOD_S + phase)
+        return settings.LONG_SHARE + swing * sin(2 * pi * at / wave_s + phase)
 
     return share
 
@@ -156,11 +162,17 @@ def _arrivals(workload: Workload, rng: Random) -> Iterator[float]:
 
 def _stretches(workload: Workload, rng: Random) -> Iterator[tuple[float, float, float]]:
     at, is_burst = 0.0, rng.random() < settings.BURST_S / (settings.BURST_S + settings.CALM_S)
-    calm = (settings.BURST_S + settings.CALM_S - settings.BURST_S * settings.BURST_RATE) / settings.CALM_S
+    burst = settings.MILD_BURST_RATES.get(workload.pattern, settings.BURST_RATE)
+    calm = (settings.BURST_S + settings.CALM_S - settings.BURST_S * burst) / settings.CALM_S
+    second, of_second = -1, 1.0
     while at < workload.for_s:
         rate, lasts = workload.rate, 1.0
-        if workload.pattern == "bursty":
-            rate *= settings.BURST_RATE if is_burst else calm
+        if workload.pattern in settings.RATED_SECONDS_S:
+            if int(at) > second:
+                second, of_second = int(at), 1 + settings.RATE_SWING * (2 * rng.random() - 1)
+            rate *= of_second
+        if workload.pattern != "stable":
+            rate *= burst if is_burst else calm
             lasts = rng.expovariate(1 / (settings.BURST_S if is_burst else settings.CALM_S))
             is_burst = not is_burst
         if workload.swings:

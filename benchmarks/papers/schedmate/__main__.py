@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from benchmarks.papers.schedmate.failures import clusters, evaluation, recording, training
 
@@ -18,10 +19,11 @@ def main() -> None:
     ask.add_argument("what", choices=["failures", "train", "validate", "record", "record-clusters"])
     ask.add_argument("--mpi-python", default=sys.executable, help="a Python that has mpi4py (for record-clusters)")
     asked = ask.parse_args()
-    {
+    whats: dict[str, Callable[[], object]] = {
         "failures": evaluation.evaluate, "train": training.train, "validate": training.validate,
         "record": recording.record, "record-clusters": lambda: clusters.record(asked.mpi_python),
-    }[asked.what]()  # fmt: skip
+    }  # fmt: skip
+    whats[asked.what]()
 
 
 if __name__ == "__main__":

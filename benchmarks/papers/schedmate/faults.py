@@ -19,7 +19,6 @@ import re
 import sys
 import tempfile
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from benchmarks.harness import ROOT, commit, machine, until
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
 from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
+from stoker.manager.executor.futures import AppCallFuture
 from stoker.sessions import sent_call
 from stoker.site import Pilot, Provider, Site
 
@@ -101,7 +101,7 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
         str(surroundings.ROOT / "tests"),
         str(surroundings.ROOT),
     ]  # Pilots inherit this path.
-    app = stoker.app(attempt, context=device(operator))
+    app = stoker.app(context=device(operator))(attempt)
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
         until(lambda: len(session.status().pilots) >= PILOTS, 180, f"{PILOTS} pilots", every_s=0.1)
         futures = [(case, app(case)) for case in cases]
@@ -117,7 +117,7 @@ def _row(kind: str) -> dict[str, Any]:
     return {"is_fault": is_fault, "bounded": kind in BOUNDED, **counts, "most_runs": 0, "other_than_expected": []}
 
 
-def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -> None:
+def _judge(row: dict[str, Any], case: Case, future: AppCallFuture, session: Any) -> None:
     error = future.exception(LIMIT_S)
     ran = Path(case.folder, "ran", str(case.number)).read_text().split()
     call = sent_call(future)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import corpora
 from benchmarks.harness import ROOT, machine
@@ -33,7 +33,9 @@ from benchmarks.papers.schedmate.metric_formats import (
     noise,
     run,
 )
-from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, read_metrics
+from stoker.manager.advice.endpoint import ModelEndpoint
+from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
+from stoker.manager.advice.metrics.tracker import Tracked
 
 LOGS = "metric_logs"
 SEEDS = range(1, 7)
@@ -56,16 +58,16 @@ class Case:
 
 def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
     record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
-    cases = [*_real_cases(), *_made_cases(FORMATS)]
-    record["written_for"] = _rows(cases, show)
+    cases = [*_real_cases(), *made_cases(FORMATS)]
+    record["written_for"] = rows_of(cases, show)
     if held_out:
-        record["held_out"] = _rows(list(_made_cases(HELD_OUT)), show)
-        record["held_out_second"] = _rows(list(_made_cases(HELD_OUT_SECOND)), show)
+        record["held_out"] = rows_of(list(made_cases(HELD_OUT)), show)
+        record["held_out_second"] = rows_of(list(made_cases(HELD_OUT_SECOND)), show)
     record |= _speed(cases)
     return record
 
 
-def _made_cases(formats: Formats) -> Iterator[Case]:
+def made_cases(formats: Formats) -> Iterator[Case]:
     for form, (lines_of, asked) in formats.items():
         for seed in SEEDS:
             log = run(form, seed, lines_of, header=HEADERS.get(form))
@@ -142,14 +144,14 @@ def _error(name: str, given: float, true: float) -> float:
     return abs(given - true) / max(abs(true), 1e-9)
 
 
-def _judge(case: Case, folder: Path, show: str) -> list[tuple[str, float | None]]:
+def _judge(case: Case, folder: Path, show: str, learned: Learned | None) -> list[tuple[str, float | None]]:
     path = folder / case.name
     path.write_bytes(case.content[: case.look_bytes])
-    log = FollowedLog(path)
-    log.track(at_s=case.look_s)
+    log = FollowedLog(path, formats=learned.formats if learned is not None else None)
+    _track(log, case.look_s, learned)
     with path.open("ab") as more:
         more.write(case.content[case.look_bytes :])
-    tracked = log.track(at_s=case.end_s)
+    tracked = _track(log, case.end_s, learned)
     found: list[tuple[str, float | None]] = []
     for name, true in case.truth.items():
         given = _given(tracked.progress, name)
@@ -160,12 +162,28 @@ def _judge(case: Case, folder: Path, show: str) -> list[tuple[str, float | None]
     return found
 
 
-def _rows(cases: list[Case], show: str) -> dict[str, dict[str, float]]:
+class Learned(NamedTuple):
+    """Formats that a language model explains while logs are read."""
+
+    formats: LineFormats
+    endpoint: ModelEndpoint
+
+
+def _track(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:
+    tracked = log.track(at_s=at_s)
+    if learned is None:
+        return tracked
+    learned.formats.learn_all(learned.formats.take_unread(), learned.endpoint)
+    return log.track(at_s=at_s)
+
+
+def rows_of(cases: list[Case], show: str, learned: Learned | None = None) -> dict[str, dict[str, float]]:
+    """Return the scores of each format, and of all."""
     judged: dict[str, list[tuple[str, float | None]]] = {}
     logs: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
-            judged.setdefault(case.form, []).extend(_judge(case, Path(folder), show))
+            judged.setdefault(case.form, []).extend(_judge(case, Path(folder), show, learned))
             logs[case.form] = logs.get(case.form, 0) + 1
     rows = {form: _row(each, logs[form]) for form, each in judged.items()}
     rows["all"] = _row([one for each in judged.values() for one in each], sum(logs.values()))

@@ -28,6 +28,7 @@ from stoker.manager.sim.run import Simulation
 from stoker.pilot.core import reactor
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.state import CoreState
+from stoker.pilot.core.turns import why_late
 
 NAME, TITLE = "slinfer_decisions", "what it costs to place a call of a language model (slinfer)"
 SIZE, MODELS = "llama-2-7b", 128
@@ -94,7 +95,7 @@ class DecisionTimer:
 
         return timed
 
-    def placements(self, place: Callable[[View, Call], Any]) -> Callable[[View, Call], Any]:
+    def placements(self, place: Callable[[View, Call], Any]) -> Callable[..., Any]:
         def timed(view: View, call: Call) -> Any:
             began = time.process_time()
             answer = place(view, call)
@@ -142,7 +143,7 @@ def main() -> None:
     policies, watch = make(), DecisionTimer()
     if not asked.plain:
         reactor.on_offer_weighed = watch.weighings(reactor.on_offer_weighed)
-        reactor.why_late = watch.validations(reactor.why_late)
+        reactor.why_late = watch.validations(why_late)  # type: ignore[attr-defined]  # the reactor calls it by this name
         policies.dispatch.place = watch.placements(policies.dispatch.place)  # type: ignore[method-assign]
         policies.dispatch.round = watch.rounds(policies.dispatch.round)  # type: ignore[method-assign]
     simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=asked.for_s), policies, seed=0)

@@ -7,6 +7,7 @@ failures.py    the table of known texts, with the party at fault and the remedy
 reading.py     the lines of a log, their severity, and tracebacks
 locator.py     the first relevant lines
 classifier.py  the party at fault, by the table or by a learned scorer
+opinion.py     a language model's opinion on verdicts of low confidence
 """
 
 from stoker.manager.advice.logs.classifier import classify

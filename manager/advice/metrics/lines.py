@@ -28,7 +28,8 @@ class Counter(msgspec.Struct, frozen=True):
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The metrics of one line. `time_s`: seconds of a step in some programs, since the start in others. `line_s`: when
-    it was printed, from an unknown origin. `evaluates`: it belongs to an evaluation."""
+    it was printed, from an unknown origin. `evaluates`: it belongs to an evaluation. `learned`: a language model
+    explained its format (`formats.py`)."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -42,6 +43,7 @@ class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     line_s: float | None = None
     rank: int | None = None
     evaluates: bool = False
+    learned: bool = False
 
 
 # ---- counts and bars
@@ -250,15 +252,26 @@ def redraws(text: str) -> list[str]:
 def read_metrics(line: str) -> LineMetrics | None:
     """Return the metrics of a line. Of several redraws of a bar, the last one with metrics counts."""
     for shown in reversed(redraws(line)):
-        if len(shown) <= LONGEST_LINE and _WORTH_READING.search(shown):
-            metrics = _read(_ESCAPES.sub("", shown))
-            if metrics is not None:
-                return metrics
+        report = progress_line(shown)
+        metrics = _read(report) if report is not None else None
+        if metrics is not None:
+            return metrics
     return None
 
 
-def _read(text: str) -> LineMetrics | None:
-    rank, text = _rank(text)
+class ProgressLine(msgspec.Struct, frozen=True):
+    """A line that may report progress: its text without its rank and time. `line_s`: as in LineMetrics."""
+
+    text: str
+    rank: int | None
+    line_s: float | None
+
+
+def progress_line(shown: str) -> ProgressLine | None:
+    """Return the parts of a line that may report progress; None for other lines, settings and tracebacks."""
+    if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
+        return None
+    rank, text = _rank(_ESCAPES.sub("", shown))
     line_s, text = line_time(text)
     if rank is None:
         rank, text = _rank(text)
@@ -266,7 +279,17 @@ def _read(text: str) -> LineMetrics | None:
         rank, text = int(inner["rank"]), text[: inner.start()] + text[inner.end() :]
     if _SETTINGS_START.match(text) or _TRACE.match(text) or _SUMMARY.search(text):
         return None
-    text = text.strip()
+    return ProgressLine(text.strip(), rank, line_s)
+
+
+def starts_an_evaluation(text: str) -> bool:
+    """True if the words before the first number of a line name an evaluation."""
+    start = re.split(r"\d", text, maxsplit=1)[0]
+    return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
+
+
+def _read(report: ProgressLine) -> LineMetrics | None:
+    text = report.text
     drawn = bar(text)
     if drawn is None:
         counted, before, post = counters(text), text, text
@@ -281,12 +304,12 @@ def _read(text: str) -> LineMetrics | None:
         return None
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
-    start = re.split(r"\d", before, maxsplit=1)[0]  # the word for an evaluation precedes the line's first number
     return LineMetrics(
         counters=tuple(_with_stated_totals(counted, text)),
-        line_s=line_s,
-        rank=rank,
-        evaluates=evaluated or (bool(_EVALUATES.search(start)) and not _TRAINS.search(start)),
+        line_s=report.line_s,
+        rank=report.rank,
+        evaluates=evaluated or starts_an_evaluation(before),
+        learned=False,
         **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
     )
 

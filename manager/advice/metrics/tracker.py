@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
+from stoker.manager.advice.metrics.formats import LineFormats
 from stoker.manager.advice.metrics.lines import EPOCH, LONGEST_LINE, LineMetrics, read_metrics, redraws, stated_totals
 from stoker.manager.advice.metrics.series import (
     Pace,
@@ -74,16 +75,18 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows one program over several readings of its log. `totals`: totals stated at its start (`stated_totals`)."""
+    """Follows one program over several readings of its log. `totals`: totals stated at its start (`stated_totals`).
+    `formats`: learned formats of lines that the rules cannot read."""
 
-    def __init__(self, totals: Mapping[str, float] | None = None) -> None:
+    def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})
+        self._read_line = formats.read if formats is not None else read_metrics
         self._seen: tuple[str, float | None, float, float] | None = None
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
         """Return the progress at the end of a log. `at_s`: time of reading, it gives logs without times a rate from the
         second reading on."""
-        lines, read = newest_metrics(newest_first)
+        lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
         chosen = choose_progress(series_of(lines))
@@ -106,7 +109,11 @@ class MetricTracker:
         return Pace(risen / (at_s - seen_s), 0.0, 1, "two readings of the log")
 
 
-def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]:
+def newest_metrics(
+    newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
+) -> tuple[list[LineMetrics], int]:
+    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats
+    matter only if the rules find none."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -118,12 +125,14 @@ def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]
         count = of_kind.get(kind, 0.0)
         if count >= ENOUGH_OF_A_KIND:
             continue
-        metrics = read_metrics(shown)
+        metrics = read_line(shown)
         # A kind of line that had no metrics so far may still have some: different lines can start alike.
         of_kind[kind] = count + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:
             found.append(metrics)
+    if any(line.counters and not line.learned for line in found):
+        found = [msgspec.structs.replace(line, counters=()) if line.learned else line for line in found]
     return found[::-1], read
 
 
@@ -253,14 +262,15 @@ _BINARY = 10
 
 
 class FollowedLog:
-    """The log of one program, from byte `start` on. Not thread-safe."""
+    """The log of one program, from byte `start` on. `formats`: as in MetricTracker. Not thread-safe."""
 
-    def __init__(self, path: str | Path, *, start: int = 0) -> None:
+    def __init__(self, path: str | Path, *, start: int = 0, formats: LineFormats | None = None) -> None:
         self._path = path
         self._start = start
-        self._tracker = MetricTracker()
+        self._formats = formats
+        self._tracker = MetricTracker(formats=formats)
         self._identity: tuple[int, int] | None = None
-        self._state: tuple[int, int] | None = None
+        self._state: tuple[int, int, int] | None = None
         self._tracked = Tracked(None, "the log was not read yet")
         self._head_bytes = 0
 
@@ -269,10 +279,11 @@ class FollowedLog:
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
-                identity, state = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
+                learned = self._formats.learned if self._formats is not None else 0
+                identity, state = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns, learned)
                 if identity != self._identity or (self._state is not None and status.st_size < self._state[0]):
                     self._identity, self._state, self._head_bytes = identity, None, 0
-                    self._tracker = MetricTracker()
+                    self._tracker = MetricTracker(formats=self._formats)
                 if state != self._state:
                     self._read_head(log.fileno(), status.st_size)
                     lines = newest_lines(log.fileno(), status.st_size, start=self._start)

@@ -1,27 +1,21 @@
 """An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
 
-A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders. The endpoint is
-compatible with OpenAI's, and has a time limit and a token budget. Secrets are masked in requests. A value counts only
-if the source contains it. If the endpoint fails, the scan's facts stay unchanged, with a note.
+A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders. A value counts only if
+the source contains it. If the endpoint fails, the scan's facts stay unchanged, with a note.
 """
 
 from __future__ import annotations
 
-import importlib
-import ipaddress
 import json
-import os
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from stoker.manager.advice.endpoint import Conversation, EndpointError, ModelEndpoint, object_in
 from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.extractor import SourceText
 from stoker.manager.advice.source.facts import (
@@ -38,108 +32,6 @@ from stoker.manager.advice.source.facts import (
     fits,
 )
 from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
-
-# ---- endpoint
-
-
-Messages = list[dict[str, str]]
-
-MOST_ANSWER_BYTES = 1_000_000
-_CONNECT_S = 5.0
-_CHARACTERS_A_TOKEN = 3
-"""Used if the endpoint reports no number of tokens. Source code has more characters per token than this."""
-
-
-class LanguageModel(msgspec.Struct, frozen=True):
-    """A model and the limits of one question. `url`: the part before `/chat/completions`. `key_variable`: the
-    environment variable with its key, or empty."""
-
-    url: str
-    model: str
-    key_variable: str = ""
-    time_limit_s: float = 60.0
-    token_budget: int = 30_000
-    turns: int = 12
-
-
-class EndpointError(Exception):
-    """The endpoint gave no usable answer. This error stays inside the advisor."""
-
-
-class Conversation:
-    def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.turns = model.turns
-        self._model = model
-        self._clock = clock
-        self._ends_at = clock() + model.time_limit_s
-        self.tokens = 0
-        try:
-            self._httpx = importlib.import_module("httpx")
-        except ImportError:
-            raise EndpointError("httpx is not installed: pip install httpx") from None
-
-    def ask(self, messages: Messages) -> str:
-        """Return the model's next text. Raises EndpointError."""
-        asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
-        room = self._model.token_budget - self.tokens - asked
-        if room <= 0:
-            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
-        settings = {"temperature": 0, "max_tokens": min(1_000, room), "stop": ["Observation:"]}
-        try:
-            answer = json.loads(self._post({"model": self._model.model, "messages": messages, **settings}))
-            text = answer["choices"][0]["message"]["content"]
-            counted = (answer.get("usage") or {}).get("total_tokens", 0)
-        except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EndpointError(f"its answer is not a chat completion: {type(error).__name__}") from None
-        if not isinstance(text, str):
-            raise EndpointError("its answer has no text")
-        told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0
-        self.tokens += max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
-        if self.tokens > self._model.token_budget:
-            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent: it took {self.tokens:,}")
-        return text
-
-    def _post(self, body: dict[str, Any]) -> bytes:
-        httpx, url = self._httpx, self._model.url.rstrip("/")
-        left_s = self._left_s()
-        key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        options = {
-            "timeout": httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s)),
-            "trust_env": not _is_loopback(url),  # do not use the environment's proxy for an endpoint on this machine
-            "verify": url.startswith("https"),
-        }
-        data = bytearray()
-        try:
-            with (
-                httpx.Client(**options) as client,
-                client.stream("POST", url + "/chat/completions", json=body, headers=headers) as response,
-            ):
-                if response.status_code != 200:
-                    raise EndpointError(f"it answered with status {response.status_code}")
-                for piece in response.iter_bytes():
-                    data += piece
-                    self._left_s()  # raises at the limit: a server that sends a byte now and then would never time out
-                    if len(data) > MOST_ANSWER_BYTES:
-                        raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
-            raise EndpointError(f"{type(error).__name__}: {str(error)[:200]}") from None
-        return bytes(data)
-
-    def _left_s(self) -> float:
-        left = self._ends_at - self._clock()
-        if left <= 0:
-            raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s is over")
-        return left
-
-
-def _is_loopback(url: str) -> bool:
-    try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
 
 # ---- answers held to the source
 
@@ -227,7 +119,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 
 
 def facts_with_agent(
-    source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: LanguageModel | None
+    source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: ModelEndpoint | None
 ) -> WorkloadFacts:
     """Return the facts with the language model's additions, or unchanged without a model. Never raises."""
     if model is None:
@@ -237,7 +129,7 @@ def facts_with_agent(
         answer = _answer(Conversation(model), tools, source)
         found, notes = facts_believed(facts, answer, tools.shown)
     except EndpointError as error:
-        found, notes = facts, [f"the language model at {masked(model.url)} could not be used: {error}"]
+        found, notes = facts, [f"the language model at {model.name} could not be used: {error}"]
     except Exception as error:  # no error may end the advisor
         found, notes = facts, [f"the language model could not be used: {type(error).__name__}: {str(error)[:200]}"]
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
@@ -313,11 +205,4 @@ def _path_and_page(given: str) -> tuple[str, int]:
 
 def _final(text: str) -> dict[str, object] | None:
     _, marked, after = text.rpartition("Final Answer:")
-    start = after.find("{")
-    if start < 0 or not (marked or after.strip().startswith(("{", "```"))):
-        return None
-    try:
-        value, _ = json.JSONDecoder().raw_decode(after[start:])
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return object_in(after) if marked or after.strip().startswith(("{", "```")) else None

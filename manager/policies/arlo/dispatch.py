@@ -8,8 +8,9 @@ library with capacity; in the paper, in the level's queue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from stoker.manager.core.deadlines import call_fits
 from stoker.manager.core.nouns import Call, Context, Library
@@ -22,6 +23,33 @@ from stoker.protocol.ids import LibraryId
 THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6  # Lambda, alpha and L of Algorithm 1 (§5)
 
 _MOST_COMPARED = 8  # Libraries examined per level
+
+Head = TypeVar("Head")
+
+
+def level_thresholds(*, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED) -> tuple[float, ...]:
+    """Return the threshold of each level that Algorithm 1 examines, first level first."""
+    return tuple(threshold * decay**peek for peek in range(peeked))
+
+
+def choose_head(
+    heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]
+) -> tuple[Head | None, bool]:  # fmt: skip
+    """Choose by Algorithm 1 the head that takes a call. The evaluation of the paper runs this function, too.
+
+    Args:
+        heads: Outstanding calls, capacity and head of each level that can serve the call, first level first.
+        thresholds: Congestion from which each level demotes the call (`level_thresholds`).
+
+    Returns:
+        The head, or None without heads; True if all examined levels are congested, so that it is the first level's.
+    """
+    first: Head | None = None
+    for threshold, (load, capacity, head) in zip(thresholds, heads, strict=False):
+        if load < threshold * capacity:
+            return head, False
+        first = head if first is None else first
+    return first, True
 
 
 class MultiLevelQueue(HottestFirst):
@@ -37,7 +65,7 @@ class MultiLevelQueue(HottestFirst):
         super().__init__()
         self._times = times
         self._arrivals = arrivals
-        self._thresholds = [threshold * decay**peek for peek in range(peeked)]
+        self._thresholds = level_thresholds(threshold=threshold, decay=decay, peeked=peeked)
 
     def window(self, view: View, library: Library) -> int:
         """Return the calls that the library answers in time; before the first run, its slots."""
@@ -52,13 +80,14 @@ class MultiLevelQueue(HottestFirst):
         if not call.sent_at:
             self._arrivals.came(call.group.context, view.now)
             self._times.note(call)
-        top: Library | None = None
-        levels = (library for context in serving_contexts(call.group) if (library := self._head(view, context, call)))
-        for threshold, library in zip(self._thresholds, levels, strict=False):
-            if library.load < threshold * self._times.capacity(library.context):
-                return library.id
-            top = top or library
-        return top.id if top is not None and top.load < self.window(view, top) else None
+        heads = (
+            (library.load, self._times.capacity(context), library)
+            for context in serving_contexts(call.group) if (library := self._head(view, context, call))
+        )  # fmt: skip
+        library, is_congested = choose_head(heads, self._thresholds)
+        if library is None or (is_congested and library.load >= self.window(view, library)):
+            return None
+        return library.id
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """Return the library's share of its runtime's waiting calls that it answers in time."""

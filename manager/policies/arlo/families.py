@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 from stoker.manager.core.nouns import Call, Context
 from stoker.manager.policies.arlo.allocation import LatencyTable, RuntimeDemand
@@ -29,6 +30,14 @@ def runtimes_of(context: Context) -> tuple[Context, ...]:
     others[context.recipe.key] = context
     # Without a declared length, the more contexts a runtime lists, the shorter it is.
     return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
+
+
+def length_shares(family: Sequence[Context]) -> list[float]:
+    """Return the share of the calls for each runtime if all lengths are equally likely."""
+    lengths = [context.recipe.longest_input for context in family]
+    if not all(lengths):
+        return [1 / len(family)] * len(family)
+    return [(longer - shorter) / lengths[-1] for shorter, longer in pairwise((0, *lengths))]
 
 
 class RuntimeTimes:

@@ -1,9 +1,14 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
-Every `period_s` (120 s, §5) `allocation` assigns a family's devices to its runtimes, by the lengths of recent calls. A
-new family is allocated at once and after 5 s; then the interval doubles. Free devices get missing runtimes, or the
-longest (§4). Surplus libraries are replaced one by one, least busy first, with at most a tenth of the devices out of
-service. A device holds one runtime of a family (§3.3: co-location interferes).
+Every `period_s` (120 s, §5) `allocation` assigns a family's devices to its runtimes, by the lengths of recent calls.
+Free devices get missing runtimes, or the longest (§4). Surplus libraries are replaced one by one, least busy first,
+with at most a tenth of the devices out of service. A device holds one runtime of a family (§3.3: co-location
+interferes).
+
+A family is new for its first period. It is allocated at its first call, as if all lengths were equally likely and kept
+the devices busy; again when a call adds a runtime; and after 1 s, then at doubling intervals of up to 10 s, by the
+calls that came, where waiting calls count twice. Its replacements have no limit: until its devices fit the calls, the
+queues grow.
 """
 
 from __future__ import annotations
@@ -16,28 +21,35 @@ from stoker.manager.core.libraries import has_given_up
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
+from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, length_shares, runtimes_of
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.where_to_load import is_probed, known_bytes, probes
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
-_FIRST_PERIOD_S = 5.0
+_FIRST_PERIOD_S = 1.0
+_NEW_SHARE = 1 / 12  # Longest time between two plans of a new family, as a share of the period: 10 s
+_ASSUMED = 8  # Calls of equally likely lengths that count, in a new family, as if they had come
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Libraries of each runtime by recipe key, on `devices` devices; renewed at `due_at`."""
+    """Libraries of each runtime by recipe key, on `devices` devices; renewed at `due_at`.
+
+    `new_until`: end of the family's first period.
+    """
 
     wanted: dict[str, int]
     devices: int
     made_at: float
     due_at: float
+    new_until: float
 
 
 class AllocateRuntimes(LoadWhereWanted):
     """Residency as in Arlo.
 
-    `out_of_service`: share of a family's devices that may lack a ready library during replacements; at least one.
+    `out_of_service`: share of a family's devices that may lack a ready library during replacements, at least one. It
+    does not limit a new family.
     """
 
     period_s = _STEP_S
@@ -108,34 +120,54 @@ class AllocateRuntimes(LoadWhereWanted):
             return plan
         if not devices or not self._arrivals.came_since(family, -1.0):
             return None
-        since = plan.made_at if plan is not None else view.now
-        next_s = min(self._plan_every_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
         able = [context for context in family if not has_given_up(context)]
         if not able:
             return None
-        over_s = max(self._arrivals.seconds(family, view.now), self._times.objective_s(family[-1]))
-        demands = [self._times.demand(context, self._calls(context, family, view.now) / over_s) for context in able]
+        since, new_until = (plan.made_at, plan.new_until) if plan else (view.now, view.now + self._plan_every_s)
+        is_new = view.now < new_until
+        most_s = self._plan_every_s * (_NEW_SHARE if is_new else 1.0)
+        next_s = min(most_s, max(_FIRST_PERIOD_S, 2 * (view.now - since)))
+        demands = self._demands(able, family, view.now, devices=devices, is_new=is_new)
         counts = zip(able, _as_far_as_they_go(devices, demands), strict=True)
-        wanted = {context.recipe.key: count for context, count in counts}
-        self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s)
+        wanted = {context.recipe.key: 0 for context in family} | {each.recipe.key: count for each, count in counts}
+        self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s, new_until)
         return self._plans[key]
 
+    def _demands(
+        self, able: Sequence[Context], family: Sequence[Context], now: float, *, devices: int, is_new: bool
+    ) -> list[RuntimeDemand]:  # fmt: skip
+        calls = {context: float(self._calls(context, family, now, waiting=is_new)) for context in able}
+        seconds = self._arrivals.seconds(family, now)
+        per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
+        if is_new:
+            for context, share in zip(able, length_shares(able), strict=True):
+                calls[context] += _ASSUMED * share
+        if seconds < _FIRST_PERIOD_S:
+            # The rate is unknown yet: with a small one, all allocations would seem equally good.
+            per_s = max(per_s, devices / sum(count * self._times.request_s(each) for each, count in calls.items()))
+        return [self._times.demand(context, count * per_s) for context, count in calls.items()]
+
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """True if a plan is old and calls arrived, devices are gone, or a wanted runtime cannot be loaded.
+        """True if a plan is old and calls arrived, devices are gone, or runtimes are new or cannot be loaded.
 
         New devices get the longest runtime until the next period (§4).
         """
         vain = any(has_given_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
-        if vain or 0 < devices < plan.devices:
+        grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
+        if vain or 0 < devices < plan.devices or (grown and view.now < plan.new_until):
             return True
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
 
-    def _calls(self, context: Context, family: Sequence[Context], now: float) -> int:
-        count, at = self._arrivals.of(context, now), family.index(context)
-        for shorter in reversed(family[:at]):
-            if not has_given_up(shorter):
+    def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
+        """Return the calls of the last period, of this runtime and of shorter ones that were given up.
+
+        With `waiting`, calls in the queue count once more: they came, and are still to be served.
+        """
+        count, at = 0, family.index(context)
+        for each in reversed(family[: at + 1]):
+            if each is not context and not has_given_up(each):
                 break
-            count += self._arrivals.of(shorter, now)
+            count += self._arrivals.of(each, now) + (each.queue.count if waiting else 0)
         return count
 
     # ---- steps of the plan
@@ -156,7 +188,8 @@ class AllocateRuntimes(LoadWhereWanted):
             size = self.reservation(context, (device,))
             yield Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), size)
         out = sum(not _has_ready(device, mine) for device in held) + len(free)
-        most = max(1, int(self._share * (len(held) + len(free))))
+        share = self._share if view.now >= plan.new_until else 1.0
+        most = max(1, int(share * (len(held) + len(free))))
         for victim in self._too_many(family, plan)[: max(0, most - out)]:
             if not missing:
                 return

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_
 from benchmarks.papers.schedmate.failures.fault_types import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
 from benchmarks.papers.schedmate.failures.training import NEAR_LINES, Scores, scores_of, without_knowledge_of
 from stoker.manager.advice.logs.classifier import classify
-from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
+from stoker.manager.advice.logs.failures import ROWS, Fault, FaultRule, Located, LogLine
 from stoker.manager.advice.logs.locator import Episode, locate
+from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, masked_line
 from stoker.whole_files import write_whole
 
@@ -36,18 +38,18 @@ _GIGABYTE = 1 << 30
 def evaluate() -> None:
     jobs = list(corpus(test=True))
     found: dict[str, Any] = {}
-    for name, rules in _tables(jobs).items():
+    for name, rules in tables(jobs).items():
         found[name] = {
             "rows": sorted({len(rules[job.fault]) for job in jobs}),
-            "located": _scored(jobs, rules),
-            "last 500 lines": _scored(jobs, rules, on_last_lines=True),
+            "located": scored(jobs, rules),
+            "last 500 lines": scored(jobs, rules, on_last_lines=True),
         }
         for side in ("located", "last 500 lines"):
             scores = found[name][side]
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
     injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
-    found["the types of the first draw"] = {name: _scored(injected, rules) for name, rules in _tables(injected).items()}
+    found["the types of the first draw"] = {name: scored(injected, rules) for name, rules in tables(injected).items()}
     for name, scores in found["the types of the first draw"].items():
         print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
     lines = {part: _located_share(each) for part, each in (("test", jobs), ("training", list(corpus(test=False))))}
@@ -61,7 +63,10 @@ def evaluate() -> None:
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
 
 
-def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]:
+Opinion = Callable[[FailedJob, Located, Fault], Fault]
+
+
+def tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]:
     types = {job.fault for job in jobs}
     own = {fault: without_knowledge_of([job for job in jobs if job.fault == fault]) for fault in types}
     return {
@@ -71,11 +76,21 @@ def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]
     }
 
 
-def _scored(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]], *, on_last_lines: bool = False) -> Scores:
+def scored(
+    jobs: list[FailedJob],
+    rules: dict[str, tuple[FaultRule, ...]],
+    *,
+    on_last_lines: bool = False,
+    opinion: Opinion | None = None,
+) -> Scores:
+    """Return the scores of the verdicts. `opinion`: asked about verdicts of low confidence."""
     verdicts = []
     for job in jobs:
         found = last_lines(job.lines) if on_last_lines else locate(job.lines, rules=rules[job.fault])
-        verdicts.append((job, found, classify(found, rules=rules[job.fault]) if found else None))
+        fault = classify(found, rules=rules[job.fault]) if found else None
+        if opinion is not None and found is not None and fault is not None and fault.sure < DOUBTED:
+            fault = opinion(job, found, fault)
+        verdicts.append((job, found, fault))
     return scores_of(verdicts)
 
 

@@ -192,21 +192,20 @@ def _raiser(injection: Injection, filled: Any) -> Any:
 
 def _error_of(text: str) -> BaseException:
     if "|" not in text:
-        kind, number, *name = text.split(":", 2)
+        kind, number, *file = text.split(":", 2)
         if kind == "socket.gaierror":
             import socket
 
             return socket.gaierror(-3, "Temporary failure in name resolution")
-        return OSError(int(number), os.strerror(int(number)), *name)
+        return OSError(int(number), os.strerror(int(number)), *file)
     kind, message = text.split("|", 1)
     module, _, name = kind.rpartition(".")
-    found = getattr(sys.modules.get(module or "builtins"), name, None)
-    if not (isinstance(found, type) and issubclass(found, BaseException)):
-        found = type(name, (RuntimeError,), {"__module__": module})
+    found: object = getattr(sys.modules.get(module or "builtins"), name, None)
+    named: type[BaseException] = type(name, (RuntimeError,), {"__module__": module})
     try:
-        return found(message)
+        return (found if isinstance(found, type) and issubclass(found, BaseException) else named)(message)
     except TypeError:
-        return type(name, (RuntimeError,), {"__module__": module})(message)
+        return named(message)
 
 
 def _filling(chance: random.Random, user: str) -> Any:
@@ -226,7 +225,8 @@ def _filling(chance: random.Random, user: str) -> Any:
 
 
 def _code(source: str, file: str, line: int = 1) -> Any:
-    known = linecache.cache.get(file, (0, None, [], file))[2]
+    entry = linecache.cache.get(file, ())
+    known = entry[2] if len(entry) == 4 else []
     lines = [*known, *["\n"] * max(0, line - 1 - len(known))]
     first = len(lines)
     lines += source.splitlines(keepends=True)

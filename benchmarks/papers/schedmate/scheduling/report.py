@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from benchmarks.harness import ROOT
 from benchmarks.papers.common import filled, table
 from benchmarks.papers.schedmate.scheduling import errors, intervals, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import Records, WindowFacts
 from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SHUFFLED, SJF, TIRESIAS
+from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.study.plots import COLORS, style
 from stoker.whole_files import draft_of
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 
 PAGE = Path(__file__).with_name("page.template")
+MODEL_RECORD = ROOT / "benchmarks" / "records" / "schedmate-language-model.json"
 PREDICTING = {
     simulate.OURS: "shortest first, our error",
     simulate.PAPER: "shortest first, SchedMate's error",
@@ -77,7 +81,8 @@ def write(records: Records) -> str:
     paper_spread, lucid_spread = (errors.spread_of(share) for share in (settings.PAPER_SHARE, settings.LUCID_SHARE))
     real = (fmean(window.gpus_at_work / window.gpus[at] for window in windows) for at in range(len(settings.LOADS)))
     text = PAGE.read_text().format(
-        settings=settings, kept=kept, bars=bars(cells), **findings(cells), main=_systems(cells, simulate.MAIN),
+        settings=settings, kept=kept, bars=bars(cells), **findings(cells), **with_model(),
+        main=_systems(cells, simulate.MAIN),
         by_load=by_load(cells), by_cluster=by_cluster(cells), sweep=sweep(cells), hidden=hidden(cells),
         beside=_systems(cells, simulate.BESIDE), windows=windows_table(windows),
         passing=cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD).text(),
@@ -129,9 +134,17 @@ def bars(cells: Cells) -> str:
     rows = [
         ["mean completion time, shortest first with our error over FIFO", to_fifo.text(3), "reported"],
         ["the same over Tiresias", to_tiresias.text(3), "reported"],
+        *(_against_tiresias(cells, each) for each in settings.LOADS),
         ["never worse than FIFO beyond its interval: at no load, in no virtual cluster", "", verdict],
     ]
     return table(("bar", f"here, load {load:g}", "met"), rows)
+
+
+def _against_tiresias(cells: Cells, load: float) -> list[str]:
+    jobs, weeks = cells.ratio(OURS, TIRESIAS, load), cells.ratio_of_weeks(OURS, TIRESIAS, load)
+    verdict = "yes" if max(jobs.high, weeks.high) < 1 else "**not reproduced**"
+    found = f"{jobs.text()}; by weeks {weeks.text()}"
+    return [f"{settings.PAPER_OVER_TIRESIAS:g} of Tiresias's (§5.3), at load {load:g}", found, verdict]
 
 
 def findings(cells: Cells) -> dict[str, str]:
@@ -153,6 +166,54 @@ def findings(cells: Cells) -> dict[str, str]:
         "costs": ", ".join(costs),
         "shuffled": told(shuffled, "FIFO's"),
         "weeks": weeks,
+        "ours_short": f"{cells.ratio(OURS, FIFO, load).value:.2f}",
+        "tiresias_short": f"{cells.ratio(OURS, TIRESIAS, load).value:.2f}",
+        "tiresias_weeks_short": f"{cells.ratio_of_weeks(OURS, TIRESIAS, load).value:.2f}",
+        "sjf_short": f"{cells.ratio(SJF, TIRESIAS, load).value:.2f}",
+        "sjf_weeks_short": f"{cells.ratio_of_weeks(SJF, TIRESIAS, load).value:.2f}",
+    }
+
+
+def with_model() -> dict[str, str]:
+    """Return the page's parts about the language model, from its record."""
+    kept = json.loads(MODEL_RECORD.read_text())
+    lines, failures = kept["lines"], kept["failures"]
+    rows = [
+        [name, *(f"{100 * found['all'][part]:.1f} %" for part in ("found", "right", "rates_found"))]
+        for name, found in lines.items()
+    ]
+    verdicts = [
+        [table_name, name, *(str(found[part]) for part in ("f1", "precision", "accuracy"))]
+        for table_name, scores in failures.items()
+        if isinstance(scores, dict)
+        for name, found in scores.items()
+        if isinstance(found, dict)
+    ]
+    strict = failures["without rows that know the test's texts"]
+    metrics = 100 * (lines["rules and model"]["all"]["found"] - lines["rules"]["all"]["found"])
+    changes = (
+        f"{part} {strict['rules and model'][part] - strict['rules'][part]:+.1f}"
+        for part in ("f1", "precision", "accuracy")
+    )
+    bars_met = lines["model alone"]["all"]["found"] >= 0.84, strict["rules and model"]["f1"] >= settings.PAPER_F1
+    doubted = [str(failures[name]["doubted"]) for name in failures if name != "questions"]
+    return {
+        "model": f"`{kept['model']}` (SmolLM2-135M-Instruct, 4 bits)",
+        "rules_found": f"{100 * lines['rules']['all']['found']:.1f} %",
+        "right_found": f"{100 * lines['right answers alone']['all']['found']:.1f} %",
+        "rules_f1": str(strict["rules"]["f1"]),
+        "right_f1": str(strict["an opinion that is always right"]["f1"]),
+        "model_changes": ", ".join((f"metrics found {metrics:+.1f}", *changes)).replace("f1", "F1"),
+        "model_bars": ", ".join(
+            f"bar of {bar} {'met' if is_met else 'missed'}"
+            for bar, is_met in zip(("84 %", "67.7"), bars_met, strict=True)
+        ),
+        "doubted": f"{100 * DOUBTED:.0f} %",
+        "lines_with_model": table(("lines of ten held-out formats", "found", "right", "rates found"), rows),
+        "failures_with_model": table(("rules", "verdicts", "F1", "precision", "accuracy"), verdicts),
+        "doubted_logs": " and ".join(doubted),
+        "questions": str(failures["questions"]),
+        "believed": str(sum(failures[name]["believed"] for name in failures if name != "questions")),
     }
 
 

@@ -23,6 +23,10 @@ SEED = 20261126
 
 PAPER_SHARE, LUCID_SHARE = 0.857, 0.277
 """Share of relative errors under 100 % (§5.4)."""
+PAPER_F1 = 67.7
+"""F1 of the failure handler with 7 billion parameters (Table 4)."""
+PAPER_OVER_TIRESIAS = 0.84
+"""Mean completion time of standalone SchedMate over Tiresias's (§5.3)."""
 SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 """Spreads of log(prediction / truth) for the sweep; the median is right."""
 UNKNOWN_SHARE = 0.3

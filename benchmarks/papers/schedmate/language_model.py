@@ -1,0 +1,148 @@
+"""`python -m benchmarks.papers.schedmate.language_model URL MODEL`: what a language model adds to the rules.
+
+*Lines* are those of the ten held-out formats, read by the rules, by the rules with the model, and by the model alone as
+for formats that no rule knows. *Failures* are the 308 logs of the test part, with the shipped rules and without those
+that know their texts. Right answers and opinions show the most that a model can add. Without URL and MODEL the scores
+are printed without a model, and no record is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness import ROOT, commit, machine
+from benchmarks.papers.schedmate.failures import evaluation
+from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
+from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND
+from benchmarks.papers.schedmate.metrics import Learned, made_cases, rows_of
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.logs import Fault, FaultKind, Located
+from stoker.manager.advice.logs.opinion import BY_MODEL, second_opinion
+from stoker.manager.advice.logs.reading import RANK_MARK
+from stoker.manager.advice.metrics import LineFormats
+from stoker.whole_files import write_whole
+
+RECORD = ROOT / "benchmarks" / "records" / "schedmate-language-model.json"
+TABLES = ("without rows that know the test's texts", "shipped table")
+_BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_answers.toml").read_text())["lines"]))
+
+
+class Remembering(ModelEndpoint):
+    """An endpoint that asks no question twice."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.answers: dict[str, dict[str, object]] = {}
+
+    def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:
+        if question not in self.answers:
+            self.answers[question] = super().ask(instruction, question, schema=schema)
+        return self.answers[question]
+
+
+class ByHand(ModelEndpoint):
+    """Right answers for the held-out formats (`line_answers.toml`), in place of a model's."""
+
+    def __init__(self) -> None:
+        super().__init__(LanguageModel("http://127.0.0.1:9/v1", "by hand"))
+
+    def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:  # noqa: ARG002
+        found = next((hit for each in _BY_HAND if (hit := each.search(question))), None)
+        return dict(found.groupdict()) if found is not None else {}
+
+
+def lines(endpoint: ModelEndpoint | None) -> dict[str, Any]:
+    """Return the scores of the ten held-out formats."""
+    cases = list(made_cases(HELD_OUT | HELD_OUT_SECOND))
+    found: dict[str, Any] = {}
+
+    def add(name: str, learned: Learned | None) -> None:
+        found[name] = rows_of(cases, "", learned)
+        if learned is not None:
+            found[name]["formats learned"] = learned.formats.learned
+        rows = found[name]["all"]
+        print(f"{name}: found {rows['found']:.1%}, right {rows['right']:.1%}", flush=True)
+
+    add("rules", None)
+    if endpoint is not None:
+        add("rules and model", Learned(LineFormats(), endpoint))
+        add("model alone", Learned(LineFormats(rules=lambda _: None), endpoint))
+    add("right answers alone", Learned(LineFormats(rules=lambda _: None), ByHand()))
+    return found
+
+
+def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
+    """Return the scores of the 308 logs. The model is asked once about failures that begin with the same text."""
+    jobs = list(corpus(test=True))
+    opinions: dict[str, Fault] = {}
+    counts = {"doubted": 0, "believed": 0}
+
+    def model(_: FailedJob, located: Located, fault: Fault) -> Fault:
+        texts = [located.first.text, *(line.text for line in located.traceback[-1:])]
+        key = re.sub(r"\d+", "#", " | ".join(RANK_MARK.sub("", text) for text in texts))
+        if key not in opinions and endpoint is not None:
+            opinions[key] = second_opinion(located, fault, endpoint)
+        counts["doubted"] += 1
+        given = opinions[key]
+        if not given.means.startswith(BY_MODEL):
+            return fault
+        counts["believed"] += 1
+        return given
+
+    def always_right(job: FailedJob, _: Located, fault: Fault) -> Fault:
+        return msgspec.structs.replace(fault, kind=FaultKind(job.kind))
+
+    found: dict[str, Any] = {}
+    tables = evaluation.tables(jobs)
+    for name in TABLES:
+        scores = {"rules": evaluation.scored(jobs, tables[name])}
+        counts.update(doubted=0, believed=0)
+        if endpoint is not None:
+            scores["rules and model"] = evaluation.scored(jobs, tables[name], opinion=model)
+        scores["an opinion that is always right"] = evaluation.scored(jobs, tables[name], opinion=always_right)
+        found[name] = scores | (counts if endpoint is not None else {})
+        for which, each in scores.items():
+            print(f"{name}, {which}: F1 {each.f1}, precision {each.precision}", flush=True)
+    return found | {"questions": len(opinions)}
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(prog="python -m benchmarks.papers.schedmate.language_model", description=__doc__)
+    ask.add_argument("url", nargs="?", default="", help="an OpenAI-compatible endpoint, for example of `stoker serve`")
+    ask.add_argument("model", nargs="?", default="", help="the model at the endpoint")
+    asked = ask.parse_args()
+    endpoint: ModelEndpoint | None = None
+    if asked.url:
+        model = LanguageModel(asked.url, asked.model, time_limit_s=300.0, session_budget=10_000_000)
+        endpoint = Remembering(model)
+    began = time.monotonic()
+    record: dict[str, Any] = {
+        "command": f"python -m benchmarks.papers.schedmate.language_model URL {asked.model}", "model": asked.model,
+        "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
+        "load": [round(load, 1) for load in os.getloadavg()], "lines": lines(endpoint),
+    }  # fmt: skip
+    if endpoint is not None:
+        record["tokens of lines"] = endpoint.model.session_budget - endpoint.tokens_left
+    record["failures"] = failures(endpoint)
+    if endpoint is not None:
+        record["tokens"] = endpoint.model.session_budget - endpoint.tokens_left
+        record["s"] = round(time.monotonic() - began)
+        text = json.dumps(msgspec.to_builtins(record), indent=1)
+        write_whole(RECORD, text.encode() + b"\n", mode=0o644)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The endpoint of a language model that the advisor may ask: about sources, formats of lines, and failures.
+
+It is compatible with OpenAI's API. Each conversation has a time limit and a token budget, and all conversations of a
+session share another budget. Secrets are masked in everything that is sent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from stoker.manager.advice.secrets import masked
+
+Messages = list[dict[str, str]]
+
+_CHAT = "/chat/completions"
+MOST_ANSWER_BYTES = 1_000_000
+_CONNECT_S = 5.0
+_MOST_ANSWER_TOKENS = 1_000
+_CHARACTERS_A_TOKEN = 3
+"""Used if the endpoint reports no number of tokens. Source code has more characters per token than this."""
+_NO_SCHEMAS = frozenset({400, 422, 501})
+"""Statuses of an endpoint that cannot force its answers into a schema."""
+
+
+class LanguageModel(msgspec.Struct, frozen=True):
+    """A model and the limits of one conversation. `url`: the part before `/chat/completions`. `key_variable`: the
+    environment variable with its key, or empty. `session_budget`: tokens of all conversations."""
+
+    url: str
+    model: str
+    key_variable: str = ""
+    time_limit_s: float = 60.0
+    token_budget: int = 30_000
+    turns: int = 12
+    session_budget: int = 300_000
+
+
+class EndpointError(Exception):
+    """The endpoint gave no usable answer. This error stays inside the advisor."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ModelEndpoint:
+    """A model, and the tokens that the session has spent on it. Several threads may use it."""
+
+    def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.model = model
+        self.clock = clock
+        self.takes_schemas = True
+        self._spent = 0
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return masked(self.model.url)
+
+    @property
+    def tokens_left(self) -> int:
+        return max(0, self.model.session_budget - self._spent)
+
+    def models(self) -> list[str]:
+        """Return the names of the endpoint's models. Raises EndpointError."""
+        try:
+            listed = json.loads(Conversation(self).request("GET", "/models"))
+            return [str(each["id"]) for each in listed["data"]]
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            raise EndpointError(f"its list of models cannot be read: {type(error).__name__}") from None
+
+    def spend(self, tokens: int) -> None:
+        with self._lock:
+            self._spent += tokens
+
+    def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:
+        """Return the JSON object that answers one question. Raises EndpointError."""
+        messages = [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
+        answer = object_in(Conversation(self).ask(messages, schema=schema))
+        if answer is None:
+            raise EndpointError("its answer is not a JSON object")
+        return answer
+
+
+class Conversation:
+    """Questions that share a time limit and a token budget. Raises EndpointError without `httpx`."""
+
+    def __init__(self, endpoint: ModelEndpoint) -> None:
+        self.turns = endpoint.model.turns
+        self.tokens = 0
+        self._endpoint = endpoint
+        self._model = endpoint.model
+        self._ends_at = endpoint.clock() + endpoint.model.time_limit_s
+        try:
+            self._httpx = importlib.import_module("httpx")
+        except ImportError:
+            raise EndpointError("httpx is not installed: pip install httpx") from None
+
+    def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
+        """Return the model's next text. `schema`: JSON schema of its answer, if the endpoint can force it. Raises
+        EndpointError."""
+        asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
+        most = min(_MOST_ANSWER_TOKENS, self._room(asked))
+        sent = [{**message, "content": masked(message["content"])} for message in messages]
+        body = {"model": self._model.model, "messages": sent, "temperature": 0, "max_tokens": most}
+        try:
+            answer = json.loads(self._answer(body, schema))
+            text = answer["choices"][0]["message"]["content"]
+            counted = (answer.get("usage") or {}).get("total_tokens", 0)
+        except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EndpointError(f"its answer is not a chat completion: {type(error).__name__}") from None
+        if not isinstance(text, str):
+            raise EndpointError("its answer has no text")
+        told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0
+        spent = max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
+        self.tokens += spent
+        self._endpoint.spend(spent)
+        if self.tokens > self._model.token_budget:
+            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent: it took {self.tokens:,}")
+        return text
+
+    def _room(self, asked: int) -> int:
+        room = self._model.token_budget - self.tokens - asked
+        if room <= 0:
+            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
+        of_session = self._endpoint.tokens_left - asked
+        if of_session <= 0:
+            raise EndpointError(f"the session's budget of {self._model.session_budget:,} tokens is spent")
+        return min(room, of_session)
+
+    def _answer(self, body: dict[str, Any], schema: Mapping[str, object] | None) -> bytes:
+        if schema is None:
+            return self.request("POST", _CHAT, {**body, "stop": ["Observation:"]})
+        if self._endpoint.takes_schemas:
+            forced = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+            try:
+                return self.request("POST", _CHAT, {**body, "response_format": forced})
+            except EndpointError as error:
+                if error.status not in _NO_SCHEMAS:
+                    raise
+                self._endpoint.takes_schemas = False
+        return self.request("POST", _CHAT, body)
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """Return the body of an answer within the time that is left. Raises EndpointError."""
+        httpx, url = self._httpx, self._model.url.rstrip("/")
+        left_s = self._left_s()
+        key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        options = {
+            "timeout": httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s)),
+            "trust_env": not _is_loopback(url),  # do not use the environment's proxy for an endpoint on this machine
+            "verify": url.startswith("https"),
+        }
+        data = bytearray()
+        try:
+            with (
+                httpx.Client(**options) as client,
+                client.stream(method, url + path, json=body, headers=headers) as response,
+            ):
+                if response.status_code != 200:
+                    raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
+                for piece in response.iter_bytes():
+                    data += piece
+                    self._left_s()  # raises at the limit: a server that sends a byte now and then would never time out
+                    if len(data) > MOST_ANSWER_BYTES:
+                        raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
+            raise EndpointError(f"{type(error).__name__}: {str(error)[:200]}") from None
+        return bytes(data)
+
+    def _left_s(self) -> float:
+        left = self._ends_at - self._endpoint.clock()
+        if left <= 0:
+            raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s is over")
+        return left
+
+
+def object_in(text: str) -> dict[str, object] | None:
+    """Return the JSON object that begins at the first brace of a text, or None."""
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text[start:])
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,82 @@
+"""One client for the three users of a language model: limits, masking, schemas."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from advice.fake_endpoint import FakeEndpoint
+
+from stoker.manager.advice.endpoint import Conversation, EndpointError, LanguageModel, ModelEndpoint, object_in
+from stoker.manager.cli.doctor_machine import Level
+from stoker.manager.cli.doctor_site import advice_answers
+from stoker.site import Advice, Site
+
+pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+
+SCHEMA = {"type": "object"}
+
+
+def test_all_conversations_share_the_budget_of_a_session(endpoint: FakeEndpoint):
+    endpoint.answer = lambda request, number: "{}"
+    endpoint.tokens = 400
+    asking = ModelEndpoint(LanguageModel(endpoint.url, "fake", session_budget=1_000))
+    assert [asking.ask("Say it.", "?", schema=SCHEMA) for _ in range(3)] == [{}, {}, {}]
+    with pytest.raises(EndpointError, match="session's budget of 1,000 tokens is spent"):
+        asking.ask("Say it.", "?", schema=SCHEMA)
+    with pytest.raises(EndpointError, match="session's budget"):
+        Conversation(asking).ask([{"role": "user", "content": "?"}])
+    assert len(endpoint.asked) == 3
+    assert asking.tokens_left == 0
+
+
+def test_secrets_of_every_user_of_the_client_are_masked(endpoint: FakeEndpoint):
+    endpoint.answer = lambda request, number: "{}"
+    ModelEndpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "password=hunter22 step 3", schema=SCHEMA)
+    assert "hunter22" not in json.dumps(endpoint.asked)
+    assert "password=*** step 3" in json.dumps(endpoint.asked)
+
+
+def test_an_endpoint_without_schemas_is_asked_without_one(endpoint: FakeEndpoint):
+    def answer(request: dict, number: int) -> str:
+        endpoint.status = 400 if "response_format" in request else 200
+        return '{"a": 1}'
+
+    endpoint.answer = answer
+    asking = ModelEndpoint(LanguageModel(endpoint.url, "fake"))
+    assert asking.ask("Say it.", "?", schema=SCHEMA) == asking.ask("Say it.", "?", schema=SCHEMA) == {"a": 1}
+    assert ["response_format" in each for each in endpoint.asked] == [True, False, False]
+
+
+def test_an_answer_without_an_object_is_an_error(endpoint: FakeEndpoint):
+    for text in ("no braces", "{not JSON", "[1]"):
+        endpoint.answer = lambda request, number, text=text: text
+        with pytest.raises(EndpointError, match="not a JSON object"):
+            ModelEndpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "?", schema=SCHEMA)
+    assert object_in('Sure: ```json\n{"a": {"b": 2}}\n``` as you wished {') == {"a": {"b": 2}}
+
+
+# ---- stoker doctor
+
+
+def site(url: str, **settings: str) -> Site:
+    return Site(name="lab", advice=Advice(url=url, **{"model": "fake", **settings}))
+
+
+def test_doctor_says_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
+    assert list(advice_answers(Site())) == []
+    (well,) = advice_answers(site(endpoint.url))
+    assert (well.level, well.text) == (Level.OK, f"site lab: advice may ask fake at {endpoint.url}")
+    (other,) = advice_answers(site(endpoint.url, model="large"))
+    assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: it has fake")
+
+
+def test_doctor_says_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("THE_KEY", raising=False)
+    endpoint.status = 404
+    (found,) = advice_answers(site(endpoint.url))
+    assert found.level is Level.WARN
+    assert "advice comes from rules: it answered with status 404" in found.text
+    unset, down = advice_answers(site("http://127.0.0.1:9/v1", key_variable="THE_KEY"))
+    assert unset.fix == "export THE_KEY=KEY, where `stoker up` runs"
+    assert "ConnectError" in down.text

@@ -1,0 +1,124 @@
+"""A language model judges failures that the rules doubt; only a line of the log is evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from advice.fake_endpoint import KILLED, FakeEndpoint
+
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.judging import fault_of_call
+from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
+from stoker.manager.advice.logs.opinion import ALONE, BY_MODEL, DOUBTED, excerpt, second_opinion
+from stoker.manager.policies.reactions import SURE
+
+pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+
+ODD = "storaged: a lease failed"
+LOG = "epoch 1\nepoch 2\n" + ODD + "\n"
+INFRASTRUCTURE = {"line": ODD, "cause": "infrastructure", "component": "network"}
+
+
+def doubted() -> tuple[Located, Fault]:
+    located = locate(LOG)
+    assert located is not None
+    fault = classify(located)
+    assert fault.sure < DOUBTED, "these tests need a failure that the rules doubt"
+    return located, fault
+
+
+def asked(endpoint: FakeEndpoint, **settings: Any) -> Fault:
+    located, fault = doubted()
+    model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
+    return second_opinion(located, fault, ModelEndpoint(model))
+
+
+def says(answer: object) -> Callable[[dict[str, Any], int], object]:
+    return lambda request, number: answer if not isinstance(answer, dict) else json.dumps(answer)
+
+
+def test_an_opinion_with_a_line_of_the_log_decides(endpoint: FakeEndpoint):
+    for kind, component in (("infrastructure", "network"), ("framework", "versions"), ("user", "code")):
+        endpoint.answer = says({"line": "storaged: a lease", "cause": kind, "component": "network"})
+        found = asked(endpoint)
+        assert (found.kind, found.component) == (FaultKind(kind), component)
+        assert found.means == f"{BY_MODEL}: {ODD}"
+        assert LogLine(3, ODD) in found.proof
+
+
+def test_a_model_alone_is_not_certain_enough_for_a_quarantine(endpoint: FakeEndpoint):
+    _, fault = doubted()
+    sure = {}
+    for kind in FaultKind:
+        endpoint.answer = says({**INFRASTRUCTURE, "cause": kind.value})
+        sure[kind] = asked(endpoint).sure
+    assert sure[fault.kind] >= SURE, "the rules and the model agree"
+    assert {sure[kind] for kind in FaultKind if kind is not fault.kind} == {ALONE}
+    assert ALONE < SURE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {**INFRASTRUCTURE, "line": "CUDA error: uncorrectable ECC error"},  # a line that the log does not have
+        {**INFRASTRUCTURE, "line": "e"},
+        {**INFRASTRUCTURE, "line": 3},
+        {**INFRASTRUCTURE, "cause": "gremlins"},
+        {"cause": "infrastructure"},
+        "The network, I believe.",
+        b"<html>Bad gateway</html>",
+        KILLED,
+    ],
+    ids=str,
+)
+def test_an_opinion_without_evidence_changes_nothing(endpoint: FakeEndpoint, answer: object):
+    endpoint.answer = says(answer)
+    assert asked(endpoint) == doubted()[1]
+    assert endpoint.asked
+
+
+def test_an_endpoint_in_trouble_changes_nothing(endpoint: FakeEndpoint):
+    endpoint.answer = says(INFRASTRUCTURE)
+    endpoint.status = 500
+    assert asked(endpoint) == doubted()[1]
+    endpoint.status = 200
+    endpoint.answer = lambda request, number: endpoint.released.wait(20) or ""
+    assert asked(endpoint, time_limit_s=0.3) == doubted()[1]
+    assert asked(endpoint, url="http://127.0.0.1:9/v1") == doubted()[1]
+    count = len(endpoint.asked)
+    assert asked(endpoint, session_budget=10) == doubted()[1]
+    assert len(endpoint.asked) == count
+
+
+def test_an_unknown_component_becomes_the_node(endpoint: FakeEndpoint):
+    endpoint.answer = says({**INFRASTRUCTURE, "component": "flux capacitor"})
+    found = asked(endpoint)
+    assert found.component in ("node", doubted()[1].component)
+
+
+def test_only_doubted_failures_of_calls_are_asked_about():
+    heard: list[Fault] = []
+
+    def opinion(located: Located, fault: Fault) -> Fault:
+        heard.append(fault)
+        return fault
+
+    assert fault_of_call("OSError: [Errno 28] No space left on device", opinion=opinion).sure >= DOUBTED
+    assert heard == []
+    assert fault_of_call(ODD, opinion=opinion) == fault_of_call(ODD)
+    assert len(heard) == 1
+
+
+def test_an_excerpt_is_short_and_hides_secrets():
+    noise = "".join(f"storaged {'abcdefghij'[at]}: it failed; password=hunter{at}22 {'x' * 500}\n" for at in range(10))
+    located = locate(LOG + noise)
+    assert located is not None
+    lines = excerpt(located)
+    text = "\n".join(line.text for line in lines)
+    assert ODD in text
+    assert "hunter" not in text
+    assert len(text) < 3_200
+    assert [line.number for line in lines] == sorted({line.number for line in lines})

@@ -1,0 +1,239 @@
+"""A language model explains formats of lines that the rules cannot read; only numbers of the line count."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from advice.fake_endpoint import KILLED, FakeEndpoint
+
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
+
+pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+
+LINE = "trained {step}/4000: penalty {loss:.3f}, 250ms each, rate {rate:.2e}"
+ANSWER = {"step": "{step}", "total_steps": "4000", "loss": "{loss:.3f}", "seconds_per_step": "250"}
+
+
+def report(step: int) -> str:
+    return LINE.format(step=step, loss=900 / (step + 1), rate=1e-3 / step)
+
+
+def answers(**metrics: str) -> Callable[[dict[str, Any], int], str]:
+    """Return a model that copies the named parts of the line that it was sent."""
+
+    def answer(request: dict[str, Any], number: int) -> str:
+        line = request["messages"][-1]["content"]
+        step = int(line.split("/")[0].rpartition(" ")[2])
+        return json.dumps({name: text.format(step=step, loss=900 / (step + 1)) for name, text in metrics.items()})
+
+    return answer
+
+
+def model(endpoint: FakeEndpoint, **settings: Any) -> ModelEndpoint:
+    return ModelEndpoint(LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings}))
+
+
+def tracked(path: Path, formats: LineFormats, asking: ModelEndpoint, *, looks: int = 1) -> LoggedProgress | None:
+    log = FollowedLog(path, formats=formats)
+    for _ in range(looks):
+        log.track(at_s=0.0)
+        formats.learn_all(formats.take_unread(), asking)
+    return log.track(at_s=0.0).progress
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"{report(step)}\n" for step in range(100, 140)))
+    assert read_metrics(report(100)) is None, "these tests need a line that the rules cannot read"
+    return path
+
+
+def test_numbers_that_stand_in_the_line_are_read_from_all_lines(endpoint: FakeEndpoint, log: Path):
+    endpoint.answer = answers(**ANSWER)
+    found = tracked(log, LineFormats(), model(endpoint))
+    assert found is not None
+    assert (found.step, found.total, found.unit) == (139.0, 4000.0, "step")
+    assert found.loss == pytest.approx(900 / 140, abs=1e-3)
+    assert found.steps_per_s == pytest.approx(4.0), "the line gives milliseconds"
+    assert found.seconds_left == pytest.approx(3861 / 4)
+
+
+def test_a_format_is_asked_once_and_kept_for_later_runs(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+    endpoint.answer = answers(**ANSWER)
+    kept = tmp_path / "sources.sqlite"
+    first = tracked(log, LineFormats(kept), model(endpoint), looks=3)
+    later = tracked(log, LineFormats(kept), model(endpoint))
+    assert first == later
+    assert len(endpoint.asked) == 1
+
+
+def test_another_model_is_asked_again(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+    endpoint.answer = answers(step="{step}")
+    kept = tmp_path / "sources.sqlite"
+    assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
+    endpoint.answer = answers(**ANSWER)
+    assert tracked(log, LineFormats(kept, model="large"), model(endpoint)).total == 4000.0
+    assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
+    assert len(endpoint.asked) == 2
+
+
+def test_a_format_in_two_waiting_questions_is_asked_once(endpoint: FakeEndpoint, log: Path):
+    endpoint.answer = answers(**ANSWER)
+    formats = LineFormats()
+    reading = FollowedLog(log, formats=formats)
+    waiting = []
+    for at in (140, 141):
+        with log.open("a") as file:
+            file.write(f"{report(at)}\n")
+        reading.track(at_s=0.0)
+        waiting += formats.take_unread()
+    assert len(waiting) == 2
+    formats.learn_all(waiting, model(endpoint))
+    assert len(endpoint.asked) == 1
+
+
+def test_without_an_answer_the_rules_count_alone(endpoint: FakeEndpoint, log: Path):
+    assert FollowedLog(log).track(at_s=0.0).progress is None
+    assert tracked(log, LineFormats(), model(endpoint, url="http://127.0.0.1:9/v1")) is None
+    assert endpoint.asked == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "77777", "loss": "0.123"},  # in no line
+        {"step": "4000"},  # the same in all lines
+        {"step": "{loss:.3f}"},  # no whole number
+        {"total_steps": "4000"},  # of no count
+        {"step": "{step}", "epoch": "{step}"},  # one number cannot be both
+        {"weather": "{step}"},
+        {"step": ["{step}"]},
+    ],
+)
+def test_an_answer_that_the_lines_contradict_is_not_believed(endpoint: FakeEndpoint, log: Path, wrong: dict[str, Any]):
+    if isinstance(wrong.get("step"), list):
+        endpoint.answer = lambda request, number: json.dumps(wrong)
+    else:
+        endpoint.answer = answers(**wrong)
+    formats = LineFormats()
+    assert tracked(log, formats, model(endpoint), looks=3) is None
+    assert len(endpoint.asked) == 1, "a format without a metric is kept too"
+
+
+def test_a_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: Path):
+    endpoint.answer = answers(step="{step}", total_steps="250")
+    found = tracked(log, LineFormats(), model(endpoint))
+    assert found is not None
+    assert (found.step, found.total) == (139.0, 250.0)
+    log.write_text("".join(f"{report(step)}\n" for step in range(300, 340)))
+    found = tracked(log, LineFormats(), model(endpoint))
+    assert found is not None
+    assert (found.step, found.total) == (339.0, None)
+
+
+def test_a_number_that_stands_twice_in_the_line_is_not_believed(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"trained {step} of them, {step} today\n" for step in range(100, 140)))
+    endpoint.answer = lambda request, number: json.dumps({"step": request["messages"][-1]["content"].split()[1]})
+    assert tracked(path, LineFormats(rules=lambda _: None), model(endpoint)) is None
+
+
+def says(answer: object, *, status: int = 200, tokens: int = 10) -> Callable[[FakeEndpoint], None]:
+    def be(server: FakeEndpoint) -> None:
+        server.answer, server.status, server.tokens = (lambda request, number: answer), status, tokens
+
+    return be
+
+
+def hangs(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: server.released.wait(20) or ""
+
+
+TROUBLES = {
+    "nonsense": says("The step is blowing in the wind."),
+    "no JSON": says(b"<html>Bad gateway</html>"),
+    "killed in between": says(KILLED),
+    "a 500": says("{}", status=500),
+    "hangs": hangs,
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_trouble_with_the_endpoint_changes_nothing(endpoint: FakeEndpoint, log: Path, name: str):
+    TROUBLES[name](endpoint)
+    began = time.monotonic()
+    assert tracked(log, LineFormats(), model(endpoint, time_limit_s=0.4), looks=4) is None
+    assert 1 <= len(endpoint.asked) <= 2, "a format is tried twice at most"
+    assert time.monotonic() - began < 5
+
+
+def bracketed(request: dict[str, Any]) -> str:
+    return request["messages"][-1]["content"].split("[")[1].split("]")[0].strip()
+
+
+def test_padding_and_bars_make_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
+    path.write_text("\n".join(lines) + "\n")
+    endpoint.answer = lambda request, number: json.dumps(
+        {"step": request["messages"][-1]["content"][8:14].strip("[ ]")}
+    )
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is None, "the line does not look like progress"
+    path.write_text(path.read_text().replace("penalty", "loss"))
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is not None
+    assert (found.step, found.lines) == (114.0, 20)
+    assert len(endpoint.asked) == 1
+
+
+def test_a_spent_session_budget_asks_no_more(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+    endpoint.answer, endpoint.tokens = answers(**ANSWER), 5_000
+    asking = model(endpoint, session_budget=5_000)
+    assert tracked(log, LineFormats(), asking) is not None
+    other = tmp_path / "other.log"
+    other.write_text(log.read_text().replace("penalty", "regret"))
+    assert tracked(other, LineFormats(), asking) is None
+    assert len(endpoint.asked) == 1
+
+
+def test_a_secret_in_a_line_is_neither_sent_nor_kept(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+    log.write_text(log.read_text().replace("penalty", "token=hf_abcdefgh1234567890 penalty"))
+    endpoint.answer = answers(**ANSWER)
+    kept = tmp_path / "sources.sqlite"
+    found = tracked(log, LineFormats(kept), model(endpoint))
+    assert found is not None
+    assert found.step == 139.0
+    assert "abcdefgh1234567890" not in json.dumps(endpoint.asked)
+    assert not any(b"abcdefgh" in file.read_bytes() for file in tmp_path.glob("sources.sqlite*"))
+
+
+def test_counts_of_the_rules_come_before_learned_ones(endpoint: FakeEndpoint, log: Path):
+    endpoint.answer = answers(step="{step}", loss="{loss:.3f}")
+    with log.open("a") as file:
+        file.write("".join(f"step {step}/500\n" for step in range(20, 40)))
+    found = tracked(log, LineFormats(), model(endpoint))
+    assert found is not None
+    assert (found.step, found.total) == (39.0, 500.0)
+
+
+def test_lines_that_do_not_repeat_are_not_asked_about(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"{report(100)} {'abcdefghij'[at]}\n" for at in range(10)))
+    assert tracked(path, LineFormats(), model(endpoint)) is None
+    assert endpoint.asked == []
+
+
+def test_a_reading_asks_about_a_bounded_number_of_formats(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"{report(100 + at)} {letter}\n" for letter in "abcdefghij" for at in range(5)))
+    endpoint.answer = answers()
+    tracked(path, LineFormats(), model(endpoint))
+    assert len(endpoint.asked) == 4
