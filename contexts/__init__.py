@@ -24,7 +24,7 @@ _HOME = {
         "folders": "may_be_shared state_folder",
         "language_model": "CausalLM",
         "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
-        "model_source": "encoder_class longest_input token_counter",
+        "model_source": "encoder_class longest_input shown_name token_counter",
         "recipe": "Awareness Needs ObjectRef Recipe",
     }.items()
     for name in names.split()
@@ -36,7 +36,7 @@ __all__ = [
     "check_adapter", "context", "default_model", "device", "devices", "dtype_named", "encoder", "encoder_class",
     "encoder_family", "family", "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay",
     "load_causal_lm", "load_variable_from_serverless", "local_path", "longest_input", "may_be_shared", "model_recipe",
-    "progress", "recipe_of", "saved_state", "scratch", "state_folder", "token_counter",
+    "progress", "recipe_of", "saved_state", "scratch", "shown_name", "state_folder", "token_counter",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         kept_encoder_profile,
         lengths_that_pay,
     )
-    from stoker.contexts.model_source import encoder_class, longest_input, token_counter
+    from stoker.contexts.model_source import encoder_class, longest_input, shown_name, token_counter
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 
 

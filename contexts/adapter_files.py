@@ -62,6 +62,11 @@ class AdapterFiles(msgspec.Struct, frozen=True):
     low_rank: tuple[LowRank, ...]
     shapes: dict[str, tuple[int, ...]]
 
+    @property
+    def rank(self) -> int:
+        """The largest rank of a LoRA; 0 for a soft prompt."""
+        return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
+
     def check_fits(self, base: BaseShapes | None) -> None:
         """Raise ValueError if the adapter was made for a model of other sizes. `base`: None if unknown."""
         if base is None:

@@ -123,16 +123,16 @@ def adapted_language_model(
     graphs: bool = False,
     max_model_len: int = 0,
     chat_template: str = "",
+    vllm: dict[str, Any] | None = None,
 ) -> CausalLM:
     """`configured_language_model` with adapters: a loader of another name keeps the keys of the other's recipes."""
     from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
 
-    model = load_model(
+    return load_model(
         path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
-        graphs=graphs, settings=EngineSettings(max_model_len, chat_template),
+        graphs=graphs, settings=EngineSettings(max_model_len, chat_template, vllm or {}),
+        adapters=dict(zip(names, adapters, strict=True)),
     )  # fmt: skip
-    model.adapters.update(zip(names, adapters, strict=True))
-    return model
 
 
 def causal_lm(
@@ -198,6 +198,7 @@ def causal_lm(
         loader, engine = adapted_language_model, "transformers" if engine == "auto" else engine
         arguments = {
             "graphs": graphs, "max_model_len": max_model_len, "chat_template": chat_template,
+            **({"vllm": dict(sorted(wanted.vllm.items()))} if wanted.vllm else {}),
             **checked_adapters(adapters, base=os.fspath(path), engine=engine),
         }  # fmt: skip
     return model_recipe(
@@ -258,7 +259,7 @@ def checked_adapters(
     adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
 ) -> dict[str, tuple[str, ...]]:
     """Return the arguments of `adapted_language_model`. Raises RecipeError if an adapter cannot be served."""
-    if engine in ("static", "vllm"):
+    if engine == "static":
         raise RecipeError(
             f"causal_lm(engine={engine!r}, adapters=...): {engine} serves no adapters; leave out the engine",
             option="adapters",

@@ -19,7 +19,12 @@ _ELSEWHERE = {
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
 """Arguments of vLLM that are settings here, by vLLM's names."""
-_OWN = ("distributed_executor_backend", "enable_sleep_mode", "max_logprobs")
+_OWN = frozenset(
+    {
+        "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",
+        "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
+    }
+)  # fmt: skip
 
 
 class EngineSettings(msgspec.Struct, frozen=True):

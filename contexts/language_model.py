@@ -64,13 +64,13 @@ class CausalLM:
         cache_bytes: int = 0,
         graphs: bool = False,
         longest: int = 0,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
         """None if the engine has its own model. The engine ignores later changes of the weights."""
         self.tokenizer = tokenizer
-        self.name = name
-        self.origin = origin
-        self.adapters: dict[str, str] = {}
+        self.name, self.origin = name, origin
+        self.adapters = dict(adapters or {})
         """Folders of PEFT adapters by name; each is loaded at its first use."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None

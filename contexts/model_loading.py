@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -35,9 +36,10 @@ def load_model(
     engine: str = "auto",
     graphs: bool = False,
     settings: EngineSettings = _NO_SETTINGS,
+    adapters: Mapping[str, str] | None = None,
 ) -> CausalLM:
     """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
-    `path`.
+    `path`. `adapters`: folders of PEFT adapters by name.
     """
     began = time.monotonic()
     if threads:
@@ -56,11 +58,14 @@ def load_model(
             log.info("graphs=True has no effect on vLLM, which captures its own graphs")
         from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
 
-        serving, how = start_engine(path, dtype=wanted, device=device, name=name, why=why, settings=settings)
-        settings.apply_template(serving.prompts.tokenizer)
+        serving, how = start_engine(
+            path, dtype=wanted, device=device, name=name, why=why, settings=settings, adapters=adapters
+        )
         origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
         log.info("model %s in vLLM on %s (%s): %s", path, device, why, origin)
-        return CausalLM(None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving)
+        return CausalLM(
+            None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving, adapters=adapters
+        )
     if len(devices) > 1 and graphs:
         raise StokerError(f"graphs=True captures the steps of one device, and this library has {len(devices)}")
     loaded, how = load_parts(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
@@ -72,7 +77,7 @@ def load_model(
     log.info("model %s on %s in %s: %s", path, ", ".join(devices), loaded.model.dtype, origin)
     return CausalLM(
         loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine, graphs=graphs,
-        longest=longest,
+        longest=longest, adapters=adapters,
     )  # fmt: skip
 
 

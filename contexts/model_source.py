@@ -89,7 +89,11 @@ def encoder_class(source: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Return a short readable name: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`."""
+    """Return a short readable name of a model: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`.
+
+    Args:
+        path: The model's folder or file, or its name on the hub.
+    """
     name = Path(path).name or Path(path).parent.name
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
 

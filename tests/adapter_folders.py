@@ -1,11 +1,28 @@
-"""Adapters of the tiny model, written without PEFT."""
+"""Adapters, written by PEFT or (for the tiny model) without it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+
+def write_lora(folder: Path, base: Any, *, seed: int, modules: list[str], rank: int = 4, **options: Any) -> str:
+    """Write a random LoRA of a model with PEFT."""
+    import peft
+    import torch
+
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=rank, lora_alpha=16, task_type="CAUSAL_LM", target_modules=modules, **options)
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(0, 0.3)
+    model.save_pretrained(str(folder))
+    return str(folder)
 
 
 def write_tiny_lora(

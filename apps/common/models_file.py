@@ -271,7 +271,7 @@ def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> s
         return f"base = {settings.base!r} is itself an adapter; name its base, {base.base}"
     if base.kind is ModelKind.EMBEDDING:
         return f"base = {settings.base!r} makes embeddings; an adapter needs a model that writes"
-    if base.engine in ("static", "vllm"):
+    if base.engine == "static":
         return f'base = {settings.base!r} has engine = "{base.engine}", which serves no adapters; leave out the engine'
     for field in msgspec.structs.fields(ModelSettings):
         given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""

@@ -8,6 +8,7 @@ functions.py  the context and the decorated functions; start here
 submit.py     `tune(job)`, the future of a tuned prompt
 run.py        jobs from files to results, attached or detached; prompts for a bank
 watch.py      one submitted job: its state in the session, its results
+serving.py    a tuned prompt in a models file
 board.py      the state of each job on disk and as text; options of a submission
 report.py     met and missed deadlines, with reasons
 cli.py        `stoker tune`, and `stoker run prompt_tuning`

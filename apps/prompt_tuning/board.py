@@ -167,7 +167,9 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a submission. `bank`: empty: each model's own; None: no bank."""
+    """The options of a submission. `bank`: empty: each model's own; None: no bank. `serve`: the tuned prompt's name in
+    the models file `models`; empty: it is not added.
+    """
 
     site: str = ""
     session: str = ""
@@ -176,6 +178,8 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     bank: str | None = ""
     out: Path = RUNS
     fresh: bool = False
+    serve: str = ""
+    models: Path = Path("models.toml")
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:

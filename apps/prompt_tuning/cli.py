@@ -48,6 +48,10 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 @click.option("--no-bank", is_flag=True, help="Look up no initial prompts, and keep no tuned ones.")
 @click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="The folder of the run folders. [runs]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run of the same job exists.")
+@click.option("--serve", metavar="NAME", default="", help="Add the tuned prompt to the models file, under this name.")
+@click.option(
+    "--models", metavar="MODELS", type=_FOLDER, help="The models file of --serve (docs/serve.md). [models.toml]"
+)
 @click.option("--json", "json_", is_flag=True, help="The report as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def submit_jobs(
@@ -64,6 +68,8 @@ def submit_jobs(
     no_bank: bool,
     out: Path,
     fresh: bool,
+    serve: str,
+    models: Path | None,
     json_: bool,
 ) -> None:
     """Tune a soft prompt for each JOB.toml, by its deadline.
@@ -78,9 +84,14 @@ def submit_jobs(
 
     if bank and no_bank:
         raise click.UsageError("--bank and --no-bank exclude each other; give one")
+    if serve and len(jobs) > 1:
+        raise click.UsageError(f"--serve {serve} names one tuned prompt, and there are {len(jobs)} jobs; submit one")
+    if models and not serve:
+        raise click.UsageError("--models is the file of --serve; give --serve NAME too")
     options = SubmissionOptions(
-        site=site, session=session, gang=gang, late=late, bank=None if no_bank else bank, out=out, fresh=fresh
-    )
+        site=site, session=session, gang=gang, late=late, bank=None if no_bank else bank, out=out, fresh=fresh,
+        serve=serve, models=models or SubmissionOptions().models,
+    )  # fmt: skip
     if wait:
         context.exit(submit(jobs, options, screen=Screen(json_only=json_), json=json_))
     context.exit(detached(jobs, options, json=json_))

@@ -20,6 +20,7 @@ from stoker.apps.common.calls import INTERRUPTED, Stopped, reports, session_line
 from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, display
+from stoker.apps.prompt_tuning.serving import add_served, check_serving
 from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
 from stoker.apps.prompt_tuning.watch import Asker, SubmittedJob
 from stoker.config import Site, load_site, with_default_policy
@@ -94,7 +95,7 @@ def submit(
             for job in jobs:
                 job.stop(f"its submitter failed: {error}")
             raise
-    return _finish(jobs, screen=screen, json=json)
+    return _finish(jobs, options, screen=screen, json=json)
 
 
 def again(files: Sequence[Path], options: SubmissionOptions) -> str:
@@ -107,6 +108,8 @@ def again(files: Sequence[Path], options: SubmissionOptions) -> str:
         "--late": (options.late, plain.late),
         "--bank": (options.bank or "", plain.bank),
         "--out": (str(options.out), str(plain.out)),
+        "--serve": (options.serve, plain.serve),
+        "--models": (str(options.models), str(plain.models)),
     }
     words = [word for name, (value, default) in named.items() if value != default for word in (name, value)]
     bank = ["--no-bank"] if options.bank is None else []
@@ -125,6 +128,8 @@ def checked(files: Sequence[Path], options: SubmissionOptions) -> dict[str, Chec
             )
         fit_gang(job, options.gang)
         readies[name] = check(job)
+        if options.serve:
+            check_serving(options, readies[name])
     if options.late == "drop" and not any(map(_is_due, readies.values())):
         raise ConfigError(
             f"{', '.join(map(str, files))}: --late drop has no effect on jobs without a deadline; give one of them"
@@ -203,16 +208,30 @@ def site_of(given: str) -> Site | str | None:
     return (given or None) if decided is site else decided
 
 
-def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
+def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen: Screen, json: bool) -> int:
     outcomes = [report.read_outcome(job.folder.path) for job in jobs]
     found = [one for one in outcomes if one is not None]
+    done = all(job.entry.phase is Phase.DONE for job in jobs)
+    served, error = None, None
+    if options.serve and done:
+        try:
+            served = add_served(options, jobs[0].ready, adapter=jobs[0].folder.path)
+        except ConfigError as why:  # the result is reported first
+            error = why
     if json:
-        screen.json({"jobs": [report.facts(one, now=time.time()) for one in found]})
+        said = {"served": msgspec.to_builtins(served)} if options.serve else {}
+        screen.json({"jobs": [report.facts(one, now=time.time()) for one in found], **said})
     else:
         screen.line()
         for line in report.render(found, now=time.time()):
             screen.line(line)
-    return 0 if all(job.entry.phase is Phase.DONE for job in jobs) else 1
+    if served is not None:
+        screen.line()
+        screen.line(f"{served.models} has the tuned prompt as {served.name}, an adapter of {served.base}; serve it:")
+        screen.line(f"  {served.command}")
+    if error is not None:
+        raise error
+    return 0 if done else 1
 
 
 class DetachedReport(msgspec.Struct, frozen=True):

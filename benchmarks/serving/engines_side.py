@@ -162,7 +162,8 @@ def _script(asked: argparse.Namespace) -> Write:
 def _stoker_vllm(asked: argparse.Namespace) -> Write:
     from transformers import AutoTokenizer
 
-    from stoker.contexts.inference.vllm_engine import VLLMEngine, VLLMStart
+    from stoker.contexts.inference.vllm_engine import VLLMEngine
+    from stoker.contexts.inference.vllm_start import VLLMStart
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.prompts import PromptReader
 

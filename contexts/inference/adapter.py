@@ -56,8 +56,8 @@ class Sampling(msgspec.Struct, frozen=True):
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        options = dict(self.engine_options)
-        return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
+        stops = frozenset(dict(self.engine_options).get("stop_token_ids", ()))
+        return stops if self.structure is None and ("ignore_eos", True) in self.engine_options else ends | stops
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -294,7 +294,7 @@ class ModelTexts:
         """
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
-            raise OptionRefused("adapter", "this model's engine serves no adapters; the engine continuous does")
+            raise OptionRefused("adapter", "this model's engine serves no adapters; continuous and vllm do")
         self.prepare(sampling)
         self.check_tokens(request.prompt, "the prompt")
         length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens

@@ -36,7 +36,7 @@ class Adapter:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, folder: str, base: BaseShapes, *, dtype: torch.dtype) -> None:
+    def __init__(self, folder: str, base: BaseShapes | None, *, dtype: torch.dtype) -> None:
         """Raises ValueError if the files are damaged, or belong to another base."""
         files = read_adapter_files(folder)
         files.check_fits(base)
@@ -81,9 +81,7 @@ class AdapterCache:
 
     def get(self, name: str) -> Adapter:
         """Return an adapter. Raises ValueError if it is unknown or cannot be served."""
-        folder = self._folders.get(name)
-        if folder is None:
-            raise OptionRefused("adapter", f"the model has no adapter {name!r:.200}; {_has(self._folders)}")
+        folder = known_adapter(self._folders, name)
         with self._lock:
             key = name, folder
             if key not in self._kept:
@@ -97,8 +95,12 @@ class AdapterCache:
             return self._kept[key]
 
 
-def _has(names: Mapping[str, str]) -> str:
-    return f"there are {', '.join(names)}" if names else "it was loaded without any"
+def known_adapter(folders: Mapping[str, str], name: str) -> str:
+    """Return the folder of an adapter. Raises OptionRefused if the model has none of this name."""
+    if name not in folders:
+        has = f"there are {', '.join(folders)}" if folders else "it was loaded without any"
+        raise OptionRefused("adapter", f"the model has no adapter {name!r:.200}; {has}")
+    return folders[name]
 
 
 class _Stack(NamedTuple):

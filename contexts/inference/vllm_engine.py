@@ -10,31 +10,19 @@ would read every prompt again.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import gc
 import logging
-import math
-import os
-import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import torch
-import vllm
-from safetensors import safe_open
 from transformers import AutoTokenizer
-from vllm import EngineArgs, SamplingParams
+from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from stoker.contexts import ambient
-from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
+from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.forward import go_on
 from stoker.contexts.inference.adapter import (
     EngineLoad,
@@ -45,8 +33,10 @@ from stoker.contexts.inference.adapter import (
     PromptToken,
     Written,
 )
-from stoker.contexts.inference.static import default_cache_bytes
+from stoker.contexts.inference.options import ENGINE_OPTIONS, OptionRefused
+from stoker.contexts.inference.vllm_adapters import NO_ADAPTER, VLLMAdapter
 from stoker.contexts.inference.vllm_requests import chances_of, scored_prompt, vllm_sampling
+from stoker.contexts.inference.vllm_start import VLLMStart
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError
@@ -55,164 +45,6 @@ from stoker.units import show_bytes
 log = logging.getLogger(__name__)
 
 _NO_SETTINGS = EngineSettings()
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process, so that this thread decides when a step runs
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-_ROWS = 256
-"""Limit of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
-_UNDECLARED_FRACTION = 0.9
-_PROCESS_BYTES = 500_000_000
-_PART_BYTES = 1_000_000_000
-"""Memory of each process when every part of a model has its own: libraries and compiled code."""
-_LEAST_CACHE_BYTES = 64_000_000
-
-
-class VLLMStart:
-    """A started vLLM and its memory. Raises StokerError."""
-
-    def __init__(
-        self,
-        folder: str,
-        *,
-        dtype: str = "auto",
-        device: str = "cpu",
-        parts: int = 1,
-        device_memory_bytes: int = 0,
-        why: str = "",
-        settings: EngineSettings = _NO_SETTINGS,
-    ) -> None:
-        """Start vLLM. `parts`: devices that each layer is split over, `device` and the next ones."""
-        self.device = device
-        self.device_memory_bytes = device_memory_bytes
-        self.why = why
-        self.on_gpu = not device.startswith("cpu")
-        self.sleeps = self.on_gpu
-        check_vllm_arguments(
-            settings.vllm, [field.name for field in dataclasses.fields(EngineArgs)], version=vllm.__version__
-        )
-        self.rows = int(settings.vllm.get("max_num_seqs", _ROWS))
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        arguments: dict[str, Any] = {"gpu_memory_utilization": self._fraction()} if self.on_gpu else {}
-        if not self.on_gpu:
-            arguments |= {
-                "kv_cache_memory_bytes": self._cpu_cache_bytes(folder, dtype=dtype, parts=parts),
-                "enforce_eager": not _has_compiler(),
-            }
-        if parts > 1:  # each part has its own process
-            arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
-            if not self.on_gpu:
-                os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
-        try:
-            with _own_thread_setter():
-                self.llm: Any = LLMEngine.from_engine_args(
-                    EngineArgs(**{
-                        "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True,
-                        "max_num_seqs": self.rows, "max_model_len": settings.max_model_len or -1, "max_logprobs": -1,
-                        "enable_prefix_caching": True, "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm,
-                    })
-                )  # fmt: skip
-        except Exception as error:
-            given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
-            raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
-        if parts > 1:
-            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_end_like_a_part)
-        config = self.llm.vllm_config
-        self.longest = int(config.model_config.max_model_len)
-        """Token limit of one request: the model's limit, or less if the cache is small."""
-        of_model = getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
-        self.model_longest = int(settings.max_model_len or of_model or 0)
-        self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
-        self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
-        self.weights_bytes = int(self.llm.collective_rpc(_loaded_bytes)[0]) or (
-            weights_bytes(folder, dtype=config.model_config.dtype) // parts
-        )
-        """Of each part, as is `cache_bytes`."""
-        self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
-        log.info(
-            "vLLM on %s: weights %s, cache %s (%d tokens)",
-            device, show_bytes(self.weights_bytes), show_bytes(self.cache_bytes), self.cache_tokens,
-        )  # fmt: skip
-
-    def free_device_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
-
-    def end(self) -> None:
-        with contextlib.suppress(Exception):  # the engine is discarded, so its errors do not matter
-            self.llm.engine_core.shutdown()
-        self.llm = None
-        gc.collect()
-        if self.on_gpu:
-            torch.cuda.empty_cache()
-
-    def _fraction(self) -> float:
-        free, total = torch.cuda.mem_get_info(self.device)
-        wanted = self.device_memory_bytes or int(_UNDECLARED_FRACTION * free)
-        if wanted > free:
-            raise StokerError(f"vLLM needs {show_bytes(wanted)} of {self.device}, and {show_bytes(free)} are free")
-        return float(wanted / total)
-
-    def _cpu_cache_bytes(self, folder: str, *, dtype: str, parts: int) -> int:
-        """Return the cache of each part."""
-        if not self.device_memory_bytes:
-            return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
-        weights = weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
-        processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
-        return max((self.device_memory_bytes - weights - processes) // parts, _LEAST_CACHE_BYTES)
-
-
-def _cores_of_parts(parts: int) -> list[str]:
-    mine = sorted(os.sched_getaffinity(0))
-    size = max(1, len(mine) // parts)
-    starts = [part * size % len(mine) for part in range(parts)]
-    return [",".join(map(str, mine[start : start + size])) for start in starts]
-
-
-def _end_like_a_part() -> None:
-    """End this process, because a process with a part of the model has died: vLLM cannot start that part again."""
-    log.error("a process with a part of the model has died; the library ends with it")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
-    numbers = 0
-    for file in Path(folder).glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            numbers += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118  # no mapping
-    return numbers * int(dtype.itemsize)
-
-
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
-
-
-@contextlib.contextmanager
-def _own_thread_setter() -> Iterator[None]:
-    before = torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = before
-
-
-def _loaded_bytes(worker: Any) -> int:
-    return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
-
-
-def _cache_bytes(worker: Any) -> int:
-    parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
-    return sum(parts.values())
-
-
-def _tensors(worker: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for part in worker.model_runner.kv_caches:
-        found += part if isinstance(part, list | tuple) else [part]
-    return found
-
-
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
 """Limit of tokens whose log-likelihoods vLLM returns in one request."""
@@ -222,9 +54,10 @@ _LEAST_FREED = 0.5
 
 
 class _RunningText:
-    def __init__(self, request: GenerationRequest, written: Written) -> None:
+    def __init__(self, request: GenerationRequest, written: Written, virtual_tokens: int) -> None:
         self.request = request
         self.written = written
+        self.prompt_tokens = virtual_tokens + len(request.prompt)
         self.prompt: tuple[PromptToken, ...] = ()
         self.runs = False
 
@@ -258,16 +91,21 @@ class VLLMEngine:
     def add(self, request: GenerationRequest) -> None:
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
-        self._texts.check(request)
-        length = len(request.prompt) + max(1, request.sampling.max_new_tokens)
+        adapter = self._start.adapters.get(request.sampling.adapter, llm=self._llm, dtype=self._start.dtype)
+        self._texts.check(request, virtual_tokens=adapter.virtual_tokens)
+        if adapter.virtual_tokens and request.sampling.prompt_logprobs:
+            raise OptionRefused("prompt_logprobs", "vLLM does not score the prompt after a soft prompt; leave it out")
+        length = adapter.virtual_tokens + len(request.prompt) + max(1, request.sampling.max_new_tokens)
         if length > self._start.longest:
             raise ValueError(
                 f"{len(request.prompt)} prompt tokens and {request.sampling.max_new_tokens} new tokens do not fit into"
                 f" the key-value cache, which has room for {self._start.longest} of one request; give the model more"
                 " memory (device_memory=)"
             )
-        self._send(str(request.id), request.prompt, vllm_sampling(request.sampling, ends=self.prompts.ends))
-        self._open[str(request.id)] = _RunningText(request, self._texts.begin(request))
+        params = vllm_sampling(request.sampling, ends=self.prompts.ends)
+        form = request.sampling.structure
+        self._send(str(request.id), request.prompt, params, adapter=adapter, form=form[0] if form else "")
+        self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
 
     def abort(self, request: int) -> None:
         self._early = [token for token in self._early if token.request != request]
@@ -409,7 +247,7 @@ class VLLMEngine:
                 else:
                     reused = int(output.num_cached_tokens or 0)
                     self.reused_tokens += reused
-                    writing.runs, begun, read = True, begun + 1, read + len(writing.request.prompt) - reused
+                    writing.runs, begun, read = True, begun + 1, read + writing.prompt_tokens - reused
                 new += self._tokens_of(output, writing)
         self._load = self._load.after(
             decoded=decoded, running=decoded + begun, prompt_tokens=read, new_tokens=len(new),
@@ -442,15 +280,24 @@ class VLLMEngine:
             del self._open[output.request_id]
             if not output.finished:  # a stop text ended the request; vLLM does not know stop texts
                 self._llm.abort_request([output.request_id])
-        elif output.finished:
-            raise RuntimeError(f"vLLM ended a request early: {written.finish_reason} ({written.stop_reason})")
+        elif output.finished:  # a grammar that cannot be compiled or continued, or an error of vLLM
+            del self._open[output.request_id]
+            form = writing.request.sampling.structure
+            why = f"the text cannot be written within its {form[0]}" if form else "an error of vLLM"
+            error = f"vLLM ended the request early ({written.finish_reason}): {why}; its log has the reason"
+            new.append(NewToken(id, -1, finish=Finish.STOP, error=error, option=form[0] if form else ""))
         return new
 
-    def _send(self, id: str, prompt: Ids, params: SamplingParams) -> None:
+    def _send(
+        self, id: str, prompt: Ids, params: SamplingParams, *, adapter: VLLMAdapter = NO_ADAPTER, form: str = ""
+    ) -> None:
+        """Give a request to vLLM. Raises ValueError. `form`: the option that holds its text to a form."""
         try:
-            self._llm.add_request(id, {"prompt_token_ids": list(prompt)}, params)
+            self._llm.add_request(id, adapter.prompt(prompt), params, lora_request=adapter.lora)
         except VLLMValidationError as error:
-            raise ValueError(f"vLLM cannot take this request: {error}") from error
+            why = f"vLLM cannot take this request: {error}"
+            option = error.parameter if error.parameter in ENGINE_OPTIONS else form
+            raise (OptionRefused(option, why) if option else ValueError(why)) from error
 
     def _ask(self, prompt: Ids, params: SamplingParams) -> str:
         self._numbers += 1
@@ -479,14 +326,23 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
 
 
 def start_engine(
-    path: str, *, dtype: Any, device: str, name: str = "", why: str = "", settings: EngineSettings = _NO_SETTINGS
+    path: str,
+    *,
+    dtype: Any,
+    device: str,
+    name: str = "",
+    why: str = "",
+    settings: EngineSettings = _NO_SETTINGS,
+    adapters: Mapping[str, str] | None = None,
 ) -> tuple[VLLMEngine, str]:
-    """Return vLLM with the model at `path`, and the model's origin."""
+    """Return vLLM with the model at `path`, and the model's origin. `adapters`: folders of PEFT adapters by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    settings.apply_template(tokenizer)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device, parts=len(ambient.devices()),
-        device_memory_bytes=ambient.device_memory_bytes(), why=why, settings=settings,
+        device_memory_bytes=ambient.device_memory_bytes(), why=why, settings=settings, adapters=adapters,
     )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ends = end_tokens(start.end_tokens, tokenizer)
-    return VLLMEngine(start, PromptReader(tokenizer, ends=ends, longest=start.model_longest)), how
+    prompts = PromptReader(tokenizer, ends=ends, longest=start.model_longest, vocabulary=start.vocabulary)
+    return VLLMEngine(start, prompts), how

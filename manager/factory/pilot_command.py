@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from zmq import curve_keypair
 
@@ -96,11 +97,13 @@ def pilot_options(pilot: Pilot) -> list[str]:
 
 def python_path() -> str:
     """Return the folders outside its environment from which this program imports."""
-    inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    inside = [os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths = []
     for entry in sys.path:
         path = os.path.realpath(entry or working_folder())
-        if os.path.isdir(path) and path not in inside and not path.startswith(os.path.join(sys.base_prefix, "lib")):
+        # Importing setuptools adds a folder in it. As PYTHONPATH, its copies of packages would hide the installed ones.
+        in_environment = any(Path(path).is_relative_to(each) for each in inside)
+        if os.path.isdir(path) and not in_environment and not path.startswith(os.path.join(sys.base_prefix, "lib")):
             paths.append(path)
     paths = list(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     refuse_odd_imports(paths)

@@ -30,7 +30,7 @@ NAMES = {
         "encoder", "encoder_class", "encoder_family", "longest_input", "may_be_shared",
         "family", "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
         "load_variable_from_serverless", "token_counter",
-        "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
+        "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "shown_name", "state_folder",
     },
     "datafile": {"Line", "Row", "digest_file", "read_lines", "read_rows", "text_field", "write_rows"},
     "decoding": {"UNREADABLE", "read_text", "why_not_json"},

@@ -124,7 +124,7 @@ def test_a_missing_model_a_twin_name_and_too_many_ranks(here):
     [
         {"gang": (2, 2), "late": "drop", "bank": None},
         {"gang": (1, 3), "bank": "my bank", "site": "site.toml", "out": Path("away")},
-        {"session": "k3v9"},
+        {"session": "k3v9", "serve": "my facts", "models": Path("lab/models.toml")},
     ],
 )
 def test_the_resume_command_has_every_option_of_the_stopped_one(given):
@@ -135,7 +135,11 @@ def test_the_resume_command_has_every_option_of_the_stopped_one(given):
     assert read.pop("jobs") == (Path("a job.toml"), Path("b.toml"))
     bank = None if read.pop("no_bank") else read.pop("bank")
     assert (
-        SubmissionOptions(**{name: read[name] for name in ("site", "session", "gang", "late", "out")}, bank=bank)
+        SubmissionOptions(
+            **{name: read[name] for name in ("site", "session", "gang", "late", "out", "serve")},
+            bank=bank,
+            models=read["models"] or SubmissionOptions().models,
+        )
         == options
     )
 

@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 import stoker  # noqa: E402
+from stoker.apps.common.models_file import read_models, recipe_of  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
@@ -183,6 +184,25 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
         shown = Stoker().ok("tune", "report").stdout
     assert " deadlines met" in shown
     assert "  long   failed: no tuned prompt" in shown
+
+
+def written(model, prompt, names):
+    return [model.complete(prompt, max_new_tokens=8, adapter=name).text for name in names]
+
+
+def test_a_tuned_prompt_is_served_under_its_name(place, session):
+    (place / "models.toml").write_text('[models.tiny]\npath = "model"\n')
+    file = write(place, "facts", initial="say yes or no, 12345", iterations=10)
+    said = json.loads(stoker_tune(place, session, "submit", file, "--serve", "facts", "--json").stdout)
+    command = f"stoker serve --session {session.id} models.toml"
+    assert said["served"] == {"name": "facts", "base": "tiny", "models": "models.toml", "command": command}
+    models = read_models(place / "models.toml")
+    assert models["facts"].adapter == str(place / said["jobs"][0]["folder"])
+    call = stoker.app(context=recipe_of(models["facts"]))(written)
+    plain, tuned = call("aaa 1", ("", "facts")).result(LIMIT_S)
+    assert plain != tuned
+    again = stoker_tune(place, session, "submit", file, "--serve", "facts", code=1)
+    assert "models.toml: [models.facts] exists; give --serve another name" in again.stderr
 
 
 def test_a_late_job_is_dropped_where_it_may_be(place, session):

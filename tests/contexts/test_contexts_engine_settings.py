@@ -31,6 +31,7 @@ def models(text: str, folder):
         ('engine = "static"\n[models.a.vllm]\nmax_num_seqs = 8\n', "max_num_seqs: only vLLM can honour this"),
         ('engine = "vllm"\n[models.a.vllm]\ntensor_parallel_size = 2\n', "tensor_parallel_size is set by devices here"),
         ('engine = "vllm"\n[models.a.vllm]\nmax_logprobs = 2\n', "Stoker sets max_logprobs itself; leave it out"),
+        ('engine = "vllm"\n[models.a.vllm]\nenable_lora = true\n', "Stoker sets enable_lora itself; leave it out"),
         ('engine = "vllm"\nquantization = "fp8"\nvllm = {quantization = "awq"}\n', "quantization is given twice"),
         ("max_model_len = 4096\n", "max_model_len = 4096 is more than the 2048 tokens of the model"),
         ("max_model_len = 0\n", "max_model_len"),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import adapter_folders
 import pytest
 from engine_contract import EngineDriver
 from lazily import lazily
@@ -61,16 +62,8 @@ class AdapterDriver(EngineDriver):
         return expected
 
 
-def write_lora(folder: Path, *, seed: int, modules: list[str], base: Any = None, **options: Any) -> str:
-    torch.manual_seed(seed)
-    config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=modules, task_type="CAUSAL_LM", **options)
-    model = peft.get_peft_model(base if base is not None else make_base(), config)
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(0, 0.3)
-    model.save_pretrained(folder)
-    return str(folder)
+def write_lora(folder: Path, *, base: Any = None, **options: Any) -> str:
+    return adapter_folders.write_lora(folder, base if base is not None else make_base(), **options)
 
 
 def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 from stoker.config import load_site, load_sites, read_python_path, read_sites, site_text, write_sites
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run, make_batch
-from stoker.manager.factory.pilot_command import pilot_command, walltime_s
+from stoker.manager.factory.pilot_command import pilot_command, python_path, walltime_s
 from stoker.manager.factory.submitting import job_id_in_sentence, job_id_on_own_line, render
 from stoker.protocol.session import SessionFolder
 from stoker.site import (
@@ -28,6 +29,15 @@ from stoker.site import (
     Site,
     Size,
 )
+
+
+def test_folders_within_the_environment_are_not_passed_to_pilots(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    packages = sysconfig.get_paths()["purelib"]
+    vendored = os.path.dirname(pytest.__file__)  # setuptools appends its folder `_vendor`
+    monkeypatch.setattr(sys, "path", [str(tmp_path), packages, vendored])
+    assert python_path() == os.path.realpath(tmp_path)
+
 
 # ---- scripts
 

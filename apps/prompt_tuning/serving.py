@@ -1,0 +1,113 @@
+"""The entry of a models file that serves a tuned prompt: `stoker tune submit --serve NAME`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from stoker.apps.common.models_file import ModelKind, ModelSettings, parse_models
+from stoker.apps.prompt_tuning.board import SubmissionOptions
+from stoker.apps.prompt_tuning.submit import CheckedJob
+from stoker.contexts import default_model, shown_name
+from stoker.errors import ConfigError
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """The name of a tuned prompt in a models file, the name of its base, and the command that serves the file."""
+
+    name: str
+    base: str
+    models: str
+    command: str
+
+
+def check_serving(options: SubmissionOptions, ready: CheckedJob) -> None:
+    """Check that a job's prompt can be added to the models file.
+
+    Raises:
+        ConfigError: The models file is invalid, has a model of this name, or has no folder.
+    """
+    folder = options.models.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder, so --models {options.models} cannot be written", file=str(folder))
+    _with_base(_read(options.models), options, ready)
+
+
+def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedModel:
+    """Add a job's prompt, and its base if it is missing, to the models file. `adapter`: the folder of the prompt.
+
+    Raises:
+        ConfigError: The models file is invalid or cannot be written, has a model of this name, or its base cannot have
+            this adapter.
+    """
+    file = options.models
+    try:
+        with file.open("a+", encoding="utf-8") as opened:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            before = _read(file)
+            base, text = _with_base(before, options, ready)
+            entry = {"base": base, "adapter": _seen_from(file.absolute().parent, adapter)}
+            text += _table(options.serve, entry, after=text)
+            parse_models(text, file=str(file), folder=file.absolute().parent)
+            opened.write(text.removeprefix(before))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from None
+    where = ["--session", options.session] if options.session else [options.site] if options.site else []
+    return ServedModel(options.serve, base, str(file), shlex.join(["stoker", "serve", *where, str(file)]))
+
+
+def _with_base(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
+    """Return the name of the base in a models file, and the file's text with the base."""
+    file, name = options.models, options.serve
+    folder = file.absolute().parent
+    models = parse_models(text, file=str(file), folder=folder) if text.strip() else {}
+    if name in models:
+        raise ConfigError(
+            f"{file}: [models.{name}] exists; give --serve another name, or remove the entry", file=str(file), key=name
+        )
+    model = ready.job.model or default_model()
+    for each, settings in models.items():
+        if _may_be_base(settings) and os.path.realpath(settings.path) == os.path.realpath(model):
+            return each, text
+    base = shown_name(model)
+    while base in models or base == name:
+        base += "-base"
+    return base, text + _table(base, {"path": os.path.abspath(model) if Path(model).exists() else model}, after=text)
+
+
+def _may_be_base(settings: ModelSettings) -> bool:
+    return not settings.base and settings.kind is ModelKind.CHAT and settings.engine != "static"
+
+
+def _seen_from(folder: Path, adapter: Path) -> str:
+    there = adapter.absolute()
+    return str(there.relative_to(folder)) if there.is_relative_to(folder) else str(there)
+
+
+def _table(name: str, settings: dict[str, str], *, after: str) -> str:
+    """Return a table of a models file, to be appended to a text."""
+    key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
+    lines = [f"[models.{key}]", *(f"{each} = {_quoted(value)}" for each, value in settings.items())]
+    gap = "" if not after else "\n" if after.endswith("\n") else "\n\n"
+    return gap + "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # the escapes of JSON are valid in TOML
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", file=str(file)) from None

@@ -1,0 +1,199 @@
+"""Start vLLM with a model in this process, and measure its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import math
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from safetensors import safe_open
+from vllm import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
+from stoker.contexts.inference.static import default_cache_bytes
+from stoker.contexts.inference.vllm_adapters import VLLMAdapters
+from stoker.contexts.model_source import longest_input
+from stoker.errors import StokerError
+from stoker.units import show_bytes
+
+log = logging.getLogger(__name__)
+
+_NO_SETTINGS = EngineSettings()
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process, so that this thread decides when a step runs
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+_ROWS = 256
+"""Limit of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
+_UNDECLARED_FRACTION = 0.9
+_PROCESS_BYTES = 500_000_000
+_PART_BYTES = 1_000_000_000
+"""Memory of each process when every part of a model has its own: libraries and compiled code."""
+_LEAST_CACHE_BYTES = 64_000_000
+
+
+class VLLMStart:
+    """A started vLLM and its memory. Raises StokerError."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        parts: int = 1,
+        device_memory_bytes: int = 0,
+        why: str = "",
+        settings: EngineSettings = _NO_SETTINGS,
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start vLLM. `parts`: devices that each layer is split over, `device` and the next ones. `adapters`: folders
+        of PEFT adapters by name.
+        """
+        self.device = device
+        self.device_memory_bytes = device_memory_bytes
+        self.why = why
+        self.on_gpu = not device.startswith("cpu")
+        self.sleeps = self.on_gpu
+        check_vllm_arguments(
+            settings.vllm, [field.name for field in dataclasses.fields(EngineArgs)], version=vllm.__version__
+        )
+        settings.longest(longest_input(folder, writes=True))
+        self.rows = int(settings.vllm.get("max_num_seqs", _ROWS))
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self.adapters = VLLMAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
+        arguments: dict[str, Any] = {"gpu_memory_utilization": self._fraction()} if self.on_gpu else {}
+        if not self.on_gpu:
+            weights = self._weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
+            arguments |= {
+                "kv_cache_memory_bytes": self._cpu_cache_bytes(weights, parts=parts),
+                "enforce_eager": not _has_compiler(),
+            }
+        if parts > 1:  # each part has its own process
+            arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
+            if not self.on_gpu:
+                os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
+        try:
+            with _own_thread_setter():
+                self.llm: Any = LLMEngine.from_engine_args(
+                    EngineArgs(**{
+                        "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True,
+                        "max_num_seqs": self.rows, "max_model_len": settings.max_model_len or -1, "max_logprobs": -1,
+                        "enable_prefix_caching": True, "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm,
+                        **self.adapters.arguments(),
+                    })
+                )  # fmt: skip
+        except Exception as error:
+            given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
+            raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
+        if parts > 1:
+            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_end_like_a_part)
+        config = self.llm.vllm_config
+        self.dtype: torch.dtype = config.model_config.dtype
+        self.vocabulary = int(config.model_config.get_vocab_size())
+        self.longest = int(config.model_config.max_model_len)
+        """Token limit of one request: the model's limit, or less if the cache is small."""
+        of_model = getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
+        self.model_longest = int(settings.max_model_len or of_model or 0)
+        self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
+        self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
+        self.weights_bytes = (
+            int(self.llm.collective_rpc(_loaded_bytes)[0]) or self._weights_bytes(folder, dtype=self.dtype) // parts
+        )
+        """Of each part, as is `cache_bytes`."""
+        self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
+        log.info(
+            "vLLM on %s: weights %s, cache %s (%d tokens)",
+            device, show_bytes(self.weights_bytes), show_bytes(self.cache_bytes), self.cache_tokens,
+        )  # fmt: skip
+
+    def free_device_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
+
+    def end(self) -> None:
+        with contextlib.suppress(Exception):  # the engine is discarded, so its errors do not matter
+            self.llm.engine_core.shutdown()
+        self.llm = None
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def _fraction(self) -> float:
+        free, total = torch.cuda.mem_get_info(self.device)
+        wanted = self.device_memory_bytes or int(_UNDECLARED_FRACTION * free)
+        if wanted > free:
+            raise StokerError(f"vLLM needs {show_bytes(wanted)} of {self.device}, and {show_bytes(free)} are free")
+        return float(wanted / total)
+
+    def _weights_bytes(self, folder: str, *, dtype: torch.dtype) -> int:
+        return weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
+
+    def _cpu_cache_bytes(self, weights: int, *, parts: int) -> int:
+        """Return the cache of each part. `weights`: bytes of all parts' weights."""
+        if not self.device_memory_bytes:
+            return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
+        processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
+        return max((self.device_memory_bytes - weights - processes) // parts, _LEAST_CACHE_BYTES)
+
+
+def _cores_of_parts(parts: int) -> list[str]:
+    mine = sorted(os.sched_getaffinity(0))
+    size = max(1, len(mine) // parts)
+    starts = [part * size % len(mine) for part in range(parts)]
+    return [",".join(map(str, mine[start : start + size])) for start in starts]
+
+
+def _end_like_a_part() -> None:
+    """End this process, because a process with a part of the model has died: vLLM cannot start that part again."""
+    log.error("a process with a part of the model has died; the library ends with it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
+    numbers = 0
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            numbers += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118  # no mapping
+    return numbers * int(dtype.itemsize)
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+@contextlib.contextmanager
+def _own_thread_setter() -> Iterator[None]:
+    before = torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = before
+
+
+def _loaded_bytes(worker: Any) -> int:
+    return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
+
+
+def _cache_bytes(worker: Any) -> int:
+    parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
+    return sum(parts.values())
+
+
+def _tensors(worker: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for part in worker.model_runner.kv_caches:
+        found += part if isinstance(part, list | tuple) else [part]
+    return found
