@@ -72,7 +72,7 @@ def test_a_model_alone_is_not_certain_enough_for_a_quarantine(endpoint: FakeEndp
         b"<html>Bad gateway</html>",
         KILLED,
     ],
-    ids=str,
+    ids=lambda answer: "killed" if answer is KILLED else str(answer),
 )
 def test_an_opinion_without_evidence_changes_nothing(endpoint: FakeEndpoint, answer: object):
     endpoint.answer = says(answer)

@@ -65,10 +65,12 @@ NOT_HERE = {
     ("tune submit", "--site"): "the same",
     ("tune submit", "--session"): "the same",
     ("tune submit", "--out"): "the same",
+    ("tune submit", "--serve"): "the same",
     ("run prompt_tuning", "--bank"): "the same",
     ("run prompt_tuning", "--site"): "the same",
     ("run prompt_tuning", "--session"): "the same",
     ("run prompt_tuning", "--out"): "the same",
+    ("run prompt_tuning", "--serve"): "the same",
     ("run fact_verification", "--seed"): "any whole number will do; others are refused by click",
 }
 
