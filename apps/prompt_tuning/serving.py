@@ -19,7 +19,7 @@ from stoker.contexts import default_model, shown_name
 from stoker.errors import ConfigError
 
 
-class ServedModel(msgspec.Struct, frozen=True):
+class ServedPrompt(msgspec.Struct, frozen=True):
     """The name of a tuned prompt in a models file, the name of its base, and the command that serves the file."""
 
     name: str
@@ -40,7 +40,7 @@ def check_serving(options: SubmissionOptions, ready: CheckedJob) -> None:
     _with_base(_read(options.models), options, ready)
 
 
-def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedModel:
+def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedPrompt:
     """Add a job's prompt, and its base if it is missing, to the models file. `adapter`: the folder of the prompt.
 
     Raises:
@@ -61,7 +61,7 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from None
     where = ["--session", options.session] if options.session else [options.site] if options.site else []
-    return ServedModel(options.serve, base, str(file), shlex.join(["stoker", "serve", *where, str(file)]))
+    return ServedPrompt(options.serve, base, str(file), shlex.join(["stoker", "serve", *where, str(file)]))
 
 
 def _with_base(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
