@@ -302,7 +302,7 @@ def test_a_client_that_goes_ends_its_call(http, gateway, stream):
         with asking.stream("POST", CHAT, json=body) as answer:
             events = answer.iter_lines()  # dropping the iterator closes the response
             next(events)
-            assert running(http) == 1
+            until(lambda: running(http) == 1, why="the request is in the figures, which are a second old at most")
     else:
         with pytest.raises(httpx.ReadTimeout):
             asking.post(CHAT, json=body)
