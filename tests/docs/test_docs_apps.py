@@ -4,6 +4,7 @@ this environment.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -132,7 +133,7 @@ def declare(monkeypatch, tmp_path):
         mine = [one for one in extra if all(getattr(one, key) == value for key, value in wanted.items())]
         return [*entry_points(**wanted), *mine]
 
-    monkeypatch.setattr(apps.importlib.metadata, "entry_points", found)
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
 
     def add(group: str, name: str, value: str, package: str = "odd") -> None:
         point = EntryPoint(name, value, group)
@@ -192,13 +193,13 @@ def test_two_packages_with_one_name_are_named(declare):
 
 def test_a_checkout_newer_than_its_installation_finds_its_apps(monkeypatch):
     before = {group: apps.names(group) for group in (apps.APPS, apps.COMMANDS, apps.FORECASTS)}
-    monkeypatch.setattr(apps.importlib.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
     assert {group: apps.names(group) for group in before} == before
     assert CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).exit_code == 0
 
 
 def test_an_installation_without_entry_points_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(apps.importlib.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
     monkeypatch.setattr(apps, "CHECKOUT", tmp_path / "setup.cfg")
     result = CliRunner().invoke(cli, ["run", "fact_verification"])
     assert result.exit_code == 2
