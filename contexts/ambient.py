@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,7 @@ class TextSink(Protocol):
 class RelayedTexts(Iterable[str]):
     """Texts that a function yields as one object: its library sends each text as a piece, without the call's thread."""
 
+    @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
         """Give the texts to a sink.
 
@@ -130,7 +132,6 @@ class RelayedTexts(Iterable[str]):
         Returns:
             An iterator over the texts that the sink does not take.
         """
-        raise NotImplementedError
 
 
 SeatHook = Callable[[float], Gang]
