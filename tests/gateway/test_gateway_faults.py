@@ -370,7 +370,12 @@ def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
 def test_no_second_library_is_loaded_however_many_requests_wait(gateway):
     [pilot] = until(lambda: figures(gateway)["pilots"], why="a pilot is here")
     assert len(pilot["devices"]) == 3
-    seen = []
+
+    def loads():
+        return next((one["loads"] for one in figures(gateway)["contexts"] if one["name"] == "fleeting"), 0)
+
+    until(lambda: model_of(gateway, "fleeting")["state"] == "cold", why="a second of idling is over")
+    before, seen = loads(), []
     with client_of(gateway) as client, ThreadPoolExecutor(40) as threads:
         asked = [threads.submit(chat, client, model="fleeting", max_tokens=100) for _ in range(40)]
         for _ in polls(LIMIT_S):
@@ -379,7 +384,8 @@ def test_no_second_library_is_loaded_however_many_requests_wait(gateway):
             if all(one.done() for one in asked):
                 break
     assert all(one.result().choices for one in asked)
-    assert max(seen) == 1
+    assert max(seen) <= 1  # a sample may miss the library; the count below does not
+    until(lambda: loads() == before + 1, why="one load served them all")
 
 
 @pytest.mark.long
