@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, machine, missing, ratios, run_side
+from benchmarks.harness import MODEL, machine, missing, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
@@ -71,6 +71,7 @@ def start_s() -> float:
 
 
 def main() -> None:
+    side_options(__doc__)
     with stoker.load(progress=False):
         cold = start_s()
         warm = statistics.median(start_s() for _ in range(WARM))

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.harness import MODEL, machine, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.manager.policies import default_policies
@@ -118,6 +118,7 @@ def job(name: str) -> Job:
 
 
 def main() -> None:
+    side_options(__doc__)
     samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(60)]
     found: dict[str, Any] = {"machine": machine(), "iterations": ITERATIONS}
     with tempfile.TemporaryDirectory(prefix="tuning-times-") as bank, stoker.load(progress=False):

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import corpora
+from benchmarks.harness import side_options
 
 SOURCES = "recipe_sources"
 A_FAMILY = 9
@@ -91,6 +92,7 @@ QUIET = Path("/tmp/quiet")
 
 
 def main() -> int:
+    held_out = side_options(__doc__, held_out=False).held_out
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     import numpy  # noqa: F401 # one thread from its import on
     import torch
@@ -98,7 +100,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
-    rows, held_out = [], "--held-out" in sys.argv[1:]
+    rows = []
     order = recipes(held_out=held_out)
     random.Random(0).shuffle(order)  # Other load on this machine then affects all families alike.
     for recipe in order:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import corpora
+from benchmarks.harness import side_options
 from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice.estimating import Estimator, joined_facts
 from stoker.manager.advice.similar import SourceHistory
@@ -107,6 +108,7 @@ def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, 
 
 
 def main() -> int:
+    side_options(__doc__)
     rows, held_out = collection(), collection(HELD_OUT)
     facts = facts_of([*rows, *held_out])
     seconds = sorted(row["run_s"] for row in rows)

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import ROOT, commit, machine
+from benchmarks.harness import ROOT, commit, machine, side_options
 from stoker.manager.core.events import AskAdvice, OfFailure
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
@@ -90,6 +90,7 @@ def _ms(seconds: float) -> float:
 
 
 def main() -> int:
+    side_options(__doc__)
     gc.freeze()  # As the manager does.
     gc.set_threshold(100_000, 50, 100)
     rows = {}

@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 
+from benchmarks.harness import side_options
 from benchmarks.papers.schedmate import estimates
 from benchmarks.papers.schedmate.scheduling import settings
 from stoker.chance import Stream
@@ -115,6 +116,7 @@ def log_ratios() -> dict[str, list[float]]:
 
 
 def main() -> None:
+    side_options(__doc__)
     about = "log(estimate / truth) of run times, collection B; made by benchmarks/papers/schedmate/scheduling/errors.py"
     OUR_ERRORS.write_text(json.dumps({"about": about, "log_ratios": log_ratios()}) + "\n")
 
