@@ -295,7 +295,7 @@ class InstancePlaces:
                 yield device, size, idle
 
     def _serves(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
-        return not self._compute.why_not_here(view, device, call, shadow=shadow)
+        return self._compute.why_not_here(view, device, call, shadow=shadow) is None
 
     # ---- calls that are assumed to move
 
