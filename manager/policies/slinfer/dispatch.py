@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
 from stoker.manager.core.seams import (
@@ -85,6 +85,7 @@ class OfferByHeadroom(HottestFirst):
         self._drops = drops
         self._offered: dict[int, Send] = {}  # Last offer of each call
         self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # Refusals of a call since its last new try
+        self._why: dict[int, str] = {}  # Last refusal of each call
         self._expected: dict[LibraryId, dict[int, Call]] = {}  # Waiting calls that each loading instance will serve
         self._asked: set[str] = set()  # Contexts whose step times were requested
 
@@ -106,6 +107,8 @@ class OfferByHeadroom(HottestFirst):
         refused = self._refused.setdefault(call.id, {})
         library, again = view.libraries.get(last.library), last.library in refused or bool(last.preempts)
         refused[last.library] = _Refusal()
+        if library is not None:
+            self._why[call.id] = f"lib-{library.id}: {library.refusal}"
         if library is not None and not again and library.admits(call):  # once only: it may refuse again
             refused[last.library] = _Refusal(library.required_bytes, library.over_s)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
@@ -133,7 +136,8 @@ class OfferByHeadroom(HottestFirst):
         return self._again(view, context) if shares_by_token(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        for notes in (self._offered, self._refused):
+        notes: dict[int, Any]
+        for notes in (self._offered, self._refused, self._why):
             for id in [id for id in notes if id not in view.calls]:
                 del notes[id]
         for id in [id for id in self._expected if not _is_loading(view, id)]:
@@ -151,6 +155,8 @@ class OfferByHeadroom(HottestFirst):
             self._refused.pop(call.id, None)
             if self._drops and (late_s := _late_s(view, call)) > 0:
                 why = f"its first token would come more than {late_s:.2f} s late"
+                if last := self._why.get(call.id):
+                    why += f"; the last library that did not take it is {last}"
                 yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))
             else:
                 yield from self._plan(view, call)
