@@ -234,6 +234,21 @@ class _Player:
             self.due_at = min(self.due_at, due_at if due_at > at else math.inf)
             self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
 
+    def decoded(self) -> None:
+        """Count a decode step, and remove the answers that end with it."""
+        self.steps += 1
+        self.due_at += self.tpot_s or math.inf
+        self.late_at += self.tpot_s or math.inf
+        self.read_last = False
+        if len(self.answers) != self.rows or all(to > self.steps for _, _, to, _ in self.answers):
+            return
+        self.answers = [each for each in self.answers if each[2] > self.steps]
+        self.rows = len(self.answers)
+        dues = [(at + self.steps * tpot_s, counts) for at, tpot_s, _, counts in self.answers if tpot_s]
+        self.due_at = min((at for at, counts in dues if counts), default=math.inf)
+        self.late_at = min((at for at, counts in dues if not counts), default=math.inf)
+        self.decode_s = self._decode_s() if self.rows else 0.0
+
     def final_decode_s(self) -> float:
         if not self.prompts:
             return self.decode_s
@@ -316,11 +331,8 @@ def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[floa
             if at > player.due_at:
                 by = f"would come {_ms(at - player.due_at)} late"
                 return at, Refusal(RefusalCase.OTHERS, f"a token of another request {by}")
-            player.steps += 1
-            player.due_at += player.tpot_s or math.inf
-            player.late_at += player.tpot_s or math.inf
-            player.read_last = False
-            if not unread:
+            player.decoded()
+            if not unread or not (player.rows or player.prompts):
                 left = [other for other in left if other is not player]
                 if not left:
                     break
