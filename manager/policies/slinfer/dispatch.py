@@ -3,7 +3,7 @@
 A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory;
 the pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all refuse, neighbours
 with smaller batches make room (§VIII-A): an offer names them, and they end if the pilot accepts it. Otherwise the call
-waits for a loading instance that will serve it in time, or a new instance is loaded (§V). A call that finds none is
+waits for a loading instance that will serve it in time, or one wakes or is loaded (§V). A call that finds none is
 tried again in rounds, and dropped once its first token would be late (§IX-B).
 """
 
@@ -37,6 +37,7 @@ from stoker.manager.policies.slinfer.placement import (
     instances,
     loading,
     shares_by_token,
+    sleeping,
 )
 from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_left_s, first_token_s
 from stoker.manager.policies.where_to_load import is_probed
@@ -79,7 +80,7 @@ class OfferByHeadroom(HottestFirst):
     ) -> None:
         super().__init__()
         self._sizes = sizes
-        self._idle = IdleTimers(keep_alive_s)
+        self._idle = IdleTimers(keep_alive_s, sleeps=True)
         self._placement = placement
         self._consolidates = consolidates
         self._drops = drops
@@ -120,7 +121,7 @@ class OfferByHeadroom(HottestFirst):
         return self._offers(view, library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Unload an idle instance early: loads are fast, and it occupies a device (§IX-I4)."""
+        """End an idle instance early, or let it sleep: loads are fast, and it occupies a device (§IX-I4)."""
         if not shares_by_token(library.context):
             return super().dry(view, library)
         if library.context.limits.keep_alive_s is not None:  # residency unloads it after this time
@@ -204,10 +205,11 @@ class OfferByHeadroom(HottestFirst):
                     yield send
                     return
         if not self._waits_for_load(view, call):
-            known = set(context.libraries)
+            known = {library.id for library in loading(context)}
             yield from self._placement.new_instance(view, call)
-            for id in context.libraries.keys() - known:
-                self._expected[id] = {call.id: call}
+            for library in loading(context):
+                if library.id not in known:
+                    self._expected[library.id] = {call.id: call}
 
     def _preempt(self, view: View, library: Library, call: Call, refusal: _Refusal) -> Send | None:
         """Offer a call to an instance whose growth neighbours hinder, by memory or by decode time (§VIII-A)."""
@@ -283,7 +285,6 @@ class ResizeLate(LoadWhereWanted):
     contexts without a keep-alive of their own.
     """
 
-    lets_sleep = False  # no instance waits for a wake
     period_s = _ROUND_S
 
     def __init__(
@@ -299,7 +300,8 @@ class ResizeLate(LoadWhereWanted):
         """Fail calls of a model that can be loaded nowhere."""
         if not shares_by_token(context):
             return super().wanted(view, context)
-        nowhere = None if loading(context) or instances(context) else self.why_nowhere(view, context)
+        is_somewhere = loading(context) or instances(context) or sleeping(context)
+        nowhere = None if is_somewhere else self.why_nowhere(view, context)
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:

@@ -68,8 +68,8 @@ def cold_start_s(view: View, call: Call) -> float:
     longest_s = 0.0
     for library in call.group.context.libraries.values():
         if library.state is LibraryState.LOADING and library.usable:
-            loads_s = view.now - library.started_at + LOOK_AGAIN_S
-            longest_s = max(longest_s, loads_s, call.group.context.load_s)
+            context, loads_s = library.context, view.now - library.started_at + LOOK_AGAIN_S
+            longest_s = max(longest_s, loads_s, context.wake_s if library.is_waking else context.load_s)
         elif library.state is LibraryState.READY and library.ready_at > call.submitted_at:
             longest_s = max(longest_s, library.ready_at - library.started_at)
     return longest_s
