@@ -76,6 +76,22 @@ def test_simulated_requests_meet_objectives_that_the_steps_allow() -> None:
     assert shares == [100.0, 0.0, 100.0, 0.0]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
+    """A decode of each of two models takes longer than a token may, and all answers end before they are late."""
+    decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
+    prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
+    requests = [
+        Length(each.at_s, each.model, len(each.prompt), each.output) for each in requests_at(16.0, seed=seed, for_s=10.0)
+    ]
+    for policy in ("slinfer", "default"):
+        met = simulated_met(
+            requests, Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002),
+            Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
+        )  # fmt: skip
+        assert met == 100.0, policy
+
+
 def test_the_policy_of_the_replays_can_be_made() -> None:
     assert session_policies.find(f"{POLICY}:accepting").make().dispatch
 

@@ -109,7 +109,7 @@ class OfferByHeadroom(HottestFirst):
         library, again = view.libraries.get(last.library), last.library in refused or bool(last.preempts)
         refused[last.library] = _Refusal()
         if library is not None:
-            self._why[call.id] = f"lib-{library.id}: {library.refusal}"
+            self._why[call.id] = library.refusal
         if library is not None and not again and library.admits(call):  # once only: it may refuse again
             refused[last.library] = _Refusal(library.required_bytes, library.over_s)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
@@ -157,7 +157,7 @@ class OfferByHeadroom(HottestFirst):
             if self._drops and (late_s := _late_s(view, call)) > 0:
                 why = f"its first token would come more than {late_s:.2f} s late"
                 if last := self._why.get(call.id):
-                    why += f"; the last library that did not take it is {last}"
+                    why += f"; no library took it: {last}"
                 yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))
             else:
                 yield from self._plan(view, call)
