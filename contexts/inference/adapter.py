@@ -419,7 +419,7 @@ class EngineWork(NamedTuple):
     `rows` decoding requests have the mean `length` and the shortest `tpot_s`. `due_at`: earliest due time in the
     future; `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens, due time, time per output
     token, tokens of the longest answer), earliest first. `answers`: of the `rows`, when their next token is due, their
-    time per output token, and how many tokens they may still write.
+    time per output token, and how many tokens they may still write (none listed if no request has such a time).
     """
 
     rows: int = 0
@@ -458,7 +458,7 @@ def work_of(requests: Iterable[OpenRequest], *, now: float, accepted_requests: i
     if len(prompts) > 1:
         prompts.sort(key=lambda prompt: prompt[1])
     length = total / rows if rows else 0.0
-    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers)
+    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers if tpot_s else ())
 
 
 class DeviceShare(Protocol):

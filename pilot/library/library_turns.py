@@ -27,6 +27,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -42,9 +43,14 @@ MOST_ANSWERS = 32  # an engine that writes more answers lists none
 _SUM = struct.Struct("<I")
 _HEAD = struct.Struct("<QIIIddddQQ")
 _PROMPT = struct.Struct("<IddI")
-_ANSWER = struct.Struct("<ddI")
+_ANSWER = struct.Struct("<ddq")
 WORK_BYTES = _SUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size + MOST_ANSWERS * _ANSWER.size
 _MOST_TOKENS = 2**32 - 1
+
+
+@functools.lru_cache(maxsize=MOST_ANSWERS)
+def _answers(count: int) -> struct.Struct:
+    return struct.Struct("<" + "ddq" * count)
 
 
 def packed(library: LibraryId, work: EngineWork) -> bytes:
@@ -61,7 +67,8 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
         _PROMPT.pack(min(tokens, _MOST_TOKENS), at, each_s, min(most, _MOST_TOKENS))
         for tokens, at, each_s, most in prompts
     ]
-    parts += [_ANSWER.pack(at, each_s, min(max(0, left), _MOST_TOKENS)) for at, each_s, left in answers]
+    if answers:
+        parts.append(_answers(len(answers)).pack(*chain.from_iterable(answers)))
     data = b"".join(parts)
     return _SUM.pack(zlib.crc32(data)) + data
 
@@ -79,7 +86,7 @@ def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
         return None
     prompts = list(_PROMPT.iter_unpack(data[begin:middle]))
     answers = list(_ANSWER.iter_unpack(data[middle:end]))
-    lengths = (length, tpot_s, *(each_s for _, _, each_s, _ in prompts), *(each_s for _, each_s, _ in answers))
+    lengths = (length, tpot_s, *(each_s for _, _, each_s, _ in prompts), *chain.from_iterable(x[1:] for x in answers))
     times = (due_at, late_at, *(at for _, at, _, _ in prompts), *(at for at, _, _ in answers))
     if not all(0 <= number < math.inf for number in lengths) or any(map(math.isnan, times)):
         return None

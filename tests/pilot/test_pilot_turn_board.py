@@ -442,7 +442,7 @@ def test_work_tells_late_tokens_from_those_that_are_due() -> None:
     assert work.prompts == [(20, 11.0, 0.0, 64), (50, 12.0, 0.3, 64)]
     assert work.answers == [(pytest.approx(9.4), 0.2, 62), (10.5, 0.5, 63), (math.inf, 0.0, 59)]
     assert (work.accepted_requests, work.peak_tokens) == (7, 14 + 14 + 35 + 54 + 24)
-    assert work_of([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(prompts=[], accepted_requests=7, answers=[])
+    assert work_of([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(prompts=[], accepted_requests=7)
 
 
 def test_what_is_packed_is_read_again() -> None:
