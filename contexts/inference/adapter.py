@@ -458,7 +458,9 @@ def work_of(requests: Iterable[OpenRequest], *, now: float, accepted_requests: i
     if len(prompts) > 1:
         prompts.sort(key=lambda prompt: prompt[1])
     length = total / rows if rows else 0.0
-    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers if tpot_s else ())
+    return EngineWork(
+        rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers if tpot_s else ()
+    )
 
 
 class DeviceShare(Protocol):

@@ -165,8 +165,8 @@ class Context:
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "asleep", "by_kind", "cut_after_s", "cut_loads",
         "ended", "failed_on", "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures",
         "load_s", "load_total_s", "loads", "lost_loads", "paces", "queue", "rate", "recipe", "refusals",
-        "reported_limits", "resident_bytes", "run_s", "run_total_s", "runs", "served", "sleep_failure", "slots", "speeds", "starved_since",
-        "submitted_at", "unsent", "wake_s",
+        "reported_limits", "resident_bytes", "run_s", "run_total_s", "runs", "served", "sleep_failure", "slots",
+        "speeds", "starved_since", "submitted_at", "unsent", "wake_s",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
@@ -290,8 +290,8 @@ class Library:
     __slots__ = (
         "awake_bytes", "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held",
         "host_bytes", "id", "kind", "line", "measured", "memory_bytes", "notes", "over_s", "phase", "pilot",
-        "printed_to", "promised_bytes", "ready_at", "refusal", "required_bytes", "resizing", "served", "sleeps", "slept", "slots",
-        "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "printed_to", "promised_bytes", "ready_at", "refusal", "required_bytes", "resizing", "served", "sleeps",
+        "slept", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], now: float) -> None:

@@ -1,8 +1,8 @@
 """Limit a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads any library after a fixed idle time, or lets it sleep. For the limits of programs (`Context.limits`), `room_for_more`
-bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart (`Queue.apart`) wait, no library is
-unloaded.
+`IdleTimers` unloads any library after a fixed idle time, or lets it sleep. For the limits of programs
+(`Context.limits`), `room_for_more` bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
+(`Queue.apart`) wait, no library is unloaded.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     call ends (0 = all), unknown to policies.
 
     `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean of ended calls; and `most_output`, the longest answer (0 = unknown). `variants`: other contexts that can serve the call, best first.
+    mean of ended calls; and `most_output`, the longest answer (0 = unknown). `variants`: other contexts that can serve
+    the call, best first.
     """
 
     at_s: float

@@ -101,9 +101,7 @@ class OfferInspector:
         if due_at < now:  # the token has become late since
             due_at, late_at = math.inf, min(due_at, late_at)
         answers = tuple([OpenAnswer(*answer) for answer in work.answers])
-        return EngineOutlook(
-            number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers
-        )
+        return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers)
 
     # ---- the board
 

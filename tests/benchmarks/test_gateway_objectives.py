@@ -81,9 +81,8 @@ def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
     """A decode of each of two models takes longer than a token may, and all answers end before they are late."""
     decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
-    requests = [
-        Length(each.at_s, each.model, len(each.prompt), each.output) for each in requests_at(16.0, seed=seed, for_s=10.0)
-    ]
+    asked = requests_at(16.0, seed=seed, for_s=10.0)
+    requests = [Length(each.at_s, each.model, len(each.prompt), each.output) for each in asked]
     for policy in ("slinfer", "default"):
         met = simulated_met(
             requests, Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002),
@@ -97,7 +96,8 @@ def test_the_policy_of_the_replays_can_be_made() -> None:
 
 
 def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:
-    side = {"statuses": {}, "ttft_p50_s": 0.1, "tpot_p50_s": 0.01, "rehearsed": 5.0, "simulated": ours - 4.0}
+    side = {"statuses": {}, "offers": {}, "ttft_p50_s": 0.1, "tpot_p50_s": 0.01, "rehearsed": 5.0}
+    side["simulated"] = ours - 4.0
     return {
         "seed": 1, "requests": 100, "capacity": 5.0, "ttft_s": 1.0, "tpot_s": 0.1, "load": [1.0],
         "delays": {"message_s": 0.001, "load_s": 2.0},

@@ -446,7 +446,8 @@ def test_work_tells_late_tokens_from_those_that_are_due() -> None:
 
 
 def test_what_is_packed_is_read_again() -> None:
-    work = EngineWork(3, 20.5, 7.0, 0.25, math.inf, [(5, 8.0, 0.25, 64), (6, math.inf, 0.0, 0)], 9, 200, [(7.0, 0.25, 9)])
+    prompts, answers = [(5, 8.0, 0.25, 64), (6, math.inf, 0.0, 0)], [(7.0, 0.25, 9)]
+    work = EngineWork(3, 20.5, 7.0, 0.25, math.inf, prompts, 9, 200, answers)
     data = packed(LibraryId(4), work)
     assert len(data) <= WORK_BYTES
     assert unpacked(data.ljust(WORK_BYTES, b"?")) == (4, work)

@@ -6,8 +6,9 @@ because a resize copies the cache (Figure 17). If the watermark does not fit, th
 come first, then instances with large batches, so that small batches end. A new instance goes to the pilot where it
 leaves the least memory (bin-packing, §V), and there to the least busy device. The paper's nodes have one GPU. Here a
 block ends with its last pilot, so an empty device next to a busy one saves nothing. An instance that makes room may
-sleep, and a sleeper wakes before one is loaded; the paper has no sleepers, and its contexts cannot sleep. The manager does not know how many
-tokens a request has written (O_r of eq. 2). The pilot does, and its refusal states the bytes that it requires.
+sleep, and a sleeper wakes before one is loaded; the paper has no sleepers, and its contexts cannot sleep. The manager
+does not know how many tokens a request has written (O_r of eq. 2). The pilot does, and its refusal states the bytes
+that it requires.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Load, Resize, Unload, View, Wake
 from stoker.manager.policies.keep_alive import room_for_more
+from stoker.manager.policies.sleeping import is_asleep, make_place, may_sleep, more_to_wake, wakeable
 from stoker.manager.policies.slinfer.validation import (
     ComputeOutlook,
     Shadow,
@@ -28,7 +30,6 @@ from stoker.manager.policies.slinfer.validation import (
     prompt_tokens,
     staying,
 )
-from stoker.manager.policies.sleeping import is_asleep, make_place, may_sleep, more_to_wake, wakeable
 from stoker.manager.policies.where_to_load import known_bytes, may_load, suits
 from stoker.pilot.core.memory import token_cache
 from stoker.protocol.ids import RecipeKey
@@ -241,7 +242,7 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Wake or load an instance for a call, and end idle instances if needed; empty if none would serve it in time."""
+        """Wake or load an instance for a call, and end idle ones if needed; empty if none would serve it in time."""
         if wakes := self._wake(view, call):
             return wakes
         found: list[tuple[_Rank, Device, int, int, list[Library]]] = []
