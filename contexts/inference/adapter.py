@@ -446,7 +446,8 @@ def work_of(requests: Iterable[OpenRequest], *, now: float, accepted_requests: i
         rows += 1
         total += prompt + made
         at = request.first_due_at + made * each_s
-        answers.append((at, each_s, request.most - made))
+        left = request.most - made
+        answers.append((at, each_s, left if left > 0 else 0))
         if each_s:
             if at < now:
                 if at < late_at:

@@ -20,7 +20,7 @@ a turn.
 
 Case 3 assumes that answers never end. It refuses a request although eq. 1 lets an answer be ahead of its due times, and
 a short answer ends before it has lost this lead. So if the longest answers of all requests on the device are known, the
-simulation goes on until they end, and only a token that is then late refuses the request. The paper's requests have no
+simulation continues until they end, and only a token that is then late refuses the request. The paper's requests have no
 known longest answer, so for them case 3 decides.
 """
 
@@ -205,7 +205,7 @@ class _Player:
         self.late_at = outlook.late_at
         self.since = since  # when the engine asked for its turn
         self.steps = 0  # decode steps
-        self.answers = [(*answer, answer.due_at >= since) for answer in outlook.answers]  # those late already: False
+        self.answers = [(*answer, answer.due_at >= since) for answer in outlook.answers]  # False: late already
         self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next decode step
 
     @property
