@@ -226,9 +226,12 @@ async def send(port: int, requests: Sequence[Request]) -> list[Outcome]:
 def refused_offers(port: int) -> Counter[str]:
     """Return how many offers the session's pilots have refused, by case."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30.0) as answer:
-        text = answer.read().decode()
+        return offers_in(answer.read().decode())
+
+
+def offers_in(metrics: str) -> Counter[str]:
     found = Counter[str]()
-    for case, count in re.findall(r'^stoker_refused_offers_total{case="([^"]*)".*} (\S+)$', text, re.MULTILINE):
+    for case, count in re.findall(r'^stoker_refused_offers_total{case="([^"]*)".*} (\S+)$', metrics, re.MULTILINE):
         found[case] += int(float(count))
     return found
 

@@ -20,8 +20,8 @@ a turn.
 
 Case 3 assumes that answers never end. It refuses a request although eq. 1 lets an answer be ahead of its due times, and
 a short answer ends before it has lost this lead. So if the longest answers of all requests on the device are known, the
-simulation continues until they end, and only a token that is then late refuses the request. The paper's requests have no
-known longest answer, so for them case 3 decides.
+simulation continues until they end, and only a token that is then late refuses the request. The paper's requests have
+no known longest answer, so for them case 3 decides.
 """
 
 from __future__ import annotations

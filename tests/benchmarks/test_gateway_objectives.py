@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+
 from benchmarks.serving.gateway_objectives import (
     MODELS,
     POLICY,
@@ -13,6 +18,7 @@ from benchmarks.serving.gateway_objectives import (
     Wanted,
     around,
     figures,
+    offers_in,
     requests_at,
     table_of,
 )
@@ -89,6 +95,15 @@ def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
             Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
         )  # fmt: skip
         assert met == 100.0, policy
+
+
+def test_refused_offers_of_all_models_are_summed_by_case() -> None:
+    family = CounterMetricFamily("stoker_refused_offers", "Offers", labels=["model_name", "case"])
+    for model, case, count in (("a", "memory", 1), ("a", "decode-round", 2), ("b", "decode-round", 3)):
+        family.add_metric([model, case], count)
+    registry = CollectorRegistry()
+    registry.register(type("Offers", (), {"collect": lambda self: [family]})())
+    assert offers_in(generate_latest(registry).decode()) == {"memory": 1, "decode-round": 5}
 
 
 def test_the_policy_of_the_replays_can_be_made() -> None:
