@@ -162,7 +162,7 @@ class OpenAnswer(NamedTuple):
     left: int
 
 
-class Refusal(NamedTuple):
+class LateRefusal(NamedTuple):
     """Why a request should not join an engine."""
 
     case: RefusalCase
@@ -262,7 +262,7 @@ class _Player:
 
 def why_late(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float
-) -> Refusal | None:
+) -> LateRefusal | None:
     """Return why a request should not join the engine of the library `to`; None if it may."""
     players, tpot_s = _players(engines, to, new, now=now)
     cycle_s = sum(player.final_decode_s() for player in players)
@@ -275,9 +275,9 @@ def why_late(
     return _play_to_the_end(players, tpot_s, at=at)
 
 
-def _too_long(cycle_s: float, tpot_s: float) -> Refusal:
+def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
     why = f"a round of decodes on its device would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
-    return Refusal(RefusalCase.DECODE_ROUND, why)
+    return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
 
 def over_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
@@ -305,7 +305,7 @@ def _players(
     return players, tpot_s
 
 
-def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[float, Refusal | None]:
+def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[float, LateRefusal | None]:
     """Check cases 1 and 2: simulate turns until each engine had a turn after the last prompt. Return the end."""
     unread, started = sum(len(player.prompts) for player in players), at
     left = players  # engines without a turn after the last prompt
@@ -321,8 +321,8 @@ def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[floa
             if at > prompt.due_at >= started:
                 by = f"would come {_ms(at - prompt.due_at)} late"
                 if prompt is new:
-                    return at, Refusal(RefusalCase.FIRST_TOKEN, f"its first token {by}")
-                return at, Refusal(RefusalCase.OTHERS, f"the first token of another request {by}")
+                    return at, LateRefusal(RefusalCase.FIRST_TOKEN, f"its first token {by}")
+                return at, LateRefusal(RefusalCase.OTHERS, f"the first token of another request {by}")
             player.joins(prompt, at, counts=prompt.due_at >= started)
             player.read_last = True
             unread -= 1
@@ -330,7 +330,7 @@ def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[floa
             at += player.decode_s
             if at > player.due_at:
                 by = f"would come {_ms(at - player.due_at)} late"
-                return at, Refusal(RefusalCase.OTHERS, f"a token of another request {by}")
+                return at, LateRefusal(RefusalCase.OTHERS, f"a token of another request {by}")
             player.decoded()
             if not unread or not (player.rows or player.prompts):
                 left = [other for other in left if other is not player]
@@ -344,7 +344,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
 
 
-class _Stretch(NamedTuple):
+class _SameSteps(NamedTuple):
     """Decode steps of the same requests, until step `to`. The first token is due at `due_at`, the most urgent one, late
     or not, at `urgent_at`; further ones every `tpot_s`.
     """
@@ -356,14 +356,14 @@ class _Stretch(NamedTuple):
     tpot_s: float
 
 
-def _stretches(player: _Player) -> list[_Stretch]:
+def _stretches(player: _Player) -> list[_SameSteps]:
     """Return the decode steps of an engine until its last answer ends, latest first.
 
     A stretch takes the step time of its end, and of all its requests the earliest due time and the shortest time per
     output token.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
-    found, begins = list[_Stretch](), player.steps
+    found, begins = list[_SameSteps](), player.steps
     for number, (_, _, to, _) in enumerate(answers):
         if to == begins:
             continue
@@ -373,14 +373,14 @@ def _stretches(player: _Player) -> list[_Stretch]:
         tpot_s = min((tpot_s for _, tpot_s, _ in dues), default=0.0)
         length = player.length + to - player.steps
         step_s = OVERESTIMATE * player.cost.decode_s(len(answers) - number, length)[0]
-        found.append(_Stretch(to, step_s, due_at, urgent_at, tpot_s))
+        found.append(_SameSteps(to, step_s, due_at, urgent_at, tpot_s))
         begins = to
     return found[::-1]
 
 
-def _play_to_the_end(players: list[_Player], tpot_s: float, *, at: float) -> Refusal | None:
+def _play_to_the_end(players: list[_Player], tpot_s: float, *, at: float) -> LateRefusal | None:
     """Check case 3 where all answers end: simulate their turns."""
-    playing: list[tuple[_Player, list[_Stretch]]] = []
+    playing: list[tuple[_Player, list[_SameSteps]]] = []
     for player in players:
         if player.prompts:  # too many to be played
             return _too_long(sum(each.final_decode_s() for each in players), tpot_s)
@@ -403,7 +403,7 @@ def _play_to_the_end(players: list[_Player], tpot_s: float, *, at: float) -> Ref
         at += stretch.step_s
         due_at = stretch.due_at + (player.steps - begun[player]) * stretch.tpot_s
         if at > due_at:
-            return Refusal(RefusalCase.DECODE_ROUND, f"a later token would come {_ms(at - due_at)} late")
+            return LateRefusal(RefusalCase.DECODE_ROUND, f"a later token would come {_ms(at - due_at)} late")
         player.steps += 1
         player.since = at
         if player.steps == stretch.to:

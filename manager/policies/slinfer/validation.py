@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
-from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, Refusal, UnreadPrompt, why_late
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, LateRefusal, OpenAnswer, UnreadPrompt, why_late
 from stoker.protocol.ids import LibraryId
 
 LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected time of a load that overruns it
@@ -180,7 +180,7 @@ class ComputeOutlook:
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
-    def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> Refusal | None:
+    def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
         """Return why an instance of a call's context on a device should not take the call (§VI-C); None if it may."""
         context = call.group.context
         cost = self.cost(context, device)
