@@ -77,8 +77,8 @@ class RequestLengths:
         text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
         tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
         tokens = max([tokens, *map(len, request.ids)])
-        expected = self.expected(request.sampling.max_new_tokens if request.sampling.writes else 1)
-        return {"input_length": max(1, tokens), "expected_output": expected}
+        most = request.sampling.max_new_tokens if request.sampling.writes else 1
+        return {"input_length": max(1, tokens), "expected_output": self.expected(most), "most_output": most}
 
     def record(self, tokens: int) -> None:
         """Record the length of an answer."""

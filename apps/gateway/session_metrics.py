@@ -68,6 +68,7 @@ def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
     load_s = CounterMetricFamily("stoker_load_seconds", "Device time of loads", labels=label)
     served = CounterMetricFamily("stoker_served_calls", "Calls that the model's libraries completed", labels=label)
     run_s = CounterMetricFamily("stoker_run_seconds", "Device time of calls", labels=label)
+    refused = CounterMetricFamily("stoker_refused_offers", "Offers that pilots refused", labels=[*label, "case"])
     for context in status.contexts[:_MOST_MODELS]:
         name = [names.get(context.name, context.name)]
         running.add_metric(name, context.running)
@@ -78,7 +79,9 @@ def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
         load_s.add_metric(name, context.load_total_s)
         served.add_metric(name, context.served)
         run_s.add_metric(name, context.run_total_s)
-    yield from (running, waiting, libraries, loads, load_s, served, run_s)
+        for case, count in context.refused_offers.items():
+            refused.add_metric([*name, case], count)
+    yield from (running, waiting, libraries, loads, load_s, served, run_s, refused)
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:

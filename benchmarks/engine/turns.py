@@ -95,6 +95,7 @@ class _Request:
     prompt_tokens: int
     first_due_at: float
     tpot_s: float
+    most: int
 
 
 def _library(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
@@ -103,7 +104,7 @@ def _library(number: int, folder: str, libraries: int, iterations: int, step_s: 
     turns.begin()
     turns.end()
     ready.wait()
-    requests = [_Request(made, 200, time.monotonic() + 100.0, 0.25) for made in range(8)]
+    requests = [_Request(made, 200, time.monotonic() + 100.0, 0.25, 500) for made in range(8)]
 
     def begin() -> None:
         now = time.monotonic()

@@ -70,7 +70,7 @@ def simulated_met(
     asked = [
         Arrival(
             WARM_S + each.at_s, f"model-{each.model}", input_length=each.prompt, output=each.output,
-            objective=objective,
+            objective=objective, most_output=each.output,
         )
         for each in requests
     ]  # fmt: skip

@@ -70,6 +70,7 @@ class Generation:
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
+        self.most = request.sampling.max_new_tokens
 
     def tokens(self) -> Iterator[NewToken]:
         """Yield tokens as they are written. Raises ValueError if the request can never run, and Evicted if its call is

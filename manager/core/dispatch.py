@@ -308,6 +308,10 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
     queues.relist_library(manager, library)
     if message.refused:
         library.required_bytes, library.over_s = message.required_bytes, message.over_s
+        library.refusal = message.refused
+        if message.case is not None:
+            counts, case = library.context.refusals, message.case.value
+            counts[case] = counts.get(case, 0) + len(back)
         if not all(
             call.offered for call in back
         ):  # a library refuses calls without an offer only when it is about to exit

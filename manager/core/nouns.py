@@ -164,9 +164,9 @@ class Context:
     __slots__ = (
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "asleep", "by_kind", "cut_after_s", "cut_loads",
         "ended", "failed_on", "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures",
-        "load_s", "load_total_s", "loads", "lost_loads", "paces", "queue", "rate", "recipe", "reported_limits",
-        "resident_bytes", "run_s", "run_total_s", "runs", "served", "sleep_failure", "slots", "speeds", "starved_since",
-        "submitted_at", "unsent", "wake_s",
+        "load_s", "load_total_s", "loads", "lost_loads", "paces", "queue", "rate", "recipe", "refusals",
+        "reported_limits", "resident_bytes", "run_s", "run_total_s", "runs", "served", "sleep_failure", "slots",
+        "speeds", "starved_since", "submitted_at", "unsent", "wake_s",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
@@ -182,6 +182,7 @@ class Context:
         self.load_failures = 0  # Failed loads since the last successful load
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}  # Failed loads on each pilot since its last successful load
+        self.refusals: dict[str, int] = {}  # Refused offers by case (`RefusalCase`)
         self.cut_loads = 0  # Loads that a pilot's walltime cut off since the last successful load
         self.apart_lacks = False  # True if a call apart (see `retries`) fits none of its libraries
         self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since its last successful load
@@ -289,8 +290,8 @@ class Library:
     __slots__ = (
         "awake_bytes", "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held",
         "host_bytes", "id", "kind", "line", "measured", "memory_bytes", "notes", "over_s", "phase", "pilot",
-        "printed_to", "promised_bytes", "ready_at", "required_bytes", "resizing", "served", "sleeps", "slept", "slots",
-        "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "printed_to", "promised_bytes", "ready_at", "refusal", "required_bytes", "resizing", "served", "sleeps",
+        "slept", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], now: float) -> None:
@@ -312,6 +313,7 @@ class Library:
         self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
         self.taking = 0  # Calls that the manager asked back and that have not returned yet
         self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
+        self.refusal = ""  # Why its pilot last refused a call
         self.over_s = 0.0  # Seconds by which the last refused call would make decode steps too long; 0 = it would not
         self.resizing: list[int] = []  # Unanswered resizes, oldest first
         self.sleeps = False  # True if its context can sleep

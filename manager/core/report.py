@@ -112,7 +112,7 @@ def _context(state: State, context: Context) -> ContextStatus:
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
         arguments=context.recipe.arguments, rate=pace.recent_per_second(context.rate, now=state.now),
         left_s=outlook.context_outlook_s(state, context), served=context.served,
-        speeds=story.kind_speeds(context),
+        speeds=story.kind_speeds(context), refused_offers=dict(context.refusals),
     )  # fmt: skip
 
 

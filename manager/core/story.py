@@ -442,6 +442,9 @@ def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
     for library in (*gone, *context.libraries.values()):
         notes += [(at, f"{show_library(library.id)} on {library.pilot.id}: {text}") for at, text in library.notes]
     notes += [(state.now, each.text) for each in kind_speeds(context)]
+    if context.refusals:
+        cases = ", ".join(f"{count:,} {case}" for case, count in sorted(context.refusals.items()))
+        notes.append((state.now, f"offers that pilots refused: {cases}"))
     if context.sleep_failure:
         notes.append((state.now, f"it sleeps no more: {context.sleep_failure}"))
     if context.last_failure is not None:

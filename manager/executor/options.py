@@ -361,7 +361,7 @@ _NUMBER_OF, _SECONDS = "a whole number, 0 or more", "a number of seconds, 0 or m
 _TEXT = "a text without control characters"
 _FEATURES = {
     "items": _NUMBER_OF, "input_length": _NUMBER_OF, "expected_output": _NUMBER_OF, "fixed_s": _SECONDS, "kind": _TEXT,
-    "shared_s": _SECONDS,
+    "shared_s": _SECONDS, "most_output": _NUMBER_OF,
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Limit a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads any library after a fixed idle time. For the limits of programs (`Context.limits`), `room_for_more`
-bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart (`Queue.apart`) wait, no library is
-unloaded.
+`IdleTimers` unloads any library after a fixed idle time, or lets it sleep. For the limits of programs
+(`Context.limits`), `room_for_more` bounds loads and `KeepAlive` unloads idle libraries. While gangs or calls apart
+(`Queue.apart`) wait, no library is unloaded.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ _SPARED_LOOK_S = 10.0  # Seconds between two checks of a library that stays beca
 
 
 class IdleTimers:
-    """Unloads libraries that were idle for `keep_alive_s`, except the least number of their context."""
+    """Unloads libraries that were idle for `keep_alive_s`, except the least number of their context. `sleeps`: those on
+    GPUs sleep if host memory is free.
+    """
 
-    def __init__(self, keep_alive_s: float) -> None:
+    def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
         if keep_alive_s < 0:
             raise ValueError(f"keep_alive_s = {keep_alive_s}: it must be 0 or more")
         self.keep_alive_s = keep_alive_s
+        self.sleeps = sleeps
         self._set: set[LibraryId] = set()  # Libraries that have a timer
 
-    def idle(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
+    def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         if library.id in self._set or not _does_nothing(library):
             return ()
         return self._after_idling(view, library)
 
-    def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
+    def fired(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
         if not key.startswith(_PREFIX):
             return ()
         id = LibraryId(int(key.removeprefix(_PREFIX)))
@@ -45,10 +48,12 @@ class IdleTimers:
             return ()  # `idle` is called again when the library is idle
         return self._after_idling(view, library)
 
-    def _after_idling(self, view: View, library: Library) -> tuple[Timer | Unload, ...]:
+    def _after_idling(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         idle_s = view.now - max(library.ready_at, library.ended_at)
         left_s = self.keep_alive_s - idle_s
         if left_s <= _ROUNDING_S and not is_spared(library):
+            if self.sleeps and leaves_device(library):
+                return (Sleep(library.id),)
             return (Unload(library.id, f"it has served nothing for {idle_s:.3g} s"),)
         left_s = max(left_s, _SPARED_LOOK_S) if is_spared(library) else left_s
         self._set.add(library.id)

@@ -34,7 +34,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     call ends (0 = all), unknown to policies.
 
     `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean of ended calls. `variants`: other contexts that can serve the call, best first.
+    mean of ended calls; and `most_output`, the longest answer (0 = unknown). `variants`: other contexts that can serve
+    the call, best first.
     """
 
     at_s: float
@@ -51,6 +52,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     objective: Objective = NO_OBJECTIVE
     variants: tuple[str, ...] = ()
     shared_s: float = 0.0
+    most_output: int = 0
 
     @property
     def prompt(self) -> int:
@@ -118,7 +120,8 @@ class SimClient:
             call = make_call_id(client=0, sequence=self.submitted)
             expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
             features = Features(
-                arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s
+                arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s,
+                most_output=arrival.most_output,
             )  # fmt: skip
             calls.append(CallSpec(call, b"", features))
             self._items[call] = arrival.items_done or arrival.items
@@ -151,8 +154,9 @@ class SimClient:
             ttft_s = arrival.objective.first_token_s(arrival.prompt)
             due_at = came_at + ttft_s if ttft_s else math.inf
             self._sim.tokens[call] = TokenTimes(
-                came_at, arrival.prompt, arrival.written, due_at, arrival.objective.tpot_s if ttft_s else 0.0
-            )
+                came_at, arrival.prompt, arrival.written, due_at, arrival.objective.tpot_s if ttft_s else 0.0,
+                most=arrival.most_output,
+            )  # fmt: skip
 
     def _say(self, *messages: to_manager.FromClient) -> None:
         self._sim.handle(FromClient(self.id, 0, list(messages)))

@@ -246,6 +246,8 @@ class SimLibrary:
 
         def moved() -> None:
             seconds = self.sim.agenda.now - began
+            if not asleep:
+                self.ordered_at, self.ready_at = began, self.sim.agenda.now
             self.say(to_agent.Slept(memory, memory, sleep_s=seconds) if asleep else to_agent.Woke(seconds))
 
         self._move(memory, self.pilot.machine.bus, then=moved)

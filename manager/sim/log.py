@@ -133,7 +133,8 @@ class TokenTimes(msgspec.Struct):
     no token is late. A rerun delivers only tokens that the program lacks.
 
     `due_at`: deadline of the first token (infinity: no objective). `tpot_s`: seconds between deadlines. `grace_s`:
-    duration of the load that the call waited for, which moves every deadline (§IX-A).
+    duration of the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest
+    answer, if policies know it (0: they do not).
     """
 
     came_at: float
@@ -142,6 +143,7 @@ class TokenTimes(msgspec.Struct):
     due_at: float = math.inf
     tpot_s: float = 0.0
     grace_s: float = 0.0
+    most: int = 0
     seen: int = 0
     """Tokens that the program has received."""
     first_at: float = 0.0

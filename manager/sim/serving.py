@@ -61,7 +61,7 @@ class ServedBatch:
         """Return the prompt that the engine must read for this call."""
         times = self._sim.tokens[spec.call]
         self._grant(times)
-        return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s)
+        return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s, times.most)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
         features = spec.features

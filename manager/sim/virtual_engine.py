@@ -18,7 +18,7 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSeconds, attended
 from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.world import TICK_S
-from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
@@ -112,26 +112,35 @@ class VirtualEngine:
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
-        prompts, late_at = list[UnreadPrompt](), math.inf
+        prompts, late_at, answers = list[UnreadPrompt](), math.inf, list[OpenAnswer]()
         for number, request in self.batch.running.items():
             more = done if number in writing else 0
             if not request.decodes:
-                prompts.append(_unread(request))
+                prompts.append(self._unread(request))
                 continue
             rows += 1
             length += request.length + more
+            at = request.due_at + more * request.tpot_s
+            if most := self._times[number].most:
+                answers.append(OpenAnswer(at, request.tpot_s, most - request.made - more))
             if not request.tpot_s:
                 continue
-            at = request.due_at + more * request.tpot_s
             if at < now:
                 late_at = min(late_at, at)
             elif at < due_at:
                 due_at = at
             tpot_s = min(tpot_s, request.tpot_s) if tpot_s else request.tpot_s
         prompts.sort(key=lambda prompt: prompt.due_at)
-        prompts += map(_unread, self.batch.waiting)
+        prompts += map(self._unread, self.batch.waiting)
         length = length / rows if rows else 0.0
-        return EngineOutlook(library, self._seconds, rows, length, due_at, tpot_s, tuple(prompts), late_at, ready_at)
+        return EngineOutlook(
+            library, self._seconds, rows, length, due_at, tpot_s, tuple(prompts), late_at, ready_at, tuple(answers)
+        )
+
+    def _unread(self, request: BatchedRequest) -> UnreadPrompt:
+        most = self._times[request.id].most
+        left = max(1, most - request.made) if most else 0
+        return UnreadPrompt(request.unread, request.due_at, request.tpot_s, left)
 
     def why_not(self, times: TokenTimes) -> str:
         """Return why the engine can never serve the request, or an empty text."""
@@ -269,7 +278,3 @@ class VirtualEngine:
         if step.writing:
             counts.decode_steps += times
             counts.row_steps += times * len(step.requests)
-
-
-def _unread(request: BatchedRequest) -> UnreadPrompt:
-    return UnreadPrompt(request.unread, request.due_at, request.tpot_s)

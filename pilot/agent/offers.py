@@ -18,7 +18,7 @@ from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
-from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
 from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in, unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
@@ -100,7 +100,8 @@ class OfferInspector:
         due_at, late_at = work.due_at, work.late_at
         if due_at < now:  # the token has become late since
             due_at, late_at = math.inf, min(due_at, late_at)
-        return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at)
+        answers = tuple([OpenAnswer(*answer) for answer in work.answers])
+        return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers)
 
     # ---- the board
 
@@ -187,4 +188,5 @@ def _asks(order: RunCalls, now: float) -> UnreadPrompt:
     features, objective = order.calls[0].features, order.options.objective
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)
-    return UnreadPrompt(tokens, now - order.waited_s + first_s if first_s else math.inf, objective.tpot_s)
+    most = features.most_output if features is not None else 0
+    return UnreadPrompt(tokens, now - order.waited_s + first_s if first_s else math.inf, objective.tpot_s, most)

@@ -17,7 +17,7 @@ from stoker.pilot.core.running import failure_of, load_failure
 from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import over_s, why_late
 from stoker.protocol import to_agent, to_manager, to_pilot
-from stoker.protocol.calls import FailureKind
+from stoker.protocol.calls import FailureKind, RefusalCase
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
@@ -217,7 +217,8 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
     elif state.leaving:
         refused = f"the pilot is leaving: {state.leaving}"
     if library is None or refused:
-        state.tell(to_manager.CallsReturned(order.library, tuple([spec.call for spec in order.calls]), refused=refused))
+        calls, case = tuple([spec.call for spec in order.calls]), RefusalCase.ENDS if order.offer else None
+        state.tell(to_manager.CallsReturned(order.library, calls, refused=refused, case=case))
         return
     held = library.held
     if held and any(spec.call in held for spec in order.calls):
@@ -247,7 +248,7 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
         return
     coming = library.resizes[-1] if library.resizes else memory.budget_bytes(state, library)
     grows = order.reserve_bytes > coming
-    refused, required, over = "", 0, 0.0
+    refused, case, required, over = "", RefusalCase.MEMORY, 0, 0.0
     leaving = frozenset(number for number in order.preempts if number in state.libraries)
     gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # a library's other engines (`offers`)
     engines = [engine for engine in event.engines if engine.library not in gone]
@@ -261,8 +262,10 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
     elif grows and not memory.has_room(state, library, order.reserve_bytes, leaving=leaving):
         refused = f"lib-{library.number} would wait for memory on its devices"
     elif event.new is not None:
-        refused = why_late(engines, library.number, event.new, now=state.now, free_at=event.free_at)
-        over = over_s(engines, library.number, event.new) if refused else 0.0
+        late = why_late(engines, library.number, event.new, now=state.now, free_at=event.free_at)
+        if late is not None:
+            case, refused = late
+            over = over_s(engines, library.number, event.new)
     if not refused:
         if order.preempts:
             [spec] = order.calls
@@ -274,7 +277,11 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
     if order.reserve_bytes and not order.preempts:
         memory.report_unchanged(state, library, ordered_bytes=order.reserve_bytes)
     calls = tuple(spec.call for spec in order.calls)
-    state.tell(to_manager.CallsReturned(library.number, calls, refused=refused, required_bytes=required, over_s=over))
+    state.tell(
+        to_manager.CallsReturned(
+            library.number, calls, refused=refused, required_bytes=required, over_s=over, case=case
+        )
+    )
 
 
 def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:

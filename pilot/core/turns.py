@@ -17,6 +17,11 @@ lengthened by 10 %. It refuses the request if
 
 Requests that are already late do not count. The simulation ends when all prompts are read and each engine has then had
 a turn.
+
+Case 3 assumes that answers never end. It refuses a request although eq. 1 lets an answer be ahead of its due times, and
+a short answer ends before it has lost this lead. So if the longest answers of all requests on the device are known, the
+simulation continues until they end, and only a token that is then late refuses the request. The paper's requests have
+no known longest answer, so for them case 3 decides.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from stoker.protocol.calls import RefusalCase
 from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- turns
@@ -124,6 +130,7 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 OVERESTIMATE = 1.1  # factor on measured step times (§VI-C)
 
 _MOST_TURNS = 64  # longest simulation, in turns: if more prompts wait, some are late anyway
+_MOST_LAST_TURNS = 512  # turns of answers until they end; case 3 decides about longer answers
 
 
 class StepCost(Protocol):
@@ -138,12 +145,28 @@ class StepCost(Protocol):
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt that an engine has not read. Its first token is due at `due_at` (infinity: no objective), the next every
-    `tpot_s`.
+    `tpot_s`. `most`: tokens of the longest answer (0: unknown).
     """
 
     tokens: int
     due_at: float = math.inf
     tpot_s: float = 0.0
+    most: int = 0
+
+
+class OpenAnswer(NamedTuple):
+    """A request that generates tokens: up to `left` more, the next due at `due_at`, further ones every `tpot_s`."""
+
+    due_at: float
+    tpot_s: float
+    left: int
+
+
+class LateRefusal(NamedTuple):
+    """Why a request should not join an engine."""
+
+    case: RefusalCase
+    why: str
 
 
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
@@ -151,7 +174,7 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
 
     `rows` requests generate tokens, with mean length `length`; their most urgent punctual token is due at `due_at`,
     their most urgent late token was due at `late_at`. `prompts`: not read yet, most urgent first. `ready_at`: end of a
-    cache resize.
+    cache resize. `answers`: of the `rows` requests, if the longest answer of each is known.
     """
 
     library: LibraryId
@@ -163,11 +186,12 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
     prompts: tuple[UnreadPrompt, ...] = ()
     late_at: float = math.inf
     ready_at: float = 0.0
+    answers: tuple[OpenAnswer, ...] = ()
 
 
 class _Player:
-    __slots__ = ("cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at", "rows", "since",
-                 "tpot_s")  # fmt: skip
+    __slots__ = ("answers", "cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at",
+                 "rows", "since", "steps", "tpot_s")  # fmt: skip
 
     def __init__(self, outlook: EngineOutlook, prompts: list[UnreadPrompt], *, since: float) -> None:
         self.cost = outlook.cost
@@ -180,7 +204,14 @@ class _Player:
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
         self.since = since  # when the engine asked for its turn
+        self.steps = 0  # decode steps
+        self.answers = [(*answer, answer.due_at >= since) for answer in outlook.answers]  # False: late already
         self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next decode step
+
+    @property
+    def ends(self) -> bool:
+        """True if the longest answer of each request is known."""
+        return len(self.answers) == self.rows and all(prompt.most for prompt in self.prompts)
 
     def urgency(self) -> float:
         due_at = self.due_at
@@ -191,14 +222,32 @@ class _Player:
         since = self.since
         return since if due_at < since else min(due_at, since + PATIENCE_S)
 
-    def joins(self, prompt: UnreadPrompt, at: float) -> None:
+    def joins(self, prompt: UnreadPrompt, at: float, *, counts: bool) -> None:
         self.length = (self.length * self.rows + prompt.tokens + 1) / (self.rows + 1)
         self.rows += 1
         self.decode_s = self._decode_s()
+        if prompt.most:
+            due_at = prompt.due_at - (self.steps - 1) * prompt.tpot_s
+            self.answers.append((due_at, prompt.tpot_s, self.steps + prompt.most - 1, counts))
         if prompt.tpot_s:
             due_at = prompt.due_at + prompt.tpot_s
             self.due_at = min(self.due_at, due_at if due_at > at else math.inf)
             self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
+
+    def decoded(self) -> None:
+        """Count a decode step, and remove the answers that end with it."""
+        self.steps += 1
+        self.due_at += self.tpot_s or math.inf
+        self.late_at += self.tpot_s or math.inf
+        self.read_last = False
+        if len(self.answers) != self.rows or all(to > self.steps for _, _, to, _ in self.answers):
+            return
+        self.answers = [each for each in self.answers if each[2] > self.steps]
+        self.rows = len(self.answers)
+        dues = [(at + self.steps * tpot_s, counts) for at, tpot_s, _, counts in self.answers if tpot_s]
+        self.due_at = min((at for at, counts in dues if counts), default=math.inf)
+        self.late_at = min((at for at, counts in dues if not counts), default=math.inf)
+        self.decode_s = self._decode_s() if self.rows else 0.0
 
     def final_decode_s(self) -> float:
         if not self.prompts:
@@ -211,13 +260,24 @@ class _Player:
         return OVERESTIMATE * self.cost.decode_s(self.rows, self.length)[0]
 
 
-def why_late(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float) -> str:
-    """Return why a request should not join the engine of the library `to`; empty if it may."""
+def why_late(
+    engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float
+) -> LateRefusal | None:
+    """Return why a request should not join the engine of the library `to`; None if it may."""
     players, tpot_s = _players(engines, to, new, now=now)
     cycle_s = sum(player.final_decode_s() for player in players)
-    if 0 < tpot_s < cycle_s:  # case 3 is the cheapest to check
-        return f"a token of each request on the device would take {cycle_s:.2f} s, and {tpot_s:.2f} s are allowed"
-    return _play(players, new, at=max(now, free_at))
+    is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
+    if is_over and not all(player.ends for player in players):
+        return _too_long(cycle_s, tpot_s)
+    at, late = _play(players, new, at=max(now, free_at))
+    if late is not None or not is_over:
+        return late
+    return _play_to_the_end(players, tpot_s, at=at)
+
+
+def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
+    why = f"a round of decodes on its device would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
+    return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
 
 def over_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
@@ -245,8 +305,8 @@ def _players(
     return players, tpot_s
 
 
-def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> str:
-    """Check cases 1 and 2: simulate turns until each engine had a turn after the last prompt."""
+def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[float, LateRefusal | None]:
+    """Check cases 1 and 2: simulate turns until each engine had a turn after the last prompt. Return the end."""
     unread, started = sum(len(player.prompts) for player in players), at
     left = players  # engines without a turn after the last prompt
     for _ in range(_MOST_TURNS):
@@ -259,21 +319,97 @@ def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> str:
         if prompt is not None:
             at += OVERESTIMATE * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
             if at > prompt.due_at >= started:
-                whose = "its first token" if prompt is new else "the first token of another request"
-                return f"{whose} would come {at - prompt.due_at:.2f} s late"
-            player.joins(prompt, at)
+                by = f"would come {_ms(at - prompt.due_at)} late"
+                if prompt is new:
+                    return at, LateRefusal(RefusalCase.FIRST_TOKEN, f"its first token {by}")
+                return at, LateRefusal(RefusalCase.OTHERS, f"the first token of another request {by}")
+            player.joins(prompt, at, counts=prompt.due_at >= started)
             player.read_last = True
             unread -= 1
         else:
             at += player.decode_s
             if at > player.due_at:
-                return f"a token of another request would come {at - player.due_at:.2f} s late"
-            player.due_at += player.tpot_s or math.inf
-            player.late_at += player.tpot_s or math.inf
-            player.read_last = False
-            if not unread:
+                by = f"would come {_ms(at - player.due_at)} late"
+                return at, LateRefusal(RefusalCase.OTHERS, f"a token of another request {by}")
+            player.decoded()
+            if not unread or not (player.rows or player.prompts):
                 left = [other for other in left if other is not player]
                 if not left:
                     break
         player.since = at
-    return ""
+    return at, None
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
+
+
+class _SameSteps(NamedTuple):
+    """Decode steps of the same requests, until step `to`. The first token is due at `due_at`, the most urgent one, late
+    or not, at `urgent_at`; further ones every `tpot_s`.
+    """
+
+    to: int
+    step_s: float
+    due_at: float
+    urgent_at: float
+    tpot_s: float
+
+
+def _stretches(player: _Player) -> list[_SameSteps]:
+    """Return the decode steps of an engine until its last answer ends, latest first.
+
+    A stretch takes the step time of its end, and of all its requests the earliest due time and the shortest time per
+    output token.
+    """
+    answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
+    found, begins = list[_SameSteps](), player.steps
+    for number, (_, _, to, _) in enumerate(answers):
+        if to == begins:
+            continue
+        dues = [(at + begins * tpot_s, tpot_s, counts) for at, tpot_s, _, counts in answers[number:] if tpot_s]
+        due_at = min((at for at, _, counts in dues if counts), default=math.inf)
+        urgent_at = min((at for at, _, _ in dues), default=math.inf)
+        tpot_s = min((tpot_s for _, tpot_s, _ in dues), default=0.0)
+        length = player.length + to - player.steps
+        step_s = OVERESTIMATE * player.cost.decode_s(len(answers) - number, length)[0]
+        found.append(_SameSteps(to, step_s, due_at, urgent_at, tpot_s))
+        begins = to
+    return found[::-1]
+
+
+def _play_to_the_end(players: list[_Player], tpot_s: float, *, at: float) -> LateRefusal | None:
+    """Check case 3 where all answers end: simulate their turns."""
+    playing: list[tuple[_Player, list[_SameSteps]]] = []
+    for player in players:
+        if player.prompts:  # too many to be played
+            return _too_long(sum(each.final_decode_s() for each in players), tpot_s)
+        if stretches := _stretches(player):
+            player.since = at
+            playing.append((player, stretches))
+    begun = {player: player.steps for player, _ in playing}
+    for _ in range(_MOST_LAST_TURNS):
+        if not playing:
+            return None
+        urgency, chosen = math.inf, playing[0]
+        for each in playing:
+            player, stretch = each[0], each[1][-1]
+            due_at = stretch.urgent_at + (player.steps - begun[player]) * stretch.tpot_s
+            due_at = max(player.since, min(due_at, player.since + PATIENCE_S))
+            if due_at < urgency:
+                urgency, chosen = due_at, each
+        player, stretches = chosen
+        stretch = stretches[-1]
+        at += stretch.step_s
+        due_at = stretch.due_at + (player.steps - begun[player]) * stretch.tpot_s
+        if at > due_at:
+            return LateRefusal(RefusalCase.DECODE_ROUND, f"a later token would come {_ms(at - due_at)} late")
+        player.steps += 1
+        player.since = at
+        if player.steps == stretch.to:
+            stretches.pop()
+            begun[player] = player.steps
+            if not stretches:
+                playing.remove(chosen)
+    cycle_s = sum(stretches[-1].step_s for _, stretches in playing)
+    return _too_long(cycle_s, tpot_s) if cycle_s > tpot_s else None

@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+
 from benchmarks.serving.gateway_objectives import (
     MODELS,
     POLICY,
@@ -13,6 +18,7 @@ from benchmarks.serving.gateway_objectives import (
     Wanted,
     around,
     figures,
+    offers_in,
     requests_at,
     table_of,
 )
@@ -76,12 +82,37 @@ def test_simulated_requests_meet_objectives_that_the_steps_allow() -> None:
     assert shares == [100.0, 0.0, 100.0, 0.0]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
+    """A decode of each of two models takes longer than a token may, and all answers end before they are late."""
+    decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
+    prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
+    asked = requests_at(16.0, seed=seed, for_s=10.0)
+    requests = [Length(each.at_s, each.model, len(each.prompt), each.output) for each in asked]
+    for policy in ("slinfer", "default"):
+        met = simulated_met(
+            requests, Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002),
+            Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
+        )  # fmt: skip
+        assert met == 100.0, policy
+
+
+def test_refused_offers_of_all_models_are_summed_by_case() -> None:
+    family = CounterMetricFamily("stoker_refused_offers", "Offers", labels=["model_name", "case"])
+    for model, case, count in (("a", "memory", 1), ("a", "decode-round", 2), ("b", "decode-round", 3)):
+        family.add_metric([model, case], count)
+    registry = CollectorRegistry()
+    registry.register(type("Offers", (), {"collect": lambda self: [family]})())
+    assert offers_in(generate_latest(registry).decode()) == {"memory": 1, "decode-round": 5}
+
+
 def test_the_policy_of_the_replays_can_be_made() -> None:
     assert session_policies.find(f"{POLICY}:accepting").make().dispatch
 
 
 def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:
-    side = {"statuses": {}, "ttft_p50_s": 0.1, "tpot_p50_s": 0.01, "rehearsed": 5.0, "simulated": ours - 4.0}
+    side = {"statuses": {}, "offers": {}, "ttft_p50_s": 0.1, "tpot_p50_s": 0.01, "rehearsed": 5.0}
+    side["simulated"] = ours - 4.0
     return {
         "seed": 1, "requests": 100, "capacity": 5.0, "ttft_s": 1.0, "tpot_s": 0.1, "load": [1.0],
         "delays": {"message_s": 0.001, "load_s": 2.0},

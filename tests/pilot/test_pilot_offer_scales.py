@@ -95,7 +95,7 @@ def test_step_times_of_the_manager_count_until_steps_are_measured(tmp_path: Path
 
 def test_engines_are_seen_with_what_they_have_to_do(pilot: Pilot) -> None:
     pilot.measure()
-    prompts = [(300, 103.0, 0.25)]
+    prompts = [(300, 103.0, 0.25, 0)]
     pilot.engines[1].publish(EngineWork(2, 150.0, 100.4, 0.25, 99.0, prompts, 3, 500))
     found = pilot.offer()
     assert found.new == UnreadPrompt(100, 105.0, 0.25)
@@ -110,7 +110,7 @@ def test_a_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> Non
     pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.3, 0.06, math.inf, [], 1, 200))
     pilot.offer(tokens=1000)
-    why = "a token of each request on the device would take 0.11 s, and 0.06 s are allowed"
+    why = "a round of decodes on its device would take 110 ms, and tpot is 60.0 ms"
     assert pilot.shell.take(told.CallsReturned).refused == why
     pilot.engines[1].publish(EngineWork(accepted_requests=1))
     pilot.offer(2, tokens=1000)
@@ -125,7 +125,7 @@ def test_recently_accepted_calls_count_until_an_engine_has_them(pilot: Pilot) ->
     assert [spec.call for run in pilot.shell.all(to_library.Run) for spec in run.calls] == [1, 2]
     # call 3 was refused, so its prompt does not count
     assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2
-    pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25), (100, 105.0, 0.25)], accepted_requests=2))
+    pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25, 0), (100, 105.0, 0.25, 0)], accepted_requests=2))
     assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
 
 
@@ -247,7 +247,7 @@ def test_a_cache_that_was_underestimated_is_asked_for(pilot: Pilot) -> None:
 
 def test_further_prompts_count_as_one(pilot: Pilot) -> None:
     pilot.measure()
-    prompts = [(10, 110.0 + number, 0.25) for number in range(40)]
+    prompts = [(10, 110.0 + number, 0.25, 64) for number in range(40)]
     pilot.engines[1].publish(EngineWork(prompts=prompts, accepted_requests=40))
     found = pilot.outlook(pilot.offer(), 2).prompts
     assert len(found) == 32
@@ -259,7 +259,7 @@ def test_wrong_bytes_on_the_board_never_break_the_agent(pilot: Pilot) -> None:
     chance = random.Random(3)
     for number in range(300):
         for engine in pilot.engines:
-            engine.publish(EngineWork(1, 150.0, 100.3, 0.25, math.inf, [(7, 103.0, 0.25)], 1, 200))
+            engine.publish(EngineWork(1, 150.0, 100.3, 0.25, math.inf, [(7, 103.0, 0.25, 0)], 1, 200))
         with pilot.board.open("r+b") as file:
             for _ in range(chance.randrange(1, 60)):
                 file.seek(chance.randrange(pilot.board.stat().st_size))

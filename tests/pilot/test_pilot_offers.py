@@ -10,7 +10,7 @@ from stoker.pilot.core.events import OfferWeighed, ProcessEnded
 from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
-from stoker.protocol.calls import CallSpec
+from stoker.protocol.calls import CallSpec, RefusalCase
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_pilot import ResizeLibrary, RunCalls, StopLibrary
 
@@ -44,7 +44,7 @@ def test_nothing_runs_before_it_is_weighed(pilot: CoreShell) -> None:
 def test_a_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
     assert pilot.take(told.CallsReturned) == told.CallsReturned(
-        LibraryId(1), (CallId(1),), refused="its first token would come 0.60 s late"
+        LibraryId(1), (CallId(1),), refused="its first token would come 600 ms late", case=RefusalCase.FIRST_TOKEN
     )
     assert pilot.all(to_library.Run) == []
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from core.even_cost import EvenCost
 
-from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt, why_late
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, UnreadPrompt, why_late
+from stoker.protocol.calls import RefusalCase
 from stoker.protocol.ids import LibraryId
 
 ONE, TWO = LibraryId(1), LibraryId(2)
@@ -26,7 +28,8 @@ def prompt(tokens: int = 400, due_in: float = 1.0, tpot_s: float = 0.25) -> Unre
 
 
 def judged(*engines: EngineOutlook, new: UnreadPrompt, free_in: float = 0.0) -> str:
-    return why_late(engines, ONE, new, now=0.0, free_at=free_in)
+    late = why_late(engines, ONE, new, now=0.0, free_at=free_in)
+    return late.why if late is not None else ""
 
 
 def test_a_request_joins_where_it_is_in_time() -> None:
@@ -44,7 +47,7 @@ def test_its_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_
 def test_a_prompt_that_waits_longer_is_read_first() -> None:
     early = idle(prompts=(prompt(400, 0.5),))
     # the first token needs both reads, and a step that writes
-    assert judged(early, new=prompt(400, 0.9)) == "its first token would come 0.04 s late"
+    assert judged(early, new=prompt(400, 0.9)) == "its first token would come 35.0 ms late"
     assert judged(early, new=prompt(400, 0.95)) == ""
 
 
@@ -71,7 +74,7 @@ def test_a_step_of_each_engine_fits_into_a_time_per_token(decode: float, is_in_t
     why = judged(mine, writing(due_in=5.0, decode=decode), new=prompt(10, 5.0))
     assert (2 * decode * OVERESTIMATE <= 0.25) == is_in_time
     assert (why == "") == is_in_time
-    assert is_in_time or why.startswith("a token of each request on the device would take 0.26 s")
+    assert is_in_time or why.startswith("a round of decodes on its device would take 264 ms, and tpot is 250 ms")
 
 
 def late(*, by_s: float, decode: float = 0.05) -> EngineOutlook:
@@ -100,3 +103,112 @@ def test_request_without_objective_has_its_turn_within_eight_seconds() -> None:
     busy = writing(due_in=2.0, decode=0.17)
     assert judged(idle(), busy, new=UnreadPrompt(3_000)) == ""
     assert judged(idle(), busy, new=UnreadPrompt(50_000)).startswith("a token of another request would come")
+
+
+# ---- answers that end
+
+
+def answering(*left: int, lead_s: float = 0.1, decode: float = 0.15, counts: int = 0) -> EngineOutlook:
+    """An engine whose answers write up to `left` tokens more. Their next tokens are due in `lead_s`, then every 0.25 s.
+    `counts`: how many further requests have an unknown longest answer.
+    """
+    answers = tuple(OpenAnswer(lead_s, 0.25, each) for each in left)
+    return EngineOutlook(TWO, EvenCost(decode), len(left) + counts, 100.0, lead_s, 0.25, answers=answers)
+
+
+def ending(most: int, *, due_in: float = 1.0) -> UnreadPrompt:
+    return UnreadPrompt(100, due_in, 0.25, most)
+
+
+def case_of(*engines: EngineOutlook, new: UnreadPrompt) -> RefusalCase | None:
+    late = why_late(engines, ONE, new, now=0.0, free_at=0.0)
+    return late.case if late is not None else None
+
+
+LEAD_S, STEP_S = 2.0, 0.15 * OVERESTIMATE
+"""Two engines write a token each in 0.33 s, so an answer that is 2 s ahead loses 0.08 s with each token."""
+
+
+@pytest.mark.parametrize(("left", "is_in_time"), [(20, True), (30, False)])
+def test_short_answers_end_before_their_lead_is_lost(left: int, is_in_time: bool) -> None:
+    mine = EngineOutlook(ONE, EvenCost(0.15))
+    found = case_of(mine, answering(left, lead_s=LEAD_S), new=ending(left, due_in=LEAD_S))
+    assert found is (None if is_in_time else RefusalCase.DECODE_ROUND)
+
+
+@pytest.mark.parametrize("unknown", ["new", "waiting", "writing", "very long"])
+def test_rounds_decide_where_an_answer_may_go_on(unknown: str) -> None:
+    prompts = (UnreadPrompt(10, LEAD_S, 0.25, 0 if unknown == "waiting" else 9),)
+    mine = EngineOutlook(ONE, EvenCost(0.15), prompts=prompts)
+    most = {"new": 0, "very long": 100_000}.get(unknown, 9)
+    long = unknown == "very long"
+    other = answering(most if long else 9, lead_s=1e4 if long else LEAD_S, counts=unknown == "writing")
+    assert case_of(mine, other, new=ending(most, due_in=1e4)) is RefusalCase.DECODE_ROUND
+    known = EngineOutlook(ONE, EvenCost(0.15), prompts=(UnreadPrompt(10, LEAD_S, 0.25, 9),))
+    assert case_of(known, answering(9, lead_s=LEAD_S), new=ending(9, due_in=100.0)) is None
+
+
+def test_answer_that_is_late_already_refuses_no_other_to_the_end() -> None:
+    mine = EngineOutlook(ONE, EvenCost(0.15), 1, 100.0, 8.0, 0.25, answers=(OpenAnswer(8.0, 0.25, 12),))
+    late = EngineOutlook(
+        TWO, EvenCost(0.15), 1, 100.0, math.inf, 0.25, late_at=-9.0, answers=(OpenAnswer(-9.0, 0.25, 12),)
+    )
+    assert case_of(mine, late, new=ending(12, due_in=8.0)) is None
+    assert case_of(mine, answering(12, lead_s=0.16), new=ending(12, due_in=8.0)) is RefusalCase.OTHERS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_accepted_request_makes_none_late_when_turns_are_played(seed: int) -> None:
+    """Play the turns one by one, as the pilot orders them, and compare with the answer of the validation."""
+    chance = random.Random(f"to the end/{seed}")
+    accepted = refused = 0
+    for _ in range(60):
+        lengths = [[chance.randint(1, 60) for _ in range(chance.randint(0, 4))] for _ in range(2)]
+        leads = [[chance.uniform(0.3, 4.0) for _ in each] for each in lengths]
+        new, mine_s, theirs_s = ending(chance.randint(2, 60)), chance.uniform(0.05, 0.2), chance.uniform(0.05, 0.2)
+        engines = [
+            EngineOutlook(
+                library, EvenCost(step_s), len(left), 100.0, min(ahead, default=math.inf), 0.25 if left else 0.0,
+                answers=tuple(OpenAnswer(at, 0.25, count) for at, count in zip(ahead, left, strict=True)),
+            )
+            for library, step_s, left, ahead in zip((ONE, TWO), (mine_s, theirs_s), lengths, leads, strict=True)
+        ]  # fmt: skip
+        is_late = late_if_played(engines, new)
+        if why_late(engines, ONE, new, now=0.0, free_at=0.0) is None:
+            accepted += 1
+            assert not is_late
+        else:
+            refused += 1
+    assert accepted
+    assert refused
+
+
+def late_if_played(engines: list[EngineOutlook], new: UnreadPrompt) -> bool:
+    """Return whether a token is late with steps that take a tenth longer than measured, by the earliest due time."""
+    left = {each.library: [list(answer) for answer in each.answers] for each in engines}
+    unread = [new]
+    at, since = 0.0, dict.fromkeys(left, 0.0)
+    while unread or any(left.values()):
+        dues = {
+            library: min([*(due for due, _, _ in answers), *(each.due_at for each in unread if library == ONE)])
+            for library, answers in left.items()
+            if answers or (unread and library == ONE)
+        }
+        library = min(dues, key=lambda each: (max(since[each], dues[each]), since[each]))
+        engine = next(each for each in engines if each.library == library)
+        if library == ONE and unread:
+            at += OVERESTIMATE * engine.cost.prefill_s(new.tokens, new.tokens / 2)
+            if at > new.due_at:
+                return True
+            left[ONE].append([new.due_at + 0.25, 0.25, new.most - 1])
+            unread.clear()
+        else:
+            at += OVERESTIMATE * engine.cost.decode_s(len(left[library]), 100.0)[0]
+            for answer in left[library]:
+                if at > answer[0] + 1e-9:
+                    return True
+                answer[0] += 0.25
+                answer[2] -= 1
+        left[library] = [answer for answer in left[library] if answer[2] > 0]
+        since[library] = at
+    return False

@@ -26,6 +26,7 @@ from stoker.contexts.inference.adapter import EngineWork, GenerationRequest, wor
 from stoker.contexts.inference.engine_thread import Generation
 from stoker.pilot.library import library_turns
 from stoker.pilot.library.library_turns import (
+    MOST_ANSWERS,
     MOST_PROMPTS,
     ROWS,
     WORK_BYTES,
@@ -395,7 +396,7 @@ def test_next_library_is_woken_before_this_one_writes_its_work(tmp_path: Path) -
         turns.begin(work=work)  # the other library is soon overdue
     assert found == [TurnState.HOLDS]
     [beside] = [beside for row, beside in rows_in(board.path.read_bytes()) if row.library == 1]
-    assert unpacked(beside) == (1, EngineWork(rows=3, prompts=[]))
+    assert unpacked(beside) == (1, EngineWork(rows=3, prompts=[], answers=[]))
     turns.close()
 
 
@@ -438,24 +439,26 @@ def test_work_tells_late_tokens_from_those_that_are_due() -> None:
     work = work_of(requests, now=10.0, accepted_requests=7, mean_output=4.0)
     assert (work.rows, work.length) == (3, (12 + 11 + 35) / 3)
     assert (work.late_at, work.due_at, work.tpot_s) == (pytest.approx(9.4), 10.5, 0.2)
-    assert work.prompts == [(20, 11.0, 0.0), (50, 12.0, 0.3)]
+    assert work.prompts == [(20, 11.0, 0.0, 64), (50, 12.0, 0.3, 64)]
+    assert work.answers == [(pytest.approx(9.4), 0.2, 62), (10.5, 0.5, 63), (math.inf, 0.0, 59)]
     assert (work.accepted_requests, work.peak_tokens) == (7, 14 + 14 + 35 + 54 + 24)
     assert work_of([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(prompts=[], accepted_requests=7)
 
 
 def test_what_is_packed_is_read_again() -> None:
-    work = EngineWork(3, 20.5, 7.0, 0.25, math.inf, [(5, 8.0, 0.25), (6, math.inf, 0.0)], 9, 200)
+    prompts, answers = [(5, 8.0, 0.25, 64), (6, math.inf, 0.0, 0)], [(7.0, 0.25, 9)]
+    work = EngineWork(3, 20.5, 7.0, 0.25, math.inf, prompts, 9, 200, answers)
     data = packed(LibraryId(4), work)
     assert len(data) <= WORK_BYTES
     assert unpacked(data.ljust(WORK_BYTES, b"?")) == (4, work)
 
 
 def test_many_prompts_are_kept_within_the_row() -> None:
-    prompts = [(1, float(number), 0.0) for number in range(100)]
-    data = packed(LibraryId(4), EngineWork(prompts=prompts))
+    prompts = [(1, float(number), 0.0, 9) for number in range(100)]
+    data = packed(LibraryId(4), EngineWork(prompts=prompts, answers=[(1.0, 0.1, 1)] * MOST_ANSWERS))
     assert len(data) == WORK_BYTES
     found = unpacked(data)
-    assert found[1].prompts == [*prompts[: MOST_PROMPTS - 1], (100 - MOST_PROMPTS + 1, 99.0, 0.0)]
+    assert found[1].prompts == [*prompts[: MOST_PROMPTS - 1], (100 - MOST_PROMPTS + 1, 99.0, 0.0, 0)]
 
 
 def test_half_written_and_wrong_bytes_are_no_work() -> None:
@@ -465,13 +468,13 @@ def test_half_written_and_wrong_bytes_are_no_work() -> None:
     for _ in range(500):
         assert unpacked(chance.randbytes(WORK_BYTES)) is None
         wrong = data.copy()
-        wrong[chance.randrange(60)] ^= 1 << chance.randrange(8)
+        wrong[chance.randrange(64)] ^= 1 << chance.randrange(8)
         assert unpacked(bytes(wrong)) is None
 
 
 @pytest.mark.parametrize("number", [math.nan, -1.0, math.inf])
 def test_numbers_that_no_engine_has_are_no_work(number: float) -> None:
     data = bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0)).ljust(WORK_BYTES, b"\0"))
-    struct.pack_into("<d", data, 4 + 16, number)  # replace a number, and make the checksum valid again
-    struct.pack_into("<I", data, 0, zlib.crc32(data[4 : 4 + 64]))
+    struct.pack_into("<d", data, 4 + 20, number)  # replace a number, and make the checksum valid again
+    struct.pack_into("<I", data, 0, zlib.crc32(data[4 : 4 + 68]))
     assert unpacked(bytes(data)) is None

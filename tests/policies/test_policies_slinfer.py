@@ -13,12 +13,13 @@ from stoker.contexts.recipe import NO_LIMITS, LibraryLimits
 from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.core.events import AdviceArrived, AskAdvice, ContextAdvice, CostAdvice
 from stoker.manager.core.libraries import LOAD_TRIES
+from stoker.manager.core.report import session_status
 from stoker.manager.core.seams import PolicyError, Send
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.slinfer import slinfer
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
-from stoker.protocol.calls import CallProgress, Features, Objective
+from stoker.protocol.calls import CallProgress, Features, Objective, RefusalCase
 
 GB = 1_000_000_000
 SOON = Objective(ttft_s=1.0, tpot_s=0.25)
@@ -69,11 +70,12 @@ class Lab(Cluster):
         assert order.offer
         return self.names[order.calls[0].call], order.reserve_bytes / GB
 
-    def refuse(self, pilot: str, name: str, *, required: int = 0, over_s: float = 0.0) -> Lab:
+    def refuse(
+        self, pilot: str, name: str, *, required: int = 0, over_s: float = 0.0, case: RefusalCase | None = None
+    ) -> Lab:
         [library] = self.holders(name)
-        call = self.ids[name]
-        back = say.CallsReturned(library.id, (call,), refused="late", required_bytes=required, over_s=over_s)  # type: ignore[arg-type]
-        self.report(pilot, back)
+        call = (self.ids[name],)
+        self.report(pilot, say.CallsReturned(library.id, call, "late", False, required, over_s, case))  # type: ignore[arg-type]
         return self
 
 
@@ -534,6 +536,27 @@ def test_a_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
     lab.wait(0.3)
     assert not lab.ended["y"].ok
     assert lab.ended["y"].failure.message.startswith("its first token would come more than 0.")  # type: ignore[union-attr]
+
+
+def test_refused_offers_are_counted_by_case_and_said_in_the_drop() -> None:
+    lab = Lab().models("a", limits=LibraryLimits(most=1)).pilot_of("cpu", "cpu").ask("x")
+    lab.started("cpu")
+    lab.offered("cpu")
+    cases = [RefusalCase.DECODE_ROUND] * 3 + [RefusalCase.MEMORY]
+    for case in cases:
+        lab.ask("y" + str(lab.now)).offered("cpu")
+        lab.refuse("cpu", f"y{lab.now}", case=case)
+        lab.wait(0.01)
+    while len(lab.ended) < len(cases):
+        lab.wait(0.1)
+        while lab.mail.get("cpu"):
+            lab.refuse("cpu", lab.offered("cpu")[0])
+    counts = {"decode-round": 3, "memory": 1}
+    found = {status.name: status.refused_offers for status in session_status(lab.core.state).contexts}
+    assert found["a"] == counts
+    assert "offers that pilots refused: 3 decode-round, 1 memory" in lab.story("a")
+    for end in lab.ended.values():
+        assert end.failure.message.endswith("; no library took it: late")  # type: ignore[union-attr]
 
 
 def test_a_model_that_fits_nowhere_is_told() -> None:

@@ -28,7 +28,7 @@ from stoker.manager.sim.run import Simulation
 from stoker.pilot.core import reactor
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.state import CoreState
-from stoker.pilot.core.turns import why_late
+from stoker.pilot.core.turns import LateRefusal, why_late
 
 NAME, TITLE = "slinfer_decisions", "what it costs to place a call of a language model (slinfer)"
 SIZE, MODELS = "llama-2-7b", 128
@@ -84,8 +84,8 @@ class DecisionTimer:
 
         return noted
 
-    def validations(self, why_not: Callable[..., str]) -> Callable[..., str]:
-        def timed(*args: Any, **more: Any) -> str:
+    def validations(self, why_not: Callable[..., LateRefusal | None]) -> Callable[..., LateRefusal | None]:
+        def timed(*args: Any, **more: Any) -> LateRefusal | None:
             began = time.process_time()
             found = why_not(*args, **more)
             took = time.process_time() - began

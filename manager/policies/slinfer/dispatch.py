@@ -3,7 +3,7 @@
 A call is offered to ready instances in turn: CPUs first, then the largest batches (§VIII-B). The manager checks memory;
 the pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all refuse, neighbours
 with smaller batches make room (§VIII-A): an offer names them, and they end if the pilot accepts it. Otherwise the call
-waits for a loading instance that will serve it in time, or a new instance is loaded (§V). A call that finds none is
+waits for a loading instance that will serve it in time, or one wakes or is loaded (§V). A call that finds none is
 tried again in rounds, and dropped once its first token would be late (§IX-B).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
 from stoker.manager.core.seams import (
@@ -37,6 +37,7 @@ from stoker.manager.policies.slinfer.placement import (
     instances,
     loading,
     shares_by_token,
+    sleeping,
 )
 from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_left_s, first_token_s
 from stoker.manager.policies.where_to_load import is_probed
@@ -79,12 +80,13 @@ class OfferByHeadroom(HottestFirst):
     ) -> None:
         super().__init__()
         self._sizes = sizes
-        self._idle = IdleTimers(keep_alive_s)
+        self._idle = IdleTimers(keep_alive_s, sleeps=True)
         self._placement = placement
         self._consolidates = consolidates
         self._drops = drops
         self._offered: dict[int, Send] = {}  # Last offer of each call
         self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # Refusals of a call since its last new try
+        self._why: dict[int, str] = {}  # Last refusal of each call
         self._expected: dict[LibraryId, dict[int, Call]] = {}  # Waiting calls that each loading instance will serve
         self._asked: set[str] = set()  # Contexts whose step times were requested
 
@@ -106,6 +108,8 @@ class OfferByHeadroom(HottestFirst):
         refused = self._refused.setdefault(call.id, {})
         library, again = view.libraries.get(last.library), last.library in refused or bool(last.preempts)
         refused[last.library] = _Refusal()
+        if library is not None:
+            self._why[call.id] = library.refusal
         if library is not None and not again and library.admits(call):  # once only: it may refuse again
             refused[last.library] = _Refusal(library.required_bytes, library.over_s)
             grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
@@ -117,7 +121,7 @@ class OfferByHeadroom(HottestFirst):
         return self._offers(view, library) if shares_by_token(library.context) else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Unload an idle instance early: loads are fast, and it occupies a device (§IX-I4)."""
+        """End an idle instance early, or let it sleep: loads are fast, and it occupies a device (§IX-I4)."""
         if not shares_by_token(library.context):
             return super().dry(view, library)
         if library.context.limits.keep_alive_s is not None:  # residency unloads it after this time
@@ -133,7 +137,8 @@ class OfferByHeadroom(HottestFirst):
         return self._again(view, context) if shares_by_token(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        for notes in (self._offered, self._refused):
+        notes: dict[int, Any]
+        for notes in (self._offered, self._refused, self._why):
             for id in [id for id in notes if id not in view.calls]:
                 del notes[id]
         for id in [id for id in self._expected if not _is_loading(view, id)]:
@@ -151,6 +156,8 @@ class OfferByHeadroom(HottestFirst):
             self._refused.pop(call.id, None)
             if self._drops and (late_s := _late_s(view, call)) > 0:
                 why = f"its first token would come more than {late_s:.2f} s late"
+                if last := self._why.get(call.id):
+                    why += f"; no library took it: {last}"
                 yield Drop(call.id, why, retry_after_s=_frees_in_s(view, call))
             else:
                 yield from self._plan(view, call)
@@ -198,10 +205,11 @@ class OfferByHeadroom(HottestFirst):
                     yield send
                     return
         if not self._waits_for_load(view, call):
-            known = set(context.libraries)
+            known = {library.id for library in loading(context)}
             yield from self._placement.new_instance(view, call)
-            for id in context.libraries.keys() - known:
-                self._expected[id] = {call.id: call}
+            for library in loading(context):
+                if library.id not in known:
+                    self._expected[library.id] = {call.id: call}
 
     def _preempt(self, view: View, library: Library, call: Call, refusal: _Refusal) -> Send | None:
         """Offer a call to an instance whose growth neighbours hinder, by memory or by decode time (§VIII-A)."""
@@ -277,7 +285,6 @@ class ResizeLate(LoadWhereWanted):
     contexts without a keep-alive of their own.
     """
 
-    lets_sleep = False  # no instance waits for a wake
     period_s = _ROUND_S
 
     def __init__(
@@ -293,7 +300,8 @@ class ResizeLate(LoadWhereWanted):
         """Fail calls of a model that can be loaded nowhere."""
         if not shares_by_token(context):
             return super().wanted(view, context)
-        nowhere = None if loading(context) or instances(context) else self.why_nowhere(view, context)
+        is_somewhere = loading(context) or instances(context) or sleeping(context)
+        nowhere = None if is_somewhere else self.why_nowhere(view, context)
         return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:

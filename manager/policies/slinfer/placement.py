@@ -5,8 +5,10 @@ An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It 
 because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
 come first, then instances with large batches, so that small batches end. A new instance goes to the pilot where it
 leaves the least memory (bin-packing, §V), and there to the least busy device. The paper's nodes have one GPU. Here a
-block ends with its last pilot, so an empty device next to a busy one saves nothing. The manager does not know how many
-tokens a request has written (O_r of eq. 2). The pilot does, and its refusal states the bytes that it requires.
+block ends with its last pilot, so an empty device next to a busy one saves nothing. An instance that makes room may
+sleep, and a sleeper wakes before one is loaded; the paper has no sleepers, and its contexts cannot sleep. The manager
+does not know how many tokens a request has written (O_r of eq. 2). The pilot does, and its refusal states the bytes
+that it requires.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import NamedTuple
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
-from stoker.manager.core.seams import Action, Load, Resize, Unload, View
+from stoker.manager.core.seams import Action, Load, Resize, Unload, View, Wake
 from stoker.manager.policies.keep_alive import room_for_more
+from stoker.manager.policies.sleeping import is_asleep, make_place, may_sleep, more_to_wake, wakeable
 from stoker.manager.policies.slinfer.validation import (
     ComputeOutlook,
     Shadow,
@@ -165,6 +168,40 @@ def loading(context: Context) -> list[Library]:
     return [x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable]
 
 
+def sleeping(context: Context) -> list[Library]:
+    return [x for x in context.libraries.values() if x.state is LibraryState.ASLEEP]
+
+
+def _leavable(libraries: Iterable[Library]) -> list[Library]:
+    """Return idle libraries and sleepers that no call waits for, least recently used first."""
+    found = [
+        x
+        for x in libraries
+        if (x.state is LibraryState.READY and not x.load) or (is_asleep(x) and not x.context.queue.count)
+    ]
+    return sorted(found, key=lambda library: (library.used_at, library.id))
+
+
+def _first_leaving(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
+    """Return the first libraries whose end frees `size` bytes of a device, and the bytes that are then free."""
+    room, gone = device.budget_bytes, list[Library]()
+    for library in leavable:
+        if room >= size:
+            break
+        gone.append(library)
+        room += library.promised_bytes
+    return room, gone
+
+
+def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: Context) -> tuple[list[Action], int]:
+    """Return actions that end libraries or let them sleep for `size` bytes of a context, and the bytes then free."""
+    why = f"{of.recipe.name} needs the memory, and no call runs here"
+    if not any(map(may_sleep, gone)):
+        return [Unload(library.id, why) for library in gone], room
+    plan, rooms = make_place({device: size}, gone, why=why, sleeps=True)
+    return plan, rooms[device]
+
+
 def _has_most(view: View, context: Context) -> bool:
     """True if a context has its largest number of libraries (`max_libraries`)."""
     room = room_for_more(view, context, cut_s=_CUT_S)
@@ -205,31 +242,45 @@ class InstancePlaces:
         self._uses_cpus = uses_cpus
 
     def new_instance(self, view: View, call: Call) -> list[Action]:
-        """Load an instance for a call and unload idle instances if needed; empty if none would serve it in time."""
+        """Wake or load an instance for a call, and end idle ones if needed; empty if none would serve it in time."""
+        if wakes := self._wake(view, call):
+            return wakes
         found: list[tuple[_Rank, Device, int, int, list[Library]]] = []
         for device, size, idle in self.places(view, call):
-            room, gone = device.budget_bytes, list[Library]()
-            for library in idle:
-                if room >= size:
-                    break
-                gone.append(library)
-                room += library.promised_bytes
+            room, gone = _first_leaving(idle, device, size)
             rank = self._rank(view, device, left_bytes=room - size, unloads=len(gone))
             found.append((rank, device, size, room, gone))
         found.sort(key=lambda each: each[0])
         for _, device, size, room, gone in found:
             if self._serves(view, device, call, Shadow()):
-                promised = self._promised(call.group.context, device, size, room)
-                load = Load(RecipeKey(call.group.context.recipe.key), device.pilot.id, (device.id,), promised)
-                why = f"{call.group.context.recipe.name} needs the memory, and no call runs here"
-                return [*(Unload(library.id, why) for library in gone), load]
+                context = call.group.context
+                ends, room = _ends(gone, device, size=size, room=room, of=context)
+                promised = self._promised(context, device, size, room)
+                return [*ends, Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
+        return []
+
+    def _wake(self, view: View, call: Call) -> list[Action]:
+        """Wake the last used sleeper that will serve a call in time; other idle libraries make room for it."""
+        context, soon_s = call.group.context, left_s(view, call)
+        for sleeper in wakeable(view, context):
+            [device], needed = sleeper.devices, more_to_wake(sleeper)
+            if (device.facts.on_host and not self._uses_cpus) or self._compute.is_too_slow(device, call, left_s=soon_s):
+                continue
+            others = [x for x in staying(device) if x is not sleeper]
+            room, gone = _first_leaving(_leavable(others), device, needed)
+            if room >= needed and self._serves(view, device, call, Shadow()):
+                ends, _ = _ends(gone, device, size=needed, room=room, of=context)
+                return [*ends, Wake(sleeper.id)]
         return []
 
     def least_instance(self, view: View, context: Context) -> list[Action]:
-        """Load an instance on free memory if a context has less than its least number."""
+        """Wake an instance, or load one on free memory, if a context has less than its least number."""
         ready = instances(context)
         if len(ready) >= context.limits.least:
             return []
+        for sleeper in wakeable(view, context):
+            if sleeper.devices[0].budget_bytes >= more_to_wake(sleeper):
+                return [Wake(sleeper.id)]
         taken = {device for library in context.libraries.values() for device in library.devices}
         fitting: list[tuple[_Rank, Device, int]] = []
         for device in view.devices():
@@ -269,7 +320,7 @@ class InstancePlaces:
         """Yield devices that have the memory for a new instance and are fast enough for a call, its bytes, and idle
         instances, least recently used first.
 
-        With `ends_idle`, idle instances may be unloaded. `shadow`: assumed departures and moves.
+        With `ends_idle`, these may end or sleep. `shadow`: assumed departures and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
         if _has_most(view, context):
@@ -282,7 +333,7 @@ class InstancePlaces:
             here = [library for library in staying(device) if library.id not in shadow.leaving]
             if any(library.context is context for library in here):
                 continue
-            idle = [x for x in here if x.state is LibraryState.READY and not x.load]
+            idle = _leavable(here)
             size, room = self.size(device, call), shadow.room_bytes(device, but=context)
             if room + (sum(library.promised_bytes for library in idle) if ends_idle else 0) < size:
                 continue
@@ -291,11 +342,10 @@ class InstancePlaces:
             if _load_disturbs(context, device):
                 continue
             if may_load(view, context, device):
-                idle.sort(key=lambda library: (library.used_at, library.id))
                 yield device, size, idle
 
     def _serves(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
-        return not self._compute.why_not_here(view, device, call, shadow=shadow)
+        return self._compute.why_not_here(view, device, call, shadow=shadow) is None
 
     # ---- calls that are assumed to move
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
-from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt, why_late
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, LateRefusal, OpenAnswer, UnreadPrompt, why_late
 from stoker.protocol.ids import LibraryId
 
 LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected time of a load that overruns it
@@ -38,6 +38,11 @@ def output_tokens(call: Call) -> int:
     """Return a call's expected output tokens: the mean of its context's ended calls (§VII-A)."""
     features = call.spec.features
     return features.expected_output if features is not None else 0
+
+
+def longest_output(call: Call) -> int:
+    features = call.spec.features
+    return features.most_output if features is not None else 0
 
 
 def staying(device: Device) -> list[Library]:
@@ -63,8 +68,8 @@ def cold_start_s(view: View, call: Call) -> float:
     longest_s = 0.0
     for library in call.group.context.libraries.values():
         if library.state is LibraryState.LOADING and library.usable:
-            loads_s = view.now - library.started_at + LOOK_AGAIN_S
-            longest_s = max(longest_s, loads_s, call.group.context.load_s)
+            context, loads_s = library.context, view.now - library.started_at + LOOK_AGAIN_S
+            longest_s = max(longest_s, loads_s, context.wake_s if library.is_waking else context.load_s)
         elif library.state is LibraryState.READY and library.ready_at > call.submitted_at:
             longest_s = max(longest_s, library.ready_at - library.started_at)
     return longest_s
@@ -167,18 +172,20 @@ class ComputeOutlook:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest)."""
+        """True if a decode step of a new instance would leave the others too little time (case 3, the cheapest), and
+        answers may be endless.
+        """
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
-        if cost is None or not tpot_s:
+        if cost is None or not tpot_s or longest_output(call):
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
-    def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> str:
-        """Return why an instance of a call's context on a device should not take the call (§VI-C); empty if it may."""
+    def why_not_here(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
+        """Return why an instance of a call's context on a device should not take the call (§VI-C); None if it may."""
         context = call.group.context
         cost = self.cost(context, device)
         if cost is None:
-            return ""
+            return None
         joined = shadow.prompts(device)
         engines, to = list[EngineOutlook](), _NEW
         for library in staying(device):
@@ -213,7 +220,7 @@ class ComputeOutlook:
             return None
         cycle_s = self.cycle_s(library.devices[0], now=now)
         rows, length, dues_at, tpot_s = 0, 0, [math.inf], 0.0
-        prompts = list[UnreadPrompt]()
+        prompts, answers = list[UnreadPrompt](), list[OpenAnswer]()
         for call in library.held.values():
             written = _written(call, cost, cycle_s=cycle_s, now=now)
             due_at = _due_at(call, library, written=written)
@@ -223,6 +230,8 @@ class ComputeOutlook:
             rows += 1
             length += prompt_tokens(call) + written
             each_s = call.group.options.objective.tpot_s
+            if most := longest_output(call):
+                answers.append(OpenAnswer(due_at, each_s, max(1, most - written)))
             if each_s:
                 dues_at.append(due_at)
                 tpot_s = min(tpot_s, each_s) if tpot_s else each_s
@@ -230,7 +239,9 @@ class ComputeOutlook:
         soonest = min(at for at in dues_at if at >= now)
         late_at = min((at for at in dues_at if at < now), default=math.inf)
         mean = length / rows if rows else 0.0
-        return EngineOutlook(library.id, cost, rows, mean, soonest, tpot_s, tuple(prompts), late_at)
+        return EngineOutlook(
+            library.id, cost, rows, mean, soonest, tpot_s, tuple(prompts), late_at, answers=tuple(answers)
+        )
 
     def _forget(self, now: float) -> None:
         if now != self._at:
@@ -247,7 +258,7 @@ def _written(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> in
 
 
 def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
-    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s)
+    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, longest_output(call))
 
 
 def left_s(view: View, call: Call) -> float:

@@ -122,6 +122,7 @@ def _are_sound(features: Features) -> bool:
         0 <= features.items <= most
         and 0 <= features.input_length <= most
         and 0 <= features.expected_output <= most
+        and 0 <= features.most_output <= most
         and 0.0 <= features.fixed_s <= MOST_S
         and 0.0 <= features.shared_s <= MOST_S
     )
@@ -135,7 +136,7 @@ def _spec(spec: CallSpec) -> str:
     ))  # fmt: skip
 
 
-_features = _all(_counts("items", "input_length", "expected_output"), _times("fixed_s", "shared_s"))
+_features = _all(_counts("items", "input_length", "expected_output", "most_output"), _times("fixed_s", "shared_s"))
 
 
 # ---- from pilots

@@ -27,7 +27,7 @@ always allowed.
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown).
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: longest answer.
 
     `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: further device seconds, which a gang
     divides. Calls of one `kind` end after a similar share of their items.
@@ -39,6 +39,7 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fixed_s: float = 0.0
     kind: str = ""
     shared_s: float = 0.0
+    most_output: int = 0
 
     def before_items_s(self, size: int) -> float:
         """Return the seconds that a gang works before the first item.
@@ -99,6 +100,21 @@ class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: Payload
     features: Features | None = None
     progress: bytes = b""
+
+
+class RefusalCase(enum.Enum):
+    """Why a pilot refuses an offered call. The first three are the cases of SLINFER §VI-C."""
+
+    FIRST_TOKEN = "first-token"
+    """Its first token would be late."""
+    OTHERS = "other-requests"
+    """A token of another request would be late."""
+    DECODE_ROUND = "decode-round"
+    """A decode step of each engine on the device takes longer than a token may."""
+    MEMORY = "memory"
+    """Its cache does not fit into device memory."""
+    ENDS = "library-ends"
+    """The library or its pilot is about to end, or the library sleeps."""
 
 
 class FailureKind(enum.Enum):

@@ -97,6 +97,7 @@ class ContextStatus(msgspec.Struct, frozen=True):
     """A context: its libraries, loads and reuse. `ended`: calls that ended in any way. `served`: calls that its
     libraries completed, a gang's call once per library. `arguments`: the loader's, as text. `speeds`: slower device
     kinds, if their speeds are known. `wake_s`: seconds that the last sleeping library took to wake (0: none has).
+    `refused_offers`: calls that pilots refused, by the value of their `RefusalCase`.
     """
 
     key: str
@@ -121,6 +122,7 @@ class ContextStatus(msgspec.Struct, frozen=True):
     speeds: tuple[KindSpeed, ...] = ()
     asleep: int = 0
     wake_s: float = 0.0
+    refused_offers: dict[str, int] = {}
 
     @property
     def title(self) -> str:

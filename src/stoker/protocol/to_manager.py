@@ -10,7 +10,7 @@ from stoker.contexts.inference.adapter import EngineLoad, TokenCache
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.step_times import StepTimes
 from stoker.protocol.blocks import BlockPhase, LossReason
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, ListedState
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, ListedState, RefusalCase
 from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
 
@@ -356,7 +356,7 @@ class CallsReturned(_Message, frozen=True, tag="returned"):
     """A library returns unstarted calls by order, or a pilot refuses calls (`refused`: why). `need_function`: True if
     the pilot no longer has the function. `required_bytes`: the reservation per device with which the library could
     accept the call (0: refused for another reason). `over_s`: seconds by which a decode step of each engine on the
-    device would exceed the time per output token (0: refused for another reason).
+    device would exceed the time per output token (0: refused for another reason). `case`: of a refused offer.
     """
 
     library: LibraryId
@@ -365,6 +365,7 @@ class CallsReturned(_Message, frozen=True, tag="returned"):
     need_function: bool = False
     required_bytes: int = 0
     over_s: float = 0.0
+    case: RefusalCase | None = None
 
 
 class OfferAccepted(_Message, frozen=True, tag="accepted"):
