@@ -16,9 +16,11 @@ import msgspec
 
 from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
 from stoker.manager.core.nouns import Device, Library
-from stoker.manager.core.seams import Policies
+from stoker.manager.core.seams import Action, Policies, Unload, View
 from stoker.manager.policies.named import SHIPPED
+from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
 from stoker.manager.policies.slinfer.placement import InstancePlaces
+from stoker.manager.policies.slinfer.validation import staying
 from stoker.protocol.calls import Objective
 
 FILE = Path(__file__).with_name("authors_program.toml")
@@ -112,28 +114,39 @@ def baseline_settings(rows: Iterable[str]) -> dict[str, float]:
 
 
 def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
-    """Return the policy `slinfer` with these rows; the end of an idle instance is as in the policy."""
+    """Return the policy `slinfer` with these rows. They replace parts of this one copy of the policy."""
     policies = SHIPPED["slinfer"].make(**settings)
+    if not rows:
+        return policies
+    dispatch = policies.dispatch
+    assert isinstance(dispatch, OfferByHeadroom)
     if "polls" in rows:
-        policies.dispatch.period_s = program().polls.every_s  # type: ignore[misc]  # a constant of the policy's class
+        dispatch.period_s = program().polls.every_s
     if "caps" in rows:
         caps = program().caps
-        cap_places(policies.dispatch._placement, {GPU: caps.gpu[size], CPU: caps.cpu[size]})  # type: ignore[attr-defined]
+        _cap(dispatch._placement, {GPU: caps.gpu[size], CPU: caps.cpu[size]})
+    if "keep_alive" in rows:
+        _end_idle_on_cpus(dispatch)
     return policies
 
 
-def cap_places(placement: InstancePlaces, most: dict[str, int]) -> None:
-    """Let a placement load at most so many instances on a device of each kind. An idle one on a CPU does not count."""
+def _cap(placement: InstancePlaces, most: dict[str, int]) -> None:
     places = placement.places
 
     def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:
         for device, size, idle in places(*args, **more):
-            if counted(device) < most[device.facts.kind]:
+            if len(staying(device)) < most[device.facts.kind]:
                 yield device, size, idle
 
     placement.places = capped  # type: ignore[method-assign]
 
 
-def counted(device: Device) -> int:
-    on_gpu = device.facts.kind == GPU
-    return sum(on_gpu or bool(library.load) or not library.ready_at for library in device.libraries.values())
+def _end_idle_on_cpus(dispatch: OfferByHeadroom) -> None:
+    dry = dispatch.dry
+
+    def ends(view: View, library: Library) -> Iterable[Action]:
+        if library.devices[0].facts.on_host:
+            return (Unload(library.id, "it serves nothing"),)
+        return dry(view, library)
+
+    dispatch.dry = ends  # type: ignore[method-assign]
