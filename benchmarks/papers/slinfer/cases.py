@@ -87,7 +87,7 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
     system, nodes, rows = case.system, case.nodes, case.program
     if rows:
         if len(case.sizes) > 1:
-            raise ValueError("the reading \"authors' program\" has models of one size")
+            raise ValueError("the authors' program has models of one size")
         nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)

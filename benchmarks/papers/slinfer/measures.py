@@ -62,7 +62,7 @@ def measure(
     """Measure a run.
 
     Args:
-        log: what happened in the run.
+        log: the run's events.
         arrivals: its requests.
         kinds: kind of node of each pilot.
         for_s: seconds of the workload.

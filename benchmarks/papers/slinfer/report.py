@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers import common
-from benchmarks.papers.common import Store, table
+from benchmarks.papers.common import Store, filled, table
 from benchmarks.papers.slinfer import authors, tables
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case, Result
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S
@@ -27,7 +26,7 @@ from benchmarks.papers.slinfer.tables import (
     SHORT,
     SIZES,
 )
-from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
+from benchmarks.papers.slinfer.worlds import CPU, GPU
 
 MISSING = "–"
 Of = Callable[[Case], Result | None]
@@ -47,6 +46,10 @@ class Verdict(msgspec.Struct, frozen=True):
     paper: str
     here: str
     miss: str | None
+
+    @property
+    def said(self) -> str:
+        return f"{self.here} ({'not run' if self.miss is None else self.miss or 'inside'})"
 
     @property
     def row(self) -> list[str]:
@@ -161,13 +164,15 @@ PAGE = Path(__file__).with_name("page.template")
 
 def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
     of = _Page(records, for_s)
-    return common.page(
-        PAGE, summary=table(("bar", "paper", "here", "met"), [verdict.row for verdict in verdicts(of.get)]),
-        fixed=authors.program().fixed, program=of.program(), without=of.without(), figure_22=of.figure_22(),
+    text = PAGE.read_text().format(
+        summary=table(("bar", "paper", "here", "met"), [verdict.row for verdict in verdicts(of.get)]),
+        found=of.found(), largest_row=of.largest_row(), fixed=authors.program().fixed, program=of.program(),
+        without=of.without(), figure_22=of.figure_22(),
         table_ii=_table_ii(), figure_25=of.figure_25(), figure_27=of.figure_27(), figure_30=of.figure_30(),
         figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(), figure_24=of.figure_24(),
         figure_31=of.figure_31(),
     )  # fmt: skip
+    return filled(text)
 
 
 def met(result: Result | None) -> str:
@@ -224,19 +229,54 @@ class _Page:
         within = ", ".join(f"{100 * _first_within(result, point):.0f}" for point in (0.5, 2.0, 8.0))
         return [*cells, f"{100 * result.measures.dropped:.1f}", within]
 
+    def found(self) -> str:
+        """Return the opening's findings, from the verdicts of the ratios and of Table III."""
+        parts = []
+        for name, program in (("in the authors' program", True), ("read plainly", False)):
+            systems = tables.PROGRAM_SYSTEMS[:-1] if program else (SLLM, SLLM_C, SLLM_CS)
+            judged = (f"`{PAPERS_SYSTEMS.get(x, x)}` {_gain(self.get, x, program=program).said}" for x in systems)
+            parts.append(f"{name}, {'; '.join(judged)}")
+        near = [_table_3(self.get, SLINFER, models) for models in LOADS]
+        met = sum(one.miss == "" for one in near)
+        bar = f"{BAR_POINTS:.0f} points and {BAR_GPUS} GPUs"
+        said = f"{met} of {len(near)} numbers of Table III for `slinfer` are within {bar}"
+        return f"*Found*, against these ranges: {'. '.join(parts)}. {said}.".replace(". read", ". Read")
+
+    def largest_row(self) -> str:
+        """Return which row of the authors' program moves the ratio over `sllm+c` most; empty if it is not known."""
+        moved = {row: self._moved(row) for row in authors.ROWS}
+        known = {row: points for row, points in moved.items() if points is not None}
+        if len(known) < len(moved):
+            return ""
+        row = max(known, key=lambda each: abs(known[each]))
+        points = f"{known[row]:+.0f} points for 7B"
+        return f"The row *{row.replace('_', '-')}* moves the ratio over `sllm+c` most, by {points}."
+
+    def _moved(self, row: str) -> float | None:
+        whole, without = (
+            gain(*(self.get(tables.in_program(system, SEVEN, without=each)) for system in (SLINFER, SLLM_C)))
+            for each in ("", row)
+        )
+        return whole[0] - without[0] if whole is not None and without is not None else None
+
     def program(self) -> str:
-        rows = []
-        for size in SIZES:
-            found = [self.get(tables.in_program(system, size)) for system in tables.PROGRAM_SYSTEMS]
-            *baselines, ours = found
-            rows.append([SHORT[size], *map(met, found), *(_more(ours, theirs) for theirs in baselines)])
-        names = [f"`{PAPERS_SYSTEMS.get(system, system)}`" for system in tables.PROGRAM_SYSTEMS]
         low_high = [f"+{low:.0f} to +{high:.0f}" for low, high in MORE_MET.values()]
-        rows.append(["paper", *[""] * len(names), *low_high])
-        return table(("128 x", *(f"{name} met, %" for name in names), *(f"over {name}" for name in names[:-1])), rows)
+        paper = ["paper", *[""] * len(tables.PROGRAM_SYSTEMS), *low_high]
+        return self._in_program("128 x", [*((SHORT[size], size, "") for size in SIZES)], paper)
 
     def without(self) -> str:
-        return MISSING
+        named = [(f"without *{row.replace('_', '-')}*", SEVEN, row) for row in authors.ROWS]
+        return self._in_program("128 x 7B", [("all rows", SEVEN, ""), *named])
+
+    def _in_program(self, first: str, each: list[tuple[str, str, str]], *more: list[str]) -> str:
+        rows = []
+        for name, size, without in each:
+            found = [self.get(tables.in_program(system, size, without=without)) for system in tables.PROGRAM_SYSTEMS]
+            *baselines, ours = found
+            rows.append([name, *map(met, found), *(_more(ours, theirs) for theirs in baselines)])
+        names = [f"`{PAPERS_SYSTEMS.get(system, system)}`" for system in tables.PROGRAM_SYSTEMS]
+        columns = (first, *(f"{name} met, %" for name in names), *(f"over {name}, %" for name in names[:-1]))
+        return table(columns, [*rows, *more])
 
     def figure_25(self) -> str:
         found = [(case.system, self.get(case)) for case in tables.TABLES["25"]()]

@@ -71,8 +71,17 @@ def kept(system: str, seconds: float) -> Case:
 
 
 def in_program(system: str, size: str, *, without: str = "") -> Case:
-    """Return a case of 128 models in the reading "authors' program", without one of its rows."""
+    """Return a case of 128 models in the reading "authors' program", without a row. Baselines have no caps."""
+    without = "" if without == "caps" and system != SLINFER else without
     return Case(system, 128, (size,), program=tuple(row for row in authors.ROWS if row != without))
+
+
+def without_rows() -> list[Case]:
+    return [
+        in_program(system, SEVEN, without=row)
+        for row in authors.ROWS
+        for system in (PROGRAM_SYSTEMS if row != "caps" else (SLINFER,))
+    ]
 
 
 TABLES: dict[str, Callable[[], list[Case]]] = {
@@ -89,6 +98,7 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "35": lambda: [Case(system, 64, ("llama-3.1-8b",), name) for name in DATASETS for system in (SLLM_CS, SLINFER)],
     "II": list,
     "program": lambda: [in_program(system, size) for size in SIZES for system in PROGRAM_SYSTEMS],
+    "rows": without_rows,
 }
 """The cases of each table; `II` is computed from the profile alone."""
 
