@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        return f"{self.here} ({'not run' if self.miss is None else self.miss or 'inside'})"
+        return f"{self.here} ({'not all run' if self.miss is None else self.miss or 'inside'})"
 
     @property
     def row(self) -> list[str]:
