@@ -62,7 +62,7 @@ def test_the_first_table_says_of_each_bar_whether_it_is_met(tmp_path: Path) -> N
     assert more.row[-1] == "yes"
     assert found["128 models: more objectives met than by `sllm+c`"].row[-1] == "**no**: 3B is below"
     assert found["128 models: more objectives met than by `sllm+c+s`"].row[-1] == "not run"
-    in_authors = found["The same in the authors' program, than by `sllm`"]
+    in_authors = found["128 models, authors' program: more objectives met than by `sllm`"]
     assert (in_authors.here, in_authors.row[-1]) == ("3B +100 %, 7B +100 %, 13B +100 %", "yes")
     assert found["Table III, 128 x 7B, `slinfer`: within 4 points and 0.4 GPUs"].row[-1] == "yes"
     assert found["Resizing, of an instance's life, watermark 0%: within a factor of 2"].miss == "2.2 times as much"
