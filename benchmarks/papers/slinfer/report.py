@@ -25,6 +25,7 @@ from benchmarks.papers.slinfer.tables import (
     SEVEN,
     SHORT,
     SIZES,
+    SMALL,
 )
 from benchmarks.papers.slinfer.worlds import CPU, GPU
 
@@ -167,7 +168,7 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
     text = PAGE.read_text().format(
         summary=table(("bar", "paper", "here", "met"), [verdict.row for verdict in verdicts(of.get)]),
         found=of.found(), largest_row=of.largest_row(), fixed=authors.program().fixed, program=of.program(),
-        without=of.without(), figure_22=of.figure_22(),
+        without=of.without(), small=of.small(), figure_22=of.figure_22(),
         table_ii=_table_ii(), figure_25=of.figure_25(), figure_27=of.figure_27(), figure_30=of.figure_30(),
         figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(), figure_24=of.figure_24(),
         figure_31=of.figure_31(),
@@ -267,6 +268,12 @@ class _Page:
     def without(self) -> str:
         named = [(f"without *{row.replace('_', '-')}*", SEVEN, row) for row in authors.ROWS]
         return self._in_program("128 x 7B", [("all rows", SEVEN, ""), *named])
+
+    def small(self) -> str:
+        """Return the ratio over `sllm` for 3B, which is above the range, also without the row *cache* of `sllm`."""
+        cases = (SLINFER, ""), (SLLM, ""), (SLLM, "cache")
+        ours, theirs, other = (self.get(tables.in_program(system, SMALL, without=row)) for system, row in cases)
+        return f"{_more(ours, theirs)} %, and {_more(ours, other)} % if `sllm` has no row *cache*"
 
     def _in_program(self, first: str, each: list[tuple[str, str, str]], *more: list[str]) -> str:
         rows = []

@@ -77,11 +77,12 @@ def in_program(system: str, size: str, *, without: str = "") -> Case:
 
 
 def without_rows() -> list[Case]:
-    return [
+    of_seven = [
         in_program(system, SEVEN, without=row)
         for row in authors.ROWS
         for system in (PROGRAM_SYSTEMS if row != "caps" else (SLINFER,))
     ]
+    return [*of_seven, in_program(SLLM, SMALL, without="cache")]
 
 
 TABLES: dict[str, Callable[[], list[Case]]] = {
