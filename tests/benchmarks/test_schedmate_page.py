@@ -117,7 +117,6 @@ def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
     assert (ratio.low, ratio.high) == (pytest.approx(1.1), pytest.approx(1.1))
     assert ratio.is_above_one
     assert not Interval(1.1, 0.99, 1.2).is_above_one
-    assert Interval(1.1, 0.99, 1.2).holds_one
 
 
 def test_weeks_are_drawn_within_their_cluster_and_of_the_chosen_alone() -> None:

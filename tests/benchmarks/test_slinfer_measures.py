@@ -55,8 +55,18 @@ def test_the_load_that_a_request_has_waited_for_is_granted() -> None:
     log.note(13.0, Happened.CALL_ENDED, call=0, library=1, value=1.0)
     log.note(13.0, Happened.TOKEN_FIRST, call=0, value=2.49)
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 1.0
+    assert measure(log, _arrivals(1), KINDS, for_s=100.0, not_granted_s={"a": 0.1}).met_mean == 0.0
     log.value[-1] = 2.51
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
+
+
+def test_requests_may_be_judged_by_another_objective_than_their_own() -> None:
+    log = EventLog()
+    _library(log, 1)
+    _call(log, 0, first=0.55, tpot=0.26, late=0.1)
+    wider = Objective(ttft_s=0.6, ttft_per_token_s=1 / 400, ttft_most_s=8.0, tpot_s=0.3)
+    found = measure(log, _arrivals(1), KINDS, for_s=100.0, objective=wider)
+    assert (found.met_strict, found.met_mean) == (0.0, 1.0)
 
 
 def test_a_dropped_request_meets_and_writes_nothing() -> None:

@@ -116,8 +116,7 @@ def gains_in_short(found: Found) -> str:
         told.append(
             f"in calls of {batch:,} it does {shown} times as much, less than partial in {less} of {len(ratios)}"
         )
-    return f"""Under preemption full awareness does {SAID:.2f} times as much as partial in the paper. In pairs of runs
-        with the same parameters and the same start: {"; ".join(told)}."""
+    return f"While GPUs go, full does {SAID:.2f} times as much as partial in the paper; here, {'; '.join(told)}."
 
 
 def gains_section(found: Found) -> str:
@@ -145,16 +144,6 @@ def _distances(found: Found, figure: str, of: Callable[[Distance], float]) -> li
     return [of(one.off) for one in runs if one.off]
 
 
-def capacity_in_short(found: Found) -> str:
-    told = []
-    for figure in _FIGURES:
-        values = _distances(found, figure, lambda off: off.connected)
-        missed = sum(value > BAR for value in values)
-        told.append(f"Figure {figure} fails in {missed} of {len(values)} runs (median distance {median(values):.1%})")
-    return f"""Completed inferences in proportion to connected GPUs, as the paper's Figure 9 counts, in calls of
-        {BATCH}, within {BAR:.0%} (our bar): {"; ".join(told)}."""
-
-
 def capacity_section(found: Found) -> str:
     rules: tuple[tuple[str, Callable[[Distance], float]], ...] = (
         ("GPUs that are connected; inferences when their call ends (the paper's counting)", lambda off: off.connected),
@@ -172,35 +161,10 @@ def capacity_section(found: Found) -> str:
     return "\n".join(lines)
 
 
-_NAMED = 2
-"""Maximum of variants that the page's `In short` names for one number."""
 _PANELS = (
     "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
     " GPUs: calls of both sizes."
 )
-
-
-def in_short(found: Found) -> list[str]:
-    lines = [together(found)]
-    lines.append(
-        """Below, a variant is one assumption where the text leaves something open; it *holds* a number that lies in its
-        own interval over all sets."""
-    )
-    for claim in CLAIMS:
-        told = " ".join(f"In calls of {batch:,} {_told(found, claim, batch)}." for batch in BATCHES)
-        text = f', with a pool that "{claim.text}"' if claim.text else ""
-        lines.append(f"Figure {claim.words}. The paper has {claim.said:,.0f}{text}. {told}")
-    return lines
-
-
-def _told(found: Found, claim: Claim, batch: int) -> str:
-    variants = claim.variants(found.predictions, batch=batch)
-    held = [variant.name for variant in variants if variant.holds(claim.said)]
-    which = f" ({'; '.join(name + decided(claim, name) for name in held)})" if 0 < len(held) <= _NAMED else ""
-    interval = between(claim.values(found.predictions, batch=batch))
-    verdict = claim.verdict(found.predictions, batch=batch)
-    verdict = "inside the span of all variants only" if verdict == "inside" and not held else verdict
-    return f"{interval}: {verdict}; {hold(claim, variants)}{which}"
 
 
 def decided(claim: Claim, name: str) -> str:

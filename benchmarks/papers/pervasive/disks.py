@@ -65,18 +65,16 @@ def _of_node(shared: Shared, place: int) -> list[Preempted]:
     return [run for run in shared.runs if (run.sharing.gpus, run.sharing.reads) == (nodes.gpus, nodes.reads)]
 
 
-def in_short(found: Found) -> list[str]:
+def in_short(found: Found) -> str:
     every = list(cases(found))
     if not every:
-        return []
+        return ""
     inside = [case for case in every if case.inside]
     starts = sorted({case.from_s for case in inside})
     when = f", all with the first GPU gone at {' or '.join(f'{at_s:.0f} s' for at_s in starts)}" if starts else ""
     values = [done for case in every for done in case.done]
-    return [
-        f"""On nodes whose workers share a disk, simulated, partial does {between(values)} in calls of {BATCH}, over
-        {len(every)} cases; the paper's {_SAID:,.0f} is inside in {len(inside)} of them{when}."""
-    ]
+    return f"""If workers of a node share its disk, partial does {between(values)} in calls of {BATCH}, and the paper's
+        number is inside in {len(inside)} of {len(every)} cases{when}."""
 
 
 def disks_section(found: Found) -> str:

@@ -94,8 +94,19 @@ def _made(found: Found) -> str:
 
 
 def _short(found: Found) -> str:
+    times = ", ".join(f"{run.seconds:,.0f} s" for run in paper.RUNS if run.figure.startswith("6"))
+    partial, full = (paper.FIGURE_8[each] for each in (Awareness.DISK, Awareness.FULL))
+    inside = [claim for claim in CLAIMS if not claim.outside(found.predictions, batch=BATCH)]
     told = [
-        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.", *claims.in_short(found),
-        claims.gains_in_short(found), *disks.in_short(found), claims.capacity_in_short(found),
+        f"""*The paper*: a task may keep nothing, its files on disk (partial), or a loaded model on its GPU (full).
+        {paper.INFERENCES:,} inferences then take {times} on 20 GPUs. While GPUs go, partial does {partial:,.0f} and
+        full {full:,.0f}. Full takes {paper.FIGURE_9A_S:,.0f} s and {paper.FIGURE_9B_S:,.0f} s on pools that grow to
+        20 and {paper.FIGURE_9B_GPUS} GPUs.""",
+        f"""*Found*: for Figures 6 and 7, {fitted.in_short(found)}. Of {len(CLAIMS)} predicted numbers of Figures 8 and
+        9, {len(inside)} are inside wide intervals, in calls of {BATCH}.""",
+        f"*Differs*: {claims.together(found)} {claims.gains_in_short(found)}",
+        f"""*Why*: the text does not say how many inferences a call has, when GPUs go, how pools grow, and how fast each
+        kind of GPU is. Assumptions for Figure 9 that hold its numbers were written or kept when the answers were
+        known. {disks.in_short(found)}""",
     ]  # fmt: skip
-    return "\n".join(paragraph(each, bullet=True) for each in told)
+    return "\n".join(paragraph(" ".join(each.split()), bullet=True) for each in told)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
-from benchmarks.papers.slinfer import worlds
-from benchmarks.papers.slinfer.data import read_workload
+from benchmarks.papers.slinfer import authors, worlds
+from benchmarks.papers.slinfer.data import OBJECTIVE, read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
 from benchmarks.papers.slinfer.sllm import sllm
 from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
 from stoker.manager.core.seams import Policies
-from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import World
@@ -26,18 +26,22 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: of the models, in turn. `settings`: of the policy. `for_s`: 0 = the whole half hour."""
+    """`sizes`: of the models, in turn. `settings`: of the policy. `for_s`: 0 = the whole half hour. `program`: rows of
+    the reading "authors' program" (`authors.ROWS`).
+    """
 
     system: str
     models: int
     sizes: tuple[str, ...] = ("llama-2-7b",)
     workload: str = "AzureConv"
     nodes: Nodes = Nodes()
-    settings: dict[str, float | bool] = {}
+    settings: dict[str, Any] = {}
     for_s: float = 0.0
+    program: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.system}, {self.models} x {', '.join(self.sizes)}, {self.workload}"
+        rows = f", authors' program ({', '.join(self.program)})" if self.program else ""
+        return f"{self.system}, {self.models} x {', '.join(self.sizes)}, {self.workload}{rows}"
 
     @property
     def name(self) -> str:
@@ -56,24 +60,40 @@ class Result(msgspec.Struct, frozen=True):
 def run(case: Case) -> Result:
     sizes = [case.sizes[number % len(case.sizes)] for number in range(case.models)]
     world, make = system_of(case, sizes)
-    arrivals: list[Arrival] = read_workload(case.workload, case.models, for_s=case.for_s)
+    objective = authors.objective_of(case.program, OBJECTIVE)
+    arrivals: list[Arrival] = read_workload(case.workload, case.models, objective=objective, for_s=case.for_s)
     simulation = Simulation(world, arrivals, make(), seed=0)
     for_s = case.for_s or FOR_S
     sampler = Sampler(simulation, for_s=for_s)
     began = time.process_time()
     outcome = simulation.run()
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
+    not_granted_s = dict[str, float]()
+    if "cache" in case.program:
+        not_granted_s = {
+            name: float(world.contexts[name].load_s[GPU]) - worlds.weights_load_s(sizes[number])
+            for number, name in enumerate(world.contexts)
+        }
     return Result(
-        case=case, release=RELEASE, measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
-        sampled=sampler.found(), took_s=round(time.process_time() - began, 1), engine_steps=outcome.engine_steps,
+        case=case, release=RELEASE, sampled=sampler.found(), took_s=round(time.process_time() - began, 1),
+        measures=measure(
+            simulation.log, arrivals, kinds, for_s=for_s, objective=OBJECTIVE, not_granted_s=not_granted_s
+        ),
+        engine_steps=outcome.engine_steps,
     )  # fmt: skip
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
-    system, nodes = case.system, case.nodes
+    system, nodes, rows = case.system, case.nodes, case.program
+    if rows:
+        if len(case.sizes) > 1:
+            raise ValueError("the authors' program has models of one size")
+        nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)
-        return worlds.elastic(sizes, nodes, longest=longest), lambda: SHIPPED[SLINFER].make(**case.settings)
+        return worlds.elastic(sizes, nodes, longest=longest), lambda: authors.slinfer(
+            rows, case.sizes[0], **case.settings
+        )
     if system not in BASELINES:
         raise KeyError(system)
     share = 2 if system == SLLM_CS else 1
@@ -86,7 +106,8 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
     names = {(f"model-{number}", kind): size for number, size in enumerate(sizes) for kind in (CPU, GPU)}
     limits = {(name, kind): worlds.limit_of(size, kind, together) for (name, kind), size in names.items()}
     parts = {(name, kind): worlds.parts_of(size, kind, share) for (name, kind), size in names.items()}
-    return world, lambda: sllm(limits=limits, parts=parts, **case.settings)  # type: ignore[arg-type]
+    settings = authors.baseline_settings(rows) | case.settings
+    return world, lambda: sllm(limits=limits, parts=parts, **settings)
 
 
 LONGEST = {"LongBench": 32_768}

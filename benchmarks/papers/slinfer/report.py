@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.common import Store, table
-from benchmarks.papers.slinfer import tables
+from benchmarks.papers.common import Store, filled, table
+from benchmarks.papers.slinfer import authors, tables
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case, Result
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S
 from benchmarks.papers.slinfer.tables import (
@@ -25,8 +25,9 @@ from benchmarks.papers.slinfer.tables import (
     SEVEN,
     SHORT,
     SIZES,
+    SMALL,
 )
-from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
+from benchmarks.papers.slinfer.worlds import CPU, GPU
 
 MISSING = "–"
 Of = Callable[[Case], Result | None]
@@ -48,6 +49,10 @@ class Verdict(msgspec.Struct, frozen=True):
     miss: str | None
 
     @property
+    def said(self) -> str:
+        return f"{self.here} ({'not all run' if self.miss is None else self.miss or 'inside'})"
+
+    @property
     def row(self) -> list[str]:
         said = "not run" if self.miss is None else f"**no**: {self.miss}" if self.miss else "yes"
         return [self.bar, self.paper, self.here, said]
@@ -55,8 +60,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def verdicts(of: Of) -> list[Verdict]:
     table_3 = [_table_3(of, *each) for each in product((SLINFER, SLLM_CS, SLLM_CS_STATIC), LOADS)]
-    gains = [_gain(of, system) for system in BASELINES]
-    return [*gains, *table_3, *(_resizing(of, watermark) for watermark in RESIZING), _speed(of)]
+    gains = [_gain(of, system, program=False) for system in BASELINES]
+    in_program = [_gain(of, system, program=True) for system in tables.PROGRAM_SYSTEMS[:-1]]
+    return [*in_program, *gains, *table_3, *(_resizing(of, watermark) for watermark in RESIZING), _speed(of)]
 
 
 def nodes_used(result: Result | None, kind: str) -> float:
@@ -69,11 +75,16 @@ def interval(low: float, high: float) -> str:
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """Return the percent by which one system meets more objectives, in both readings, the smaller first."""
+    """Return the percent by which one system meets more objectives, the smaller of the readings first."""
     if ours is None or theirs is None:
         return None
-    low, high = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in READINGS)
-    return low, high
+    found = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in readings(ours))
+    return found[0], found[-1]
+
+
+def readings(result: Result) -> tuple[Callable[[Result], float], ...]:
+    """Return the readings of a request's objectives: the authors' program has only the second."""
+    return READINGS[1:] if result.case.program else READINGS
 
 
 def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float | None) -> list[str]:
@@ -93,18 +104,25 @@ def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float 
     return [*nodes(GPU), *points, *nodes(CPU)]
 
 
-def _gain(of: Of, system: str) -> Verdict:
-    least, most = MORE_MET[PAPERS_SYSTEMS.get(system, system)]
+def _gain(of: Of, system: str, *, program: bool) -> Verdict:
+    named = PAPERS_SYSTEMS.get(system, system)
+    least, most = MORE_MET[named]
     bar, paper = f"128 models: more objectives met than by `{system}`", f"+{least:.0f} to +{most:.0f} %, over the sizes"
-    gains = {SHORT[size]: gain(*(of(Case(name, 128, (size,))) for name in (SLINFER, system))) for size in SIZES}
+    if program:
+        bar = f"128 models, authors' program: more objectives met than by `{named}`"
+    case = tables.in_program if program else (lambda name, size: Case(name, 128, (size,)))
+    gains = {SHORT[size]: gain(*(of(case(name, size)) for name in (SLINFER, system))) for size in SIZES}
     cells, off = list[str](), list[str]()
     for size, found in gains.items():
         if found is not None:
             low, high = found
-            between = f"{low:+.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:+.0f} to {high:+.0f}"
-            cells.append(f"{size} {between} %")
+            cells.append(f"{size} {_between(low, high)} %")
             off += [f"{size} is below"] * (high < least) + [f"{size} is above"] * (low > most)
     return Verdict(bar, paper, ", ".join(cells) or MISSING, None if None in gains.values() else ", ".join(off))
+
+
+def _between(low: float, high: float) -> str:
+    return f"{low:+.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:+.0f} to {high:+.0f}"
 
 
 def _table_3(of: Of, system: str, models: int) -> Verdict:
@@ -147,19 +165,22 @@ PAGE = Path(__file__).with_name("page.template")
 
 def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
     of = _Page(records, for_s)
-    return PAGE.read_text().format(
+    text = PAGE.read_text().format(
         summary=table(("bar", "paper", "here", "met"), [verdict.row for verdict in verdicts(of.get)]),
-        figure_22=of.figure_22(), capacity=of.capacity(), ttft=of.ttft(), table_ii=_table_ii(),
-        figure_25=of.figure_25(), figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(),
-        figure_24=of.figure_24(), figure_31=of.figure_31(), doubts=of.doubts(), larger_cpus=of.larger_cpus(),
-        allocations=of.allocations(),
+        found=of.found(), largest_row=of.largest_row(), fixed=authors.program().fixed, program=of.program(),
+        without=of.without(), small=of.small(), figure_22=of.figure_22(),
+        table_ii=_table_ii(), figure_25=of.figure_25(), figure_27=of.figure_27(), figure_30=of.figure_30(),
+        figure_32=of.figure_32(), figure_35=of.figure_35(), figure_23=of.figure_23(), figure_24=of.figure_24(),
+        figure_31=of.figure_31(),
     )  # fmt: skip
+    return filled(text)
 
 
 def met(result: Result | None) -> str:
     if result is None:
         return MISSING
-    return interval(*sorted((100 * result.measures.met_strict, 100 * result.measures.met_mean)))
+    found = sorted(each(result) for each in readings(result))
+    return interval(found[0], found[-1])
 
 
 def shortened(case: Case, for_s: float) -> Case:
@@ -190,7 +211,7 @@ class _Page:
         rows = [self._row_22(*each) for each in every if self.get(Case(each[2], each[1], (each[0],))) is not None]
         columns = (
             "models", "system", "GPUs", "paper", "CPUs", "paper", "met, %", "paper", "within the bar",
-            "tokens/s a GPU", "a CPU", "running", "dropped, %",
+            "tokens/s a GPU", "a CPU", "running", "dropped, %", "first token within 0.5, 2, 8 s, %",
         )  # fmt: skip
         return table(columns, rows)
 
@@ -206,23 +227,63 @@ class _Page:
         cells += [met(result), "" if share is None else f"{share:.0f}", _within(result, said, share)]
         cells += [f"{kinds[kind].tokens_per_s:.0f}" if kind in kinds else MISSING for kind in (GPU, CPU)]
         cells.append(" / ".join(f"{kinds[kind].running:.1f}" for kind in (GPU, CPU) if kind in kinds) or MISSING)
-        return [*cells, f"{100 * result.measures.dropped:.1f}"]
+        within = ", ".join(f"{100 * _first_within(result, point):.0f}" for point in (0.5, 2.0, 8.0))
+        return [*cells, f"{100 * result.measures.dropped:.1f}", within]
 
-    def capacity(self) -> str:
+    def found(self) -> str:
+        """Return the opening's findings, from the verdicts of the ratios and of Table III."""
+        parts = []
+        for name, program in (("in the authors' program", True), ("read plainly", False)):
+            systems = tables.PROGRAM_SYSTEMS[:-1] if program else (SLLM, SLLM_C, SLLM_CS)
+            judged = (f"`{PAPERS_SYSTEMS.get(x, x)}` {_gain(self.get, x, program=program).said}" for x in systems)
+            parts.append(f"{name}, {'; '.join(judged)}")
+        near = [one for models in LOADS if (one := _table_3(self.get, SLINFER, models)).miss is not None]
+        bar = f"{BAR_POINTS:.0f} points and {BAR_GPUS} GPUs"
+        count = f"{sum(one.miss == '' for one in near)} of {len(near)}"
+        said = f"{count} rows of Table III for `slinfer` are within {bar}" if near else "Table III has not been run"
+        return f"*Found*, against these ranges: {'. '.join(parts)}. {said}.".replace(". read", ". Read")
+
+    def largest_row(self) -> str:
+        """Return which row of the authors' program moves the ratio over `sllm+c` most; empty if it is not known."""
+        moved = {row: self._moved(row) for row in authors.ROWS}
+        known = {row: points for row, points in moved.items() if points is not None}
+        if len(known) < len(moved):
+            return ""
+        row = max(known, key=lambda each: abs(known[each]))
+        points = f"{known[row]:+.0f} points for 7B"
+        return f"The row *{row.replace('_', '-')}* moves the ratio over `sllm+c` most, by {points}."
+
+    def _moved(self, row: str) -> float | None:
+        whole, without = (
+            gain(*(self.get(tables.in_program(system, SEVEN, without=each)) for system in (SLINFER, SLLM_C)))
+            for each in ("", row)
+        )
+        return whole[0] - without[0] if whole is not None and without is not None else None
+
+    def program(self) -> str:
+        low_high = [f"+{low:.0f} to +{high:.0f}" for low, high in MORE_MET.values()]
+        paper = ["paper", *[""] * len(tables.PROGRAM_SYSTEMS), *low_high]
+        return self._in_program("128 x", [*((SHORT[size], size, "") for size in SIZES)], paper)
+
+    def without(self) -> str:
+        named = [(f"without *{row.replace('_', '-')}*", SEVEN, row) for row in authors.ROWS]
+        return self._in_program("128 x 7B", [("all rows", SEVEN, ""), *named])
+
+    def small(self) -> str:
+        """Return the ratio over `sllm` for 3B, which is above the range, also without the row *cache* of `sllm`."""
+        cases = (SLINFER, ""), (SLLM, ""), (SLLM, "cache")
+        ours, theirs, other = (self.get(tables.in_program(system, SMALL, without=row)) for system, row in cases)
+        return f"{_more(ours, theirs)} %, and {_more(ours, other)} % if `sllm` has no row *cache*"
+
+    def _in_program(self, first: str, each: list[tuple[str, str, str]], *more: list[str]) -> str:
         rows = []
-        for system in BASELINES:
-            low, high = tables.MORE_MET[PAPERS_SYSTEMS.get(system, system)]
-            more = (_more(*(self.get(Case(name, 128, (size,))) for name in (SLINFER, system))) for size in SIZES)
-            rows.append([f"`{system}`", f"+{low:.0f} to +{high:.0f}", *more])
-        return table(("against", "paper, all sizes", *(SHORT[size] for size in SIZES)), rows)
-
-    def ttft(self) -> str:
-        rows = [
-            [f"{models} x {SHORT[size]}", f"`{system}`", *(f"{100 * share:.0f}" for share in result.measures.ttft)]
-            for size, models, system in product(SIZES, LOADS, tables.SYSTEMS)
-            if (result := self.get(Case(system, models, (size,)))) is not None
-        ]
-        return table(("models", "system", *(f"{point:g} s" for point in TTFT_POINTS_S)), rows)
+        for name, size, without in each:
+            found = [self.get(tables.in_program(system, size, without=without)) for system in tables.PROGRAM_SYSTEMS]
+            *baselines, ours = found
+            rows.append([name, *map(met, found), *(_more(ours, theirs) for theirs in baselines)])
+        names = [f"`{PAPERS_SYSTEMS.get(system, system)}`" for system in tables.PROGRAM_SYSTEMS]
+        columns = (first, *(f"{name} met, %" for name in names), *(f"over {name}, %" for name in names[:-1]))
+        return table(columns, [*rows, *more])
 
     def figure_25(self) -> str:
         found = [(case.system, self.get(case)) for case in tables.TABLES["25"]()]
@@ -234,6 +295,23 @@ class _Page:
             for system, result in found if result is not None and (gpu := result.sampled.get(GPU)) is not None
         ]  # fmt: skip
         return table(("system", "met, %", "GPUs", "memory used", "batch p50", "p95", "running on the mean"), rows)
+
+    def figure_27(self) -> str:
+        systems, rows = (SLLM, SLLM_C, SLLM_CS, SLINFER), []
+        for per_s in tables.BURSTS:
+            found = [self.get(tables.burst(system, per_s)) for system in systems]
+            rows.append([f"{per_s:g}", *(f"{_used(x, GPU)} + {_used(x, CPU)}; {met(x)}" for x in found)])
+        return table(("requests/s", *(f"`{system}`" for system in systems)), rows)
+
+    def figure_30(self) -> str:
+        rows = []
+        for system, seconds in product((SLLM_C, SLLM_CS, SLINFER), tables.KEEP_ALIVES_S):
+            result = self.get(tables.kept(system, seconds))
+            within = [MISSING] * 3
+            if result is not None:
+                within = [f"{100 * _first_within(result, point):.0f}" for point in (0.5, 2.0, 8.0)]
+            rows.append([f"`{system}`", f"{seconds:g} s", _used(result, GPU), met(result), *within])
+        return table(("system", "keep-alive", "GPUs", "met, %", "first token in 0.5 s, %", "2 s", "8 s"), rows)
 
     def figure_32(self) -> str:
         systems = (SLLM_C, SLLM_CS, SLINFER)
@@ -278,33 +356,6 @@ class _Page:
             rows.append([f"{watermark:.0%}", *cells])
         return table(("watermark", "resizing, % of samples", "cache used, %", "moved, %", "met, %"), rows)
 
-    def doubts(self) -> str:
-        said = [f"{NODES_USED[SEVEN, n, SLLM_CS, GPU]:.1f}; {MET[SEVEN, n, SLLM_CS]:.0f}" for n in LOADS]
-        rows = [["paper", *said]]
-        for name, (system, nodes, settings) in {"as above": (SLLM_CS, Nodes(), {}), **tables.DOUBTS}.items():
-            results = [self.get(Case(system, models, nodes=nodes, settings=settings)) for models in LOADS]
-            rows.append([name, *(f"{_used(result, GPU)}; {met(result)}" for result in results)])
-        return table(("`sllm+c+s`, 7B: GPUs; met, %", *(f"{models} models" for models in LOADS)), rows)
-
-    def larger_cpus(self) -> str:
-        rows = []
-        for name, nodes in (("80 GB", Nodes()), ("256 GB", tables.LARGER_CPUS)):
-            found = [(size, self.get(Case(SLINFER, 128, (size,), nodes=nodes))) for size in SIZES]
-            more = [_more(result, self.get(Case(SLLM, 128, (size,)))) for size, result in found]
-            rows.append([name, *(met(result) for _, result in found), *more])
-        sizes = [SHORT[size] for size in SIZES]
-        columns = ("`slinfer`, 128 models, CPU nodes of", *(f"{size} met, %" for size in sizes))
-        return table((*columns, *(f"{size} over `sllm`" for size in sizes)), rows)
-
-    def allocations(self) -> str:
-        rows = []
-        for size in SIZES:
-            found = [self.get(Case(system, 128, (size,), nodes=tables.ALLOCATES)) for system in tables.ALLOCATING]
-            *baselines, ours = found
-            rows.append([SHORT[size], *map(met, found), *(_more(ours, theirs) for theirs in baselines)])
-        names = [f"`{system}`" for system in tables.ALLOCATING]
-        return table(("128 x", *(f"{name} met, %" for name in names), *(f"over {name}" for name in names[:-1])), rows)
-
 
 def _within(result: Result, said: dict[str, float | None], share: float | None) -> str:
     if share is None and all(each is None for each in said.values()):
@@ -315,4 +366,8 @@ def _within(result: Result, said: dict[str, float | None], share: float | None) 
 
 def _more(ours: Result | None, theirs: Result | None) -> str:
     found = gain(ours, theirs)
-    return MISSING if found is None else " to ".join(f"{share:+.0f}" for share in found)
+    return MISSING if found is None else _between(*found)
+
+
+def _first_within(result: Result, point_s: float) -> float:
+    return result.measures.ttft[TTFT_POINTS_S.index(point_s)]

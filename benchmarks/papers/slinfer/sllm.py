@@ -7,7 +7,11 @@ An instance serves up to `limit` concurrent requests, on a whole node, or with `
    memory, on used nodes before empty ones.
 3. Otherwise requests wait; a freed device goes to the model that has waited longest.
 4. An instance that is idle for `keep_alive_s` is unloaded.
-5. `drops`: drop a request that waits longer than its time to first token (§IX-B).
+5. A request that waits longer than its time to first token is dropped (§IX-B).
+
+`Polling` has the rules of the authors' program instead of 1, 3 and 5. A request goes to the instances of its model in
+turn, also to one that is loading, and then stays there. If none has room, it loads another. A request for which there
+is no node tries again every `poll_s` seconds, without a queue, and is dropped once it is late.
 """
 
 from __future__ import annotations
@@ -16,26 +20,50 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.papers.slinfer.late_drops import LateDrops
-from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
-from stoker.manager.core.seams import Action, Load, Policies, Timer, View
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
+from stoker.manager.core.seams import Action, Drop, Load, Policies, Send, Timer, Unload, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.slinfer.validation import first_token_s
 from stoker.manager.policies.where_to_load import suits
 from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
 """Limits by name of the context and kind of device."""
 _SCALE = "scale-out"
+_POLL = "poll/"
+_OPEN = (LibraryState.LOADING, LibraryState.READY)
 
 
 def sllm(
     *, limits: Limits, parts: Mapping[tuple[str, str], int] | None = None, keep_alive_s: float = 1.0,
-    drops: bool = True,
+    cpu_keep_alive_s: float | None = None, poll_s: float = 0.0,
 ) -> Policies:  # fmt: skip
+    """Return the policies. `cpu_keep_alive_s`: of instances on CPUs; None = `keep_alive_s`. `poll_s`: see `Polling`."""
     scale_out = ScaleOut(limits, parts or {})
-    dispatch = UpToLimit(scale_out, keep_alive_s=keep_alive_s, drops=drops)
-    return Policies(dispatch, WhereFree(scale_out), KeepBlocks())
+    keep_alive = KeepAlive(keep_alive_s, keep_alive_s if cpu_keep_alive_s is None else cpu_keep_alive_s)
+    if poll_s:
+        return Policies(Polling(scale_out, keep_alive, poll_s=poll_s), Promised(), KeepBlocks())
+    return Policies(UpToLimit(scale_out, keep_alive), WhereFree(scale_out), KeepBlocks())
+
+
+class KeepAlive:
+    """Unloads idle instances after a time that depends on the kind of device."""
+
+    def __init__(self, keep_alive_s: float, cpu_keep_alive_s: float) -> None:
+        self._timers = IdleTimers(keep_alive_s)
+        self._cpu_ends = cpu_keep_alive_s == 0.0
+        if cpu_keep_alive_s not in (0.0, keep_alive_s):
+            raise ValueError(f"cpu_keep_alive_s = {cpu_keep_alive_s}: it must be 0 or {keep_alive_s}")
+
+    def idle(self, view: View, library: Library) -> Sequence[Action]:
+        if self._cpu_ends and library.devices[0].facts.on_host:
+            return (Unload(library.id, "it serves nothing"),)
+        return self._timers.idle(view, library)
+
+    def fired(self, view: View, key: str) -> Sequence[Action]:
+        return self._timers.fired(view, key)
 
 
 class ScaleOut:
@@ -49,16 +77,15 @@ class ScaleOut:
         wants: list[tuple[float, int, int, Context]] = []
         for context in view.waiting_contexts.values():
             coming = (x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable)
-            self._want(wants, context, sum(self._limit(context, x.devices[0]) for x in coming))
+            self._want(wants, context, sum(self.limit(context, x.devices[0]) for x in coming))
         while wants:
             _, _, covered, context = heapq.heappop(wants)
-            device = self._place(view, context, taken)
+            device = self.place(view, context, taken)
             if device is None:
                 continue
-            memory = self._memory(context, device)
-            taken[device] = taken.get(device, 0) + memory
-            found.append(Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), memory))
-            self._want(wants, context, covered + self._limit(context, device))
+            found.append(self.load(context, device))
+            taken[device] = taken.get(device, 0) + self._memory(context, device)
+            self._want(wants, context, covered + self.limit(context, device))
         return found
 
     @staticmethod
@@ -67,7 +94,11 @@ class ScaleOut:
             call = context.queue.first(covered + 1, looks=1 << 30)[-1]
             heapq.heappush(wants, (call.submitted_at, call.id, covered, context))
 
-    def _place(self, view: View, context: Context, taken: Mapping[Device, int]) -> Device | None:
+    def load(self, context: Context, device: Device) -> Load:
+        memory = self._memory(context, device)
+        return Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), memory)
+
+    def place(self, view: View, context: Context, taken: Mapping[Device, int]) -> Device | None:
         kinds = context.recipe.needs.kinds
         open_devices = [
             device
@@ -81,7 +112,7 @@ class ScaleOut:
             default=None,
         )
 
-    def _limit(self, context: Context, device: Device) -> int:
+    def limit(self, context: Context, device: Device) -> int:
         return self._limits[context.recipe.name, device.facts.kind]
 
     def _memory(self, context: Context, device: Device) -> int:
@@ -94,10 +125,10 @@ class UpToLimit(Quiet):
     asks_every_call = True
     honours = frozenset({"priority", "ttft_s", "tpot_s"})
 
-    def __init__(self, scale_out: ScaleOut, *, keep_alive_s: float, drops: bool) -> None:
+    def __init__(self, scale_out: ScaleOut, keep_alive: KeepAlive) -> None:
         self._scale_out = scale_out
-        self._keep_alive = IdleTimers(keep_alive_s)
-        self._late = LateDrops() if drops else None
+        self._keep_alive = keep_alive
+        self._late = LateDrops()
         self._new: list[Call] = []
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
@@ -122,18 +153,99 @@ class UpToLimit(Quiet):
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
         if key != _SCALE:
-            late = self._late.fired(view, key) if self._late is not None else ()
-            return (*late, *self._keep_alive.fired(view, key))
+            return (*self._late.fired(view, key), *self._keep_alive.fired(view, key))
         return tuple(self._watched(view)) + tuple(self._scale_out.loads(view))
 
     def _watched(self, view: View) -> Iterator[Action]:
         new, self._new = self._new, []
-        if self._late is not None:
-            for call in new:
-                yield from self._late.waits(view, call)
+        for call in new:
+            yield from self._late.waits(view, call)
 
 
-class WhereFree(Quiet):
+class Polling(Quiet):
+    """Dispatch as in the authors' program: no queue, and a new try every `poll_s` seconds."""
+
+    asks_every_call = True
+    honours = UpToLimit.honours
+
+    def __init__(self, scale_out: ScaleOut, keep_alive: KeepAlive, *, poll_s: float) -> None:
+        self._scale_out = scale_out
+        self._keep_alive = keep_alive
+        self._poll_s = poll_s
+        self._bound: dict[LibraryId, dict[int, Call]] = {}
+        """Requests that wait for each loading instance."""
+        self._turn: dict[Context, int] = {}
+        """Place of the instance that each model tries first."""
+
+    def window(self, view: View, library: Library) -> int:  # noqa: ARG002
+        return library.slots
+
+    def place(self, view: View, call: Call) -> Iterator[Action]:
+        return self._try(view, call)
+
+    def pull(self, view: View, library: Library) -> Iterator[Action]:
+        for call in self._bound.pop(library.id, {}).values():
+            if call.id in view.calls:
+                yield Send(call.id, library.id)
+        if not library.load and library.devices[0].facts.on_host:
+            yield from self.dry(view, library)
+
+    def dry(self, view: View, library: Library) -> Sequence[Action]:
+        return self._keep_alive.idle(view, library)
+
+    def timer(self, view: View, key: str) -> Iterable[Action]:
+        if not key.startswith(_POLL):
+            return self._keep_alive.fired(view, key)
+        call = view.calls.get(int(key.removeprefix(_POLL)))
+        if call is None or call.state is not CallState.WAITING:
+            return ()
+        late_s = view.now - call.submitted_at - first_token_s(call)
+        if late_s > 0:
+            return (Drop(call.id, f"its first token is {late_s:.3g} s late, and no instance has room"),)
+        return self._try(view, call)
+
+    def _try(self, view: View, call: Call) -> Iterator[Action]:
+        context = call.group.context
+        library = self._next(context)
+        if library is None:
+            device = self._scale_out.place(view, context, {})
+            if device is None:
+                yield Timer(view.now + self._poll_s, f"{_POLL}{call.id}")
+                return
+            known = set(context.libraries)
+            yield self._scale_out.load(context, device)
+            [new] = context.libraries.keys() - known
+            library = context.libraries[new]
+            self._turn[context] = len(known) + 1
+        if library.state is LibraryState.READY:
+            yield Send(call.id, library.id)
+        else:
+            self._bound.setdefault(library.id, {})[call.id] = call
+
+    def _next(self, context: Context) -> Library | None:
+        own = [x for x in context.libraries.values() if x.usable and x.state in _OPEN]
+        first = self._turn.get(context, 0)
+        for offset in range(len(own)):
+            place = (first + offset) % len(own)
+            library = own[place]
+            count = library.load + len(self._bound.get(library.id, ()))
+            if count < self._scale_out.limit(context, library.devices[0]):
+                self._turn[context] = place + 1
+                return library
+        return None
+
+
+class Promised(Quiet):
+    """Residency: an instance has the memory that its load was promised."""
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
+        return ()
+
+    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
+        return library.promised_bytes
+
+
+class WhereFree(Promised):
     """Residency: a freed device loads for the longest waiting request."""
 
     def __init__(self, scale_out: ScaleOut) -> None:
@@ -141,6 +253,3 @@ class WhereFree(Quiet):
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
         return self._scale_out.loads(view)
-
-    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        return library.promised_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import product
 
+from benchmarks.papers.slinfer import authors
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case
 from benchmarks.papers.slinfer.data import OBJECTIVE
 from benchmarks.papers.slinfer.worlds import CPU, GPU, ROWS, Nodes, profile_of
@@ -38,7 +39,6 @@ BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
 """Allowed difference from the paper's numbers; seconds of one core for 128 models."""
 
 SYSTEMS = (*BASELINES, SLINFER)
-ALLOCATING = (SLLM, SLLM_C, SLLM_CS, SLINFER)
 QUICK_S = 300.0
 ABLATIONS: dict[str, dict[str, float | bool]] = {
     "whole": {},
@@ -50,32 +50,39 @@ WATERMARKS = (0.0, 0.1, 0.25, 0.5, 1.0)
 NODES_24 = [Nodes(gpus=2, cpus=cpus) for cpus in range(5)] + [Nodes(gpus=gpus, cpus=0) for gpus in (3, 4)]
 NODES_32 = [Nodes(gpus=count, cpus=count) for count in range(1, 5)]
 DATASETS = ("AzureConv", "AzureCode", "HumanEval", "LongBench")
-DOUBTS: dict[str, tuple[str, Nodes, dict[str, float | bool]]] = {
-    "CPUs load as GPUs do": (SLLM_CS, Nodes(cpu_loads=True), {}),
-    "loads take twice as long": (SLLM_CS, Nodes(load_bytes_per_s=6.3e9), {}),
-    "CPU nodes have 256 GB": (SLLM_CS, Nodes(cpu_memory_bytes=256_000_000_000), {}),
-    "nothing is dropped": (SLLM_CS, Nodes(), {"drops": False}),
-    "instances leave at once": (SLLM_CS, Nodes(), {"keep_alive_s": 0.0}),
-    "instances stay 10 s": (SLLM_CS, Nodes(), {"keep_alive_s": 10.0}),
-    "half a node computes at half its speed": (SLLM_CS_STATIC, Nodes(), {}),
-}
-"""Details of `sllm+c+s` that the text leaves open."""
-LARGER_CPUS = Nodes(cpu_memory_bytes=256_000_000_000)
-ALLOCATES = Nodes(cache_s_per_gb=0.03)
-"""Nodes whose GPUs allocate a cache at each load: 1.9 s for 64 GB (Figure 17)."""
+BURSTS = (0.5, 1, 2)
+"""Requests per second of Figure 27's workloads, which last 10 minutes. That with 4 is not in the data."""
+BURST_S = 600.0
+KEEP_ALIVES_S = (0.0, 1.0, 4.0, 10.0)
+PROGRAM_SYSTEMS = (SLLM, SLLM_C, SLLM_CS_STATIC, SLINFER)
+"""The systems of the authors' program, whose `sllm+c+s` lets an instance sleep for as long as it has computed."""
 
 
 def _grid(systems: Iterable[str], sizes: Iterable[str], loads: Iterable[int] = LOADS) -> list[Case]:
     return [Case(system, models, (size,)) for size, models, system in product(sizes, loads, systems)]
 
 
-def doubts() -> list[Case]:
-    alone = [
-        Case(system, models, nodes=nodes, settings=settings)
-        for system, nodes, settings in DOUBTS.values() for models in LOADS
-    ]  # fmt: skip
-    allocating = [Case(system, 128, (size,), nodes=ALLOCATES) for size in SIZES for system in ALLOCATING]
-    return [*alone, *allocating, *(Case(SLINFER, 128, (size,), nodes=LARGER_CPUS) for size in SIZES)]
+def burst(system: str, per_s: float) -> Case:
+    return Case(system, 64, workload=f"BurstGPT{per_s:g}", for_s=BURST_S)
+
+
+def kept(system: str, seconds: float) -> Case:
+    return Case(system, 64, settings={} if seconds == 1.0 else {"keep_alive_s": seconds})
+
+
+def in_program(system: str, size: str, *, without: str = "") -> Case:
+    """Return a case of 128 models in the reading "authors' program", without a row. Baselines have no caps."""
+    without = "" if without == "caps" and system != SLINFER else without
+    return Case(system, 128, (size,), program=tuple(row for row in authors.ROWS if row != without))
+
+
+def without_rows() -> list[Case]:
+    of_seven = [
+        in_program(system, SEVEN, without=row)
+        for row in authors.ROWS
+        for system in (PROGRAM_SYSTEMS if row != "caps" else (SLINFER,))
+    ]
+    return [*of_seven, in_program(SLLM, SMALL, without="cache")]
 
 
 TABLES: dict[str, Callable[[], list[Case]]] = {
@@ -84,12 +91,15 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "128": lambda: _grid(SYSTEMS, SIZES, (128,)),
     "23": lambda: [Case(SLINFER, 64, settings=settings) for settings in ABLATIONS.values()],
     "24": lambda: [Case(SLINFER, 64, nodes=nodes) for nodes in NODES_24],
-    "25": lambda: [Case(system, 64, SIZES) for system in ALLOCATING],
+    "25": lambda: [Case(system, 64, SIZES) for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
+    "27": lambda: [burst(system, per_s) for per_s in BURSTS for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
+    "30": lambda: [kept(system, seconds) for system in (SLLM_C, SLLM_CS, SLINFER) for seconds in KEEP_ALIVES_S],
     "31": lambda: [Case(SLINFER, 64, settings={"watermark": watermark}) for watermark in WATERMARKS],
     "32": lambda: [Case(system, 64, nodes=each) for each in NODES_32 for system in (SLLM_C, SLLM_CS, SLINFER)],
     "35": lambda: [Case(system, 64, ("llama-3.1-8b",), name) for name in DATASETS for system in (SLLM_CS, SLINFER)],
     "II": list,
-    "doubts": doubts,
+    "program": lambda: [in_program(system, size) for size in SIZES for system in PROGRAM_SYSTEMS],
+    "rows": without_rows,
 }
 """The cases of each table; `II` is computed from the profile alone."""
 

@@ -1,8 +1,7 @@
 """The nodes of SLINFER's evaluation (§IX-A), and language models as contexts.
 
 Four nodes with an A100 of 80 GB, and four with 32 cores with AMX. A load into a GPU moves 12.6 GB/s. Open details
-follow the authors' program: a CPU loads nothing (`cpu_loads`), and has a GPU's memory (`cpu_memory_bytes`).
-`docs/reproduction/slinfer.md` shows the effect of each choice.
+follow the authors' program: a CPU loads nothing. A CPU node has a GPU's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NODES = 4
 GPU, CPU = "gpu", "cpu"
 KINDS = (CPU, GPU)
 """Best kind first (§IX-A)."""
-MEMORY = Size(80_000_000_000)
+MEMORY_BYTES = 80_000_000_000
 LOAD_BYTES_PER_S = 12.6e9
 LONGEST_PROMPT = 32_768
 """Prompts are read whole (§V)."""
@@ -36,9 +35,8 @@ class Nodes(msgspec.Struct, frozen=True):
     gpus: int = NODES
     cpus: int = NODES
     parts: int = 1
-    cpu_loads: bool = False
-    cpu_memory_bytes: int = int(MEMORY)
-    load_bytes_per_s: float = LOAD_BYTES_PER_S
+    gpu_memory_bytes: int = MEMORY_BYTES
+    cpu_memory_bytes: int = MEMORY_BYTES
     cache_s_per_gb: float = 0.0
 
     @property
@@ -83,8 +81,8 @@ def limited(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
 def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
     engine = {kind: engine_of(size, kind, rows=limit_of(size, kind, together)) for kind in nodes.kinds}
     return ContextModel(
-        device_memory_bytes=Size(min(MEMORY, nodes.cpu_memory_bytes) // together), kinds=nodes.kinds, slots=0,
-        load_s=_load_s(size, nodes, memory_bytes=int(MEMORY) // together), engine=engine,
+        device_memory_bytes=Size(min(nodes.gpu_memory_bytes, nodes.cpu_memory_bytes) // together), kinds=nodes.kinds,
+        slots=0, load_s=_load_s(size, nodes, memory_bytes=nodes.gpu_memory_bytes // together), engine=engine,
     )  # fmt: skip
 
 
@@ -106,13 +104,17 @@ def _elastic_model(size: str, nodes: Nodes, *, longest: int, resize_s: Duration)
 
 def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
     weights = profile_of(size, GPU).weights_bytes
-    loads, allocates = weights / nodes.load_bytes_per_s, nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
-    return {GPU: Duration(loads + allocates), CPU: Duration(loads if nodes.cpu_loads else 0.0)}
+    allocates = nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
+    return {GPU: Duration(weights / LOAD_BYTES_PER_S + allocates), CPU: Duration(0.0)}
+
+
+def weights_load_s(size: str) -> float:
+    return profile_of(size, GPU).weights_bytes / LOAD_BYTES_PER_S
 
 
 def _world(models: list[ContextModel], nodes: Nodes, cpu_parts: int) -> World:
     parts = {GPU: nodes.parts, CPU: cpu_parts}
-    memory = {GPU: int(MEMORY), CPU: nodes.cpu_memory_bytes}
+    memory = {GPU: nodes.gpu_memory_bytes, CPU: nodes.cpu_memory_bytes}
     return World(
         devices={
             kind: DeviceKind(memory_bytes=Size(memory[kind] // parts[kind]), speed=1 / parts[kind])

@@ -36,10 +36,6 @@ class Interval(msgspec.Struct, frozen=True):
     def is_above_one(self) -> bool:
         return self.low > 1.0
 
-    @property
-    def holds_one(self) -> bool:
-        return self.low <= 1.0 <= self.high
-
 
 @lru_cache(maxsize=64)
 def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> Places:

@@ -154,17 +154,12 @@ def findings(cells: Cells) -> dict[str, str]:
         for name, system in (("ours", OURS), ("SchedMate's", simulate.PAPER), ("Lucid's", simulate.LUCID))
         for ratio in (cells.ratio(system, SJF, load),)
     ]
-    shuffled = cells.ratio(simulate.SHUFFLED, FIFO, load)
     places = range(len(cells.strata))
     worse = sorted(ratio for each in settings.LOADS for ratio in cells.worse_weeks(OURS, FIFO, each, places))
     count = f"{len(places)} weeks at {len(settings.LOADS)} loads"
     weeks = f"{len(worse)} of {count}, by {100 * (worse[-1] - 1):.0f} % at most" if worse else f"none of {count}"
     return {
-        "ours": told(cells.ratio(OURS, FIFO, load), "FIFO's"),
-        "tiresias": told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
-        "tiresias_weeks": told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
         "costs": ", ".join(costs),
-        "shuffled": told(shuffled, "FIFO's"),
         "weeks": weeks,
         "ours_short": f"{cells.ratio(OURS, FIFO, load).value:.2f}",
         "tiresias_short": f"{cells.ratio(OURS, TIRESIAS, load).value:.2f}",
@@ -215,10 +210,6 @@ def with_model() -> dict[str, str]:
         "questions": str(failures["questions"]),
         "believed": str(sum(failures[name]["believed"] for name in failures if name != "questions")),
     }
-
-
-def told(ratio: Interval, whose: str) -> str:
-    return f"{ratio.text()} of {whose}{'; the interval holds 1' if ratio.holds_one else ''}"
 
 
 def _systems(cells: Cells, which: Sequence[str]) -> str:

@@ -1,0 +1,152 @@
+"""The reading "authors' program": the settings of SLINFER's published program, a row at a time.
+
+`authors_program.toml` holds the values and where they come from. Rows that need another policy or simulator are not
+here; `docs/reproduction/slinfer.md` lists them.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
+from stoker.manager.core.nouns import Device, Library
+from stoker.manager.core.seams import Action, Policies, Unload, View
+from stoker.manager.policies.named import SHIPPED
+from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
+from stoker.manager.policies.slinfer.placement import InstancePlaces
+from stoker.manager.policies.slinfer.validation import staying
+from stoker.protocol.calls import Objective
+
+FILE = Path(__file__).with_name("authors_program.toml")
+ROWS = ("memory", "caps", "cache", "polls", "keep_alive", "margin")
+_GB = 1e9
+
+
+class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu_gb: float
+    cpu_gb: float
+    instance_gb: float
+
+
+class _Caps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu: dict[str, int]
+    cpu: dict[str, int]
+
+
+class _Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    s_per_gb: float
+
+
+class _Polls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    every_s: float
+
+
+class _KeepAlive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu_s: float
+    gpu_end_s: float
+    cpu_s: float
+
+
+class _Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    share: float
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fixed: datetime.date
+    memory: _Memory
+    caps: _Caps
+    cache: _Cache
+    polls: _Polls
+    keep_alive: _KeepAlive
+    margin: _Margin
+
+
+@cache
+def program() -> Program:
+    return msgspec.toml.decode(FILE.read_bytes(), type=Program)
+
+
+def nodes_of(rows: Iterable[str], size: str, nodes: Nodes) -> Nodes:
+    """Return the nodes for models of one size, with the memory and the loads of these rows."""
+    wanted, found = program(), nodes
+    if "memory" in rows:
+        memory, caps = wanted.memory, wanted.caps
+        free_gb = {
+            GPU: memory.gpu_gb - memory.instance_gb * caps.gpu[size],
+            CPU: memory.cpu_gb - memory.instance_gb * caps.cpu[size],
+        }
+        found = msgspec.structs.replace(
+            found, gpu_memory_bytes=round(free_gb[GPU] * _GB), cpu_memory_bytes=round(free_gb[CPU] * _GB)
+        )
+    if "cache" in rows:
+        found = msgspec.structs.replace(found, cache_s_per_gb=wanted.cache.s_per_gb)
+    return found
+
+
+def objective_of(rows: Iterable[str], objective: Objective) -> Objective:
+    """Return the objectives that the scheduler works with."""
+    if "margin" not in rows:
+        return objective
+    share = program().margin.share
+    return msgspec.structs.replace(
+        objective, ttft_s=objective.ttft_s * share, ttft_per_token_s=objective.ttft_per_token_s * share,
+        ttft_most_s=objective.ttft_most_s * share, tpot_s=objective.tpot_s * share,
+    )  # fmt: skip
+
+
+def baseline_settings(rows: Iterable[str]) -> dict[str, float]:
+    """Return the arguments of `sllm`."""
+    wanted, found = program(), dict[str, float]()
+    if "polls" in rows:
+        found["poll_s"] = wanted.polls.every_s
+    if "keep_alive" in rows:
+        found |= {
+            "keep_alive_s": wanted.keep_alive.gpu_s + wanted.keep_alive.gpu_end_s,
+            "cpu_keep_alive_s": wanted.keep_alive.cpu_s,
+        }
+    return found
+
+
+def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
+    """Return the policy `slinfer` with these rows. They replace parts of this one copy of the policy."""
+    policies = SHIPPED["slinfer"].make(**settings)
+    if not rows:
+        return policies
+    dispatch = policies.dispatch
+    assert isinstance(dispatch, OfferByHeadroom)
+    if "polls" in rows:
+        dispatch.period_s = program().polls.every_s
+    if "caps" in rows:
+        caps = program().caps
+        _cap(dispatch._placement, {GPU: caps.gpu[size], CPU: caps.cpu[size]})
+    if "keep_alive" in rows:
+        _end_idle_on_cpus(dispatch)
+    return policies
+
+
+def _cap(placement: InstancePlaces, most: dict[str, int]) -> None:
+    places = placement.places
+
+    def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:
+        for device, size, idle in places(*args, **more):
+            if len(staying(device)) < most[device.facts.kind]:
+                yield device, size, idle
+
+    placement.places = capped  # type: ignore[method-assign]
+
+
+def _end_idle_on_cpus(dispatch: OfferByHeadroom) -> None:
+    dry = dispatch.dry
+
+    def ends(view: View, library: Library) -> Iterable[Action]:
+        if library.devices[0].facts.on_host:
+            return (Unload(library.id, "it serves nothing"),)
+        return dry(view, library)
+
+    dispatch.dry = ends  # type: ignore[method-assign]

@@ -1,0 +1,69 @@
+"""The rows of the reading "authors' program" of SLINFER."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.papers.slinfer import authors, data
+from benchmarks.papers.slinfer.cases import SLINFER, SLLM_C, Case, run, system_of
+from benchmarks.papers.slinfer.worlds import Nodes
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
+
+here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
+SEVEN = "llama-2-7b"
+
+
+def test_rows_change_nodes_and_objectives_one_by_one() -> None:
+    plain, objective = Nodes(), data.OBJECTIVE
+    assert authors.nodes_of(("caps", "polls", "margin"), SEVEN, plain) == plain
+    with_memory = authors.nodes_of(("memory",), SEVEN, plain)
+    assert (with_memory.gpu_memory_bytes, with_memory.cpu_memory_bytes) == (72_000_000_000, 253_000_000_000)
+    assert authors.nodes_of(authors.ROWS, SEVEN, plain).cache_s_per_gb == 0.03
+    assert authors.objective_of(("cache",), objective) is objective
+    tighter = authors.objective_of(("margin",), objective)
+    for tokens in (10, 1000, 10_000):
+        assert tighter.first_token_s(tokens) == pytest.approx(0.95 * objective.first_token_s(tokens))
+    assert tighter.tpot_s == pytest.approx(0.95 * 0.25)
+    assert authors.baseline_settings(()) == {}
+    assert authors.baseline_settings(authors.ROWS) == {"poll_s": 0.25, "keep_alive_s": 1.1, "cpu_keep_alive_s": 0.0}
+
+
+@here
+def test_no_node_has_more_instances_than_the_program_allows() -> None:
+    most = []
+    for rows in ((), ("caps", "keep_alive")):
+        case = Case(SLINFER, 64, program=rows, for_s=40.0)
+        world, make = system_of(case, [SEVEN] * case.models)
+        simulation = Simulation(world, data.read_workload(case.workload, case.models, for_s=case.for_s), make())
+        simulation.run()
+        most.append(_most_at_once(simulation))
+    assert most[0]["cpu"] > most[1]["cpu"] == 2
+    assert most[1]["gpu"] <= 4
+
+
+def _most_at_once(simulation: Simulation) -> dict[str, int]:
+    """Return the most instances that a node of each kind had at once."""
+    log, here_now, place = simulation.log, dict[int, int](), dict[int, int]()
+    kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
+    found = dict.fromkeys(kinds.values(), 0)
+    for what, library, pilot in zip(log.what, log.library, log.pilot, strict=True):
+        if what == Happened.LIBRARY_STARTED:
+            place[library] = pilot
+            here_now[pilot] = here_now.get(pilot, 0) + 1
+            found[kinds[pilot]] = max(found[kinds[pilot]], here_now[pilot])
+        elif what == Happened.LIBRARY_ENDED:
+            here_now[place[library]] -= 1
+    return found
+
+
+@here
+def test_an_allocation_of_a_cache_is_not_granted_to_its_requests() -> None:
+    granted, not_granted = (run(Case(SLLM_C, 8, program=rows, for_s=120.0)).measures for rows in ((), ("cache",)))
+    assert not_granted.met_mean < granted.met_mean
+    assert not_granted.met_strict > not_granted.met_mean
+
+
+def test_mixed_sizes_have_no_such_reading() -> None:
+    with pytest.raises(ValueError, match="models of one size"):
+        run(Case(SLINFER, 2, (SEVEN, "llama-2-13b"), program=authors.ROWS))
