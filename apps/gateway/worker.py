@@ -91,7 +91,7 @@ class GatewayWorker:
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
-        held = HeldRequest(lambda tokens, *, now: self._peer.note("release", number, tokens))
+        held = HeldRequest(lambda tokens, **_now: self._peer.note("release", number, tokens))
         try:
             refused = await self._peer.call("hold", number, caller.name)
             if refused is not None:
