@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,12 +28,10 @@ from stoker.sessions import (
     ServedModelFigures,
     Session,
     Status,
+    WorkerFacts,
     remove_gateway_note,
     write_gateway_note,
 )
-
-if TYPE_CHECKING:
-    from stoker.apps.gateway.workers import GatewayWorkers
 
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _TPOT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -57,6 +55,17 @@ def summed(samples: Iterable[Sample]) -> list[Sample]:
         key = (family, name, labels)
         sums[key] = min(sums.get(key, value), value) if name.endswith("_created") else sums.get(key, 0.0) + value
     return [(*key, value) for key, value in sums.items()]
+
+
+class WorkerFigures(Protocol):
+    """The figures of all processes that answer for a gateway."""
+
+    @property
+    def facts(self) -> WorkerFacts:
+        """The number of processes."""
+
+    async def collect(self) -> Sequence[Sample]:
+        """Set the meters of the models to the sums over all processes; return the sums for Prometheus."""
 
 
 class _Summed:
@@ -260,7 +269,7 @@ class GatewayFigures:
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool],
-        workers: GatewayWorkers | None = None,
+        workers: WorkerFigures | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
@@ -333,7 +342,7 @@ class GatewayNotes:
     """
 
     def __init__(
-        self, session: Session, models: ServedModels, *, name: str, address: str, workers: GatewayWorkers | None = None
+        self, session: Session, models: ServedModels, *, name: str, address: str, workers: WorkerFigures | None = None
     ) -> None:
         self._session, self._models, self._workers = session, models, workers
         self._name, self._address = name, address

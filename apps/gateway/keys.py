@@ -383,6 +383,13 @@ class Guard:
         """Start a request, as `begin`."""
         return self.begin(caller)
 
+    def begin_named(self, name: str) -> HeldRequest:
+        """Start a request of the key with this name. Raises as `caller` and `begin`."""
+        caller = self.caller_named(name)
+        if caller is None:
+            raise _refused("this key is not valid here")
+        return self.begin(caller)
+
     def begin_if(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
         """Start a request, or return None if the limits do not allow it."""
         now = time.monotonic()

@@ -87,7 +87,7 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises TryLater if a limit does not allow it, and RequestRefused."""
+        """Start a request of a key. Raises TryLater if a limit does not allow it."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
@@ -95,7 +95,8 @@ class GatewayWorker:
         try:
             refused = await self._peer.call("hold", number, caller.name)
             if refused is not None:
-                raise TryLater(**refused)
+                error = {name: value for name, value in refused["error"].items() if name != "param"}
+                raise TryLater(**error, retry_after_s=refused["retry_after_s"])
         except BaseException:
             held.end()
             raise

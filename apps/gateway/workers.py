@@ -25,7 +25,8 @@ import msgspec
 from starlette.types import ASGIApp
 
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.gateway.failures import TryLater
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.failures import Refusal, refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
@@ -43,10 +44,12 @@ _KILLED_AFTER_S = GRACE_S + 5.0
 
 
 class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs. `parent`: the process that started it; `listener`: the descriptor of the open socket."""
+    """The settings of a worker."""
 
     parent: int
+    """The process that starts it."""
     listener: int
+    """The descriptor of the listening socket."""
     session: str
     settings: Mapping[str, ModelSettings]
     most_bytes: int
@@ -67,7 +70,7 @@ class _Worker:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.peer: Peer | None = None
+        self.peer: Peer
         self.report = WorkerReport()
         self.is_ready = False
         self.held: dict[int, HeldRequest] = {}
@@ -76,9 +79,7 @@ class _Worker:
 class GatewayWorkers:
     """The workers, each started again after its end. `models`: their meters become the sums over all workers."""
 
-    def __init__(
-        self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard
-    ) -> None:  # fmt: skip
+    def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
         self._task = task
         self._number = number
         self._models = models
@@ -98,7 +99,7 @@ class GatewayWorkers:
         await asyncio.gather(*(self._keep_one(app) for _ in range(self._number)))
 
     async def stop(self) -> None:
-        """Stop the workers; kill those that do not end."""
+        """Stop the workers; kill a worker that does not end."""
         self._stops = True
         ending = [asyncio.create_task(each.process.wait()) for each in self._workers]
         for number, wait_s in ((signal.SIGINT, _KILLED_AFTER_S), (signal.SIGKILL, None)):
@@ -109,7 +110,7 @@ class GatewayWorkers:
                 await asyncio.wait(ending, timeout=wait_s)
 
     async def collect(self) -> Sequence[Sample]:
-        """Set the meters of the models to the sums over all workers; return the sums for Prometheus."""
+        """As `WorkerFigures.collect`."""
         await asyncio.gather(*(self._ask(each) for each in self._workers if each.is_ready))
         reports = [self._ended, *(each.report for each in self._workers)]
         for name, model in self._models.items():
@@ -117,7 +118,6 @@ class GatewayWorkers:
         return summed(sample for report in reports for sample in report.samples)
 
     async def _ask(self, worker: _Worker) -> None:
-        assert worker.peer is not None
         with suppress(PeerLostError, TimeoutError):  # the last report counts
             given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
             worker.report = msgspec.convert(given, WorkerReport)
@@ -155,16 +155,19 @@ class GatewayWorkers:
         worker = _Worker(process)
         self._workers.append(worker)
         worker.peer = Peer(reader, writer, partial(self._do, worker, app))
-        writer.write(pickled(self._task))
+        task = pickle.dumps(self._task)
+        writer.write(len(task).to_bytes(4, "big") + task)
         try:
             await worker.peer.run()
-            return await process.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILLED_AFTER_S)
         finally:
             self._workers.remove(worker)
             self._forget(worker)
-            if process.returncode is None:  # cancelled, or its socket is closed
+            if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
+        return await process.wait()
 
     def _forget(self, worker: _Worker) -> None:
         for held in worker.held.values():
@@ -190,18 +193,12 @@ class GatewayWorkers:
             case "ready":
                 worker.is_ready = True
 
-    def _hold(self, worker: _Worker, number: int, key: str) -> dict[str, Any] | None:
-        """Start a request of a key. Return the error that its client gets, or None if it may start."""
-        caller = self._guard.caller_named(key)
-        if caller is None:  # the key was removed just now
-            return {"message": "this key is not valid here", "type": "authentication_error", "code": "invalid_api_key",
-                    "status": 401, "retry_after_s": 0.0}  # fmt: skip
+    def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
+        """Start a request of a key, or return the error for its client."""
         try:
-            worker.held[number] = self._guard.begin(caller)
-        except TryLater as error:
-            found = error.error
-            return {"message": found.message, "type": found.type, "code": found.code, "status": found.status,
-                    "retry_after_s": error.retry_after_s}  # fmt: skip
+            worker.held[number] = self._guard.begin_named(key)
+        except RequestRefused as error:
+            return refusal_of(error)
         return None
 
     def _release(self, worker: _Worker, number: int, tokens: int) -> None:
@@ -211,11 +208,4 @@ class GatewayWorkers:
 
     async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
         """Answer a request that a worker has received. Each message waits until the worker has passed it on."""
-        assert worker.peer is not None
         await app(scope, partial(worker.peer.call, "receive", number), partial(worker.peer.call, "send", number))
-
-
-def pickled(task: WorkerTask) -> bytes:
-    """Return the first bytes that a worker reads: their number, then the task."""
-    data = pickle.dumps(task)
-    return len(data).to_bytes(4, "big") + data
