@@ -145,7 +145,7 @@ class GatewayWorkers:
         try:
             with there:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "stoker.apps.gateway.worker", stdin=there, stdout=subprocess.DEVNULL,
+                    sys.executable, "-P", "-m", "stoker.apps.gateway.worker", stdin=there.fileno(), stdout=subprocess.DEVNULL,
                     pass_fds=(self._task.listener,), start_new_session=True,
                 )  # fmt: skip
             reader, writer = await asyncio.open_unix_connection(sock=here)
