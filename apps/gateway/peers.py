@@ -25,7 +25,7 @@ class PeerLostError(ConnectionError):
     """The other process has ended, or could not do what was called."""
 
 
-class Peer:
+class GatewayPeer:
     """One end of the socket. `do`: does what the other process calls, by name and arguments."""
 
     def __init__(

@@ -26,7 +26,7 @@ from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.http import application_of, guarded, keep_garbage_cheap, model_routes
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
 from stoker.apps.gateway.listening import run_server
-from stoker.apps.gateway.peers import Peer
+from stoker.apps.gateway.peers import GatewayPeer
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.tokenizing import Tokenizing
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
@@ -42,7 +42,7 @@ _SENT = ("type", "http_version", "method", "scheme", "path", "raw_path", "root_p
 class GatewayWorker:
     def __init__(self, task: WorkerTask, channel: socket.socket, session: Session) -> None:
         self._channel = channel
-        self._peer: Peer
+        self._peer: GatewayPeer
         self._numbers = itertools.count()
         self._forwarded: dict[int, tuple[Receive, Send]] = {}
         self._models = ServedModels(task.settings, honoured=honoured_by(session) or frozenset())
@@ -72,7 +72,7 @@ class GatewayWorker:
         keep_garbage_cheap()
         self._usage.begin()
         reader, writer = await asyncio.open_unix_connection(sock=self._channel)
-        self._peer = Peer(reader, writer, self._do)
+        self._peer = GatewayPeer(reader, writer, self._do)
         calls = asyncio.create_task(self._until_alone(self._peer))
         self._peer.note("ready")
         try:
@@ -82,7 +82,7 @@ class GatewayWorker:
             await asyncio.gather(calls, return_exceptions=True)
             await asyncio.to_thread(self._usage.end)
 
-    async def _until_alone(self, peer: Peer) -> None:
+    async def _until_alone(self, peer: GatewayPeer) -> None:
         await peer.run()
         self.when_over()
 

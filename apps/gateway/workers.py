@@ -30,7 +30,7 @@ from stoker.apps.gateway.failures import Refusal, refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
-from stoker.apps.gateway.peers import Peer, PeerLostError
+from stoker.apps.gateway.peers import GatewayPeer, PeerLostError
 from stoker.apps.gateway.served import ServedModels
 from stoker.sessions import WorkerFacts
 
@@ -70,7 +70,7 @@ class _Worker:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.peer: Peer
+        self.peer: GatewayPeer
         self.report = WorkerReport()
         self.is_ready = False
         self.held: dict[int, HeldRequest] = {}
@@ -145,8 +145,8 @@ class GatewayWorkers:
         try:
             with there:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "stoker.apps.gateway.worker", stdin=there.fileno(), stdout=subprocess.DEVNULL,
-                    pass_fds=(self._task.listener,), start_new_session=True,
+                    sys.executable, "-P", "-m", "stoker.apps.gateway.worker", stdin=there.fileno(),
+                    stdout=subprocess.DEVNULL, pass_fds=(self._task.listener,), start_new_session=True,
                 )  # fmt: skip
             reader, writer = await asyncio.open_unix_connection(sock=here)
         except BaseException:
@@ -154,7 +154,7 @@ class GatewayWorkers:
             raise
         worker = _Worker(process)
         self._workers.append(worker)
-        worker.peer = Peer(reader, writer, partial(self._do, worker, app))
+        worker.peer = GatewayPeer(reader, writer, partial(self._do, worker, app))
         task = pickle.dumps(self._task)
         writer.write(len(task).to_bytes(4, "big") + task)
         try:
