@@ -30,7 +30,7 @@ from stoker.apps.gateway.failures import Refusal, refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
-from stoker.apps.gateway.peers import GatewayPeer, PeerLostError
+from stoker.apps.gateway.peers import GatewayPeer
 from stoker.apps.gateway.served import ServedModels
 from stoker.sessions import WorkerFacts
 
@@ -118,7 +118,7 @@ class GatewayWorkers:
         return summed(sample for report in reports for sample in report.samples)
 
     async def _ask(self, worker: _Worker) -> None:
-        with suppress(PeerLostError, TimeoutError):  # the last report counts
+        with suppress(ConnectionError, TimeoutError):  # the last report counts
             given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
             worker.report = msgspec.convert(given, WorkerReport)
 

@@ -179,7 +179,8 @@ def test_limits_of_a_key_hold_over_all_workers(gateway, connect, key):
 def test_a_killed_worker_breaks_its_streams_alone(gateway, connect, key):
     own = key("--concurrent", "2")
     [(pid, one), (_, two)] = connect(own)
-    before = workers_in(two)["restarts"]
+    assert one.read("POST", CHAT, SHORT)[0] == 200
+    before, counted = workers_in(two)["restarts"], metric(two, "stoker_gateway_requests_total")
     broken, whole = one.ask("POST", CHAT, LONG), two.ask("POST", CHAT, MEDIUM)
     assert broken.readline()
     assert whole.readline()
@@ -190,6 +191,7 @@ def test_a_killed_worker_breaks_its_streams_alone(gateway, connect, key):
     assert b"data: [DONE]\n" not in lines
     assert whole.read().endswith(b"data: [DONE]\n\n")
     until(lambda: workers_in(two) == {"wanted": NUMBER, "running": NUMBER, "restarts": before + 1}, why="its successor")
+    assert metric(two, "stoker_gateway_requests_total") == counted + 1
     assert "a worker of the gateway ended with -9" in "".join(gateway.said)
     until(lambda: f"by {NUMBER} workers, {before + 1} restart" in row_of_status(gateway), why="the gateway's note")
     [(_, one), (_, two)] = connect(own)
