@@ -137,7 +137,8 @@ def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, worl
         assert (answer.status, bool(answer.read())) == (200, True)
         ids.add(answer.headers["x-request-id"])
     assert len(ids) == 5
-    assert [metric(connection, done) - before for connection in (one, two)] == [5, 5]
+    until(lambda: metric(one, done) == before + 5, why="the last request has been counted")
+    assert metric(two, done) == before + 5
     until(lambda: f"by {NUMBER} workers (pid {gateway.pid}" in row_of_status(gateway), why="the gateway's note")
 
     def requests():
@@ -160,7 +161,7 @@ def test_limits_of_a_key_hold_over_all_workers(gateway, connect, key):
     for _ in range(2):
         [(_, one), (_, two)] = connect(own)
         stream = one.ask("POST", CHAT, LONG)
-        assert stream.readline().startswith(b"data: ")
+        assert stream.status == 200
         status, refused = two.read("POST", CHAT, SHORT)
         assert (status, json.loads(refused)["error"]["code"]) == (429, "concurrent_requests")
         stream.close()
@@ -191,7 +192,7 @@ def test_a_killed_worker_breaks_its_streams_alone(gateway, connect, key):
     assert b"data: [DONE]\n" not in lines
     assert whole.read().endswith(b"data: [DONE]\n\n")
     until(lambda: workers_in(two) == {"wanted": NUMBER, "running": NUMBER, "restarts": before + 1}, why="its successor")
-    assert metric(two, "stoker_gateway_requests_total") == counted + 1
+    until(lambda: metric(two, "stoker_gateway_requests_total") == counted + 1, why="the count of the dead one is kept")
     assert "a worker of the gateway ended with -9" in "".join(gateway.said)
     until(lambda: f"by {NUMBER} workers, {before + 1} restart" in row_of_status(gateway), why="the gateway's note")
     [(_, one), (_, two)] = connect(own)
