@@ -4,6 +4,7 @@ cli.py, options.py  `stoker serve`; cli_usage.py: `stoker serve usage`
 run.py              one gateway, from its options to its end; its address
 dashboard*.py       `stoker dashboard`: the page and metrics of a session without a gateway
 listening.py        sockets, and the server on them
+workers.py          the processes that answer with `--workers`; worker.py: one of them; peers.py: calls between them
 http.py, wire.py    routes; bounded bodies, answers in OpenAI's form, server-sent events
 keys.py             clients by their keys, groups, and limits
 usage.py            usage per key, model and day

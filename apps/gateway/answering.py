@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from stoker.apps.common.openai_requests import (
 )
 from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
-from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.keys import Caller, HeldRequest
 from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, objectives_of
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, in_own_words, response_body
 from stoker.apps.gateway.scoring import Scoring, read_scoring
@@ -260,14 +260,18 @@ class Admission:
         )  # fmt: skip
 
 
+HoldRequest = Callable[[Caller], Awaitable[HeldRequest]]
+
+
 class Answering:
     def __init__(
-        self, models: ServedModels, watch: SessionWatch, guard: Guard, metrics: GatewayMetrics, *, most_bytes: int
+        self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
+        """Prepare. `hold`: starts a request of a key, or raises TryLater if a limit does not allow it."""
         self._models = models
         self._watch = watch
         self._admission = Admission(watch)
-        self._guard = guard
+        self._hold = hold
         self._metrics = metrics
         self._most_bytes = most_bytes
         self._ignored: set[str] = set()
@@ -310,8 +314,8 @@ class Answering:
         wanted = Objectives(objectives.get("ttft", ttft_s), objectives.get("tpot", model.objectives.tpot_s))
         figures = self._metrics.request(model, endpoint, begun=begun, wanted=wanted, key=caller.name)
         try:
-            held = self._guard.begin(caller)
-        except TryLater as error:
+            held = await self._hold(caller)
+        except BaseException as error:
             figures.end(error)
             raise
         running = RunningRequest(figures, held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
+_MOST_WORKERS = 256
 _MISSING = "{} needs {}, which is not installed: pip install 'stoker[serve]'"
 
 
@@ -82,6 +84,10 @@ def command() -> None:
     help="An origin whose web pages may send requests with a key; may be given several times. [all origins]",
 )  # fmt: skip
 @click.option("--max-body", metavar="SIZE", type=ByteSize(), help="The largest request, as in 8MB. [32MB]")
+@click.option(
+    "--workers", metavar="N", type=WholeNumber(most=_MOST_WORKERS), default=1, show_default=True,
+    help="Processes that answer at the address.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document, for programs.")
 @click.pass_context
 def run(
@@ -97,6 +103,7 @@ def run(
     session: str,
     origins: tuple[str, ...],
     max_body: int | None,
+    workers: int,
     as_json: bool,
 ) -> None:
     """Serve."""
@@ -110,10 +117,12 @@ def run(
     for origin in origins:
         if not re.fullmatch(r"https?://[^/?#\s]+", origin):
             raise click.UsageError(f"--origin {origin}: write a scheme and a host, as in https://lab.example")
+    if workers > 1 and workers > (cores := len(os.sched_getaffinity(0))):
+        note(f"warning: --workers {workers}: this process may use {cores} cores; more workers answer no faster")
     options = GatewayOptions(
         site=site, models=Path(files[-1]), host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
         session=session, origins=origins, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
-        as_json=as_json,
+        workers=workers, as_json=as_json,
     )  # fmt: skip
     with needs_extra("stoker serve"):
         from stoker.apps.gateway.run import serve  # imported here, because Parsl and the server would slow --help

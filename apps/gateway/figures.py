@@ -7,10 +7,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, refusal_of
@@ -26,6 +28,7 @@ from stoker.sessions import (
     ServedModelFigures,
     Session,
     Status,
+    WorkerFacts,
     remove_gateway_note,
     write_gateway_note,
 )
@@ -39,6 +42,48 @@ _REFUSED = ("rate_limit_error", "overloaded")
 """Types of the errors of requests that exceed a limit or would be late."""
 _GONE = "499"
 """Status of a request whose client has left, as in nginx."""
+
+
+Sample = tuple[str, str, tuple[tuple[str, str], ...], float]
+"""A family of metrics, the sample's name, its labels, and its value."""
+
+
+def summed(samples: Iterable[Sample]) -> list[Sample]:
+    """Add up samples of several processes; of the times at which counters began, take the first."""
+    sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
+    for family, name, labels, value in samples:
+        key = (family, name, labels)
+        sums[key] = min(sums.get(key, value), value) if name.endswith("_created") else sums.get(key, 0.0) + value
+    return [(*key, value) for key, value in sums.items()]
+
+
+class WorkerFigures(Protocol):
+    """The figures of all processes that answer for a gateway."""
+
+    @property
+    def facts(self) -> WorkerFacts:
+        """The number of processes."""
+
+    async def collect(self) -> Sequence[Sample]:
+        """Set the meters of the models to the sums over all processes; return the sums for Prometheus."""
+
+
+class _Summed:
+    """A registry with the samples of other processes added to its own."""
+
+    def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
+        self._registry = registry
+        self._others = others
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            own = [(family.name, each.name, tuple(each.labels.items()), each.value) for each in family.samples]
+            more = [each for each in self._others if each[0] == family.name]
+            if more:
+                family.samples = []
+                for _, name, labels, value in summed((*own, *more)):
+                    family.add_sample(name, dict(labels), value)
+            yield family
 
 
 class GatewayMetrics:
@@ -100,6 +145,9 @@ class GatewayMetrics:
             count.refused, count.failed = int(is_refused), int(not is_refused)
         self._usage.count(count, key=key, model=model.name)
 
+    def count_error(self, status: int) -> None:
+        self.errors.labels(str(status)).inc()
+
     def note_refused(self, model: ServedModel, error: BaseException) -> bool:
         """Count an error that refuses a request because it would be late; return False for other errors."""
         is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
@@ -108,15 +156,26 @@ class GatewayMetrics:
             self.refused.labels(model.name).inc()
         return is_late
 
-    def text(self, models: ServedModels, status: Status | None) -> bytes:
+    def samples(self) -> list[Sample]:
+        """Return the counters and histograms."""
+        return [
+            (family.name, each.name, tuple(each.labels.items()), each.value)
+            for family in self._registry.collect()
+            if family.type in ("counter", "histogram")
+            for each in family.samples
+        ]
+
+    def text(self, models: ServedModels, status: Status | None, others: Sequence[Sample] = ()) -> bytes:
+        """Return the page for Prometheus. `others`: samples of other processes, which are added."""
         for model in models.values():
             facts = facts_of(status, model)
+            self.running.labels(model.name).set(model.meter.running)
             self.hot.labels(model.name).set(facts.hot)
             self.loading.labels(model.name).set(facts.loading)
             self.asleep.labels(model.name).set(facts.asleep)
             self.wake.labels(model.name).set(facts.wake_s)
         self._session.status, self._session.names = status, served_names(models)
-        return bytes(generate_latest(self._registry))
+        return bytes(generate_latest(_Summed(self._registry, others) if others else self._registry))
 
 
 class RequestFigures:
@@ -139,8 +198,7 @@ class RequestFigures:
         self._found_hot = False
         self._before: int | None = None
         """Number of streams that waited for a first token when this one arrived; None if it does not wait."""
-        model.meter.begin(time.time())
-        metrics.running.labels(model.name).inc()
+        model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 
     def await_first_token(self, *, is_hot: bool) -> None:
@@ -185,7 +243,6 @@ class RequestFigures:
             status = _GONE
         else:
             status = str(refusal_of(error).error.status) if error is not None else "200"
-        metrics.running.labels(name).dec()
         metrics.requests.labels(name, self._endpoint.value, status).inc()
         if error is None:
             metrics.latency.labels(name).observe(time.monotonic() - self._begun)
@@ -210,21 +267,28 @@ class RequestFigures:
 class GatewayFigures:
     """The page's figures. `is_open`: True while no key is required; then the page quotes errors of calls."""
 
-    def __init__(self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool]) -> None:
+    def __init__(
+        self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool],
+        workers: WorkerFigures | None = None,
+    ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
         self._site = site
         self._is_open = is_open
+        self._workers = workers
         self._begun = time.time()
 
     async def now(self) -> dict[str, Any]:
         status = await self._watch.now()
+        if self._workers is not None:
+            await self._workers.collect()
         return {
             "at": time.time(),
             "since": self._begun,
             "site": self._site,
             "session": self._watch.session.id,
             "trouble": self._watch.trouble,
+            "workers": msgspec.structs.asdict(self._workers.facts) if self._workers is not None else None,
             "models": [_model(model, status) for model in self._models.values()],
             **session_figures(status, names=served_names(self._models), with_texts=self._is_open()),
         }
@@ -277,8 +341,10 @@ class GatewayNotes:
     where the gateway listens.
     """
 
-    def __init__(self, session: Session, models: ServedModels, *, name: str, address: str) -> None:
-        self._session, self._models = session, models
+    def __init__(
+        self, session: Session, models: ServedModels, *, name: str, address: str, workers: WorkerFigures | None = None
+    ) -> None:
+        self._session, self._models, self._workers = session, models, workers
         self._name, self._address = name, address
 
     async def keep(self) -> None:
@@ -286,6 +352,8 @@ class GatewayNotes:
         told = ""
         try:
             while True:
+                if self._workers is not None:
+                    await self._workers.collect()
                 try:
                     await asyncio.to_thread(write_gateway_note, self._session.folder, self._name, self.now())
                     told = ""
@@ -300,7 +368,8 @@ class GatewayNotes:
 
     def now(self) -> GatewayNote:
         models = tuple(map(_figures, self._models.values()))
-        return GatewayNote(self._address, socket.gethostname(), os.getpid(), models, at=time.time())
+        workers = self._workers.facts if self._workers is not None else None
+        return GatewayNote(self._address, socket.gethostname(), os.getpid(), models, at=time.time(), workers=workers)
 
 
 def _figures(model: ServedModel) -> ServedModelFigures:

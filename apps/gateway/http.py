@@ -42,11 +42,17 @@ from stoker.apps.gateway.wire import (
     error_answer,
     receive_body,
 )
+from stoker.apps.gateway.workers import GatewayWorkers
 
 MOST_FILE_BYTES = 200_000_000
 _PAGE = 20
 _MOST_PAGE = 10_000
 _NUMBER = re.compile(r"[0-9]{1,5}")
+
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
+"""Turns a handler into one that answers only clients that the guard knows."""
 
 
 class BatchRoutes:
@@ -58,7 +64,7 @@ class BatchRoutes:
         self._guard = guard
         self._most_bytes = most_bytes
 
-    def routes(self, guarded: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
+    def routes(self, guarded: Guarding) -> list[Route]:
         return [
             Route("/v1/files", guarded(self._upload), methods=["POST"]),
             Route("/v1/files", guarded(self._list_files), methods=["GET"]),
@@ -132,7 +138,6 @@ _NOT_ALLOWED = 405
 _USAGE_AGAIN_S = 5.0
 _TIDY_EVERY_S = 3600.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Gateway:
@@ -144,25 +149,27 @@ class Gateway:
         notes: the note for `stoker status`; None writes none.
         usage: counts of requests by key; None counts none.
         origins: sites whose pages may send requests with a key; empty: all.
+        workers: the processes that answer at the address; None: this process answers.
     """
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
         batches: Batches | None = None, notes: GatewayNotes | None = None, origins: Sequence[str] = (),
-        usage: UsageRecorder | None = None,
+        usage: UsageRecorder | None = None, workers: GatewayWorkers | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
         self._guard = guard
         self._usage = usage or UsageRecorder()
         self._metrics = GatewayMetrics(self._usage)
-        self._answering = Answering(models, watch, guard, self._metrics, most_bytes=most_bytes)
+        self._answering = Answering(models, watch, guard.hold, self._metrics, most_bytes=most_bytes)
         self._tokenizing = Tokenizing(models, most_bytes=most_bytes)
         self._batches = batches
         self._notes = notes
         self._origins = origins
         self._batch_routes = BatchRoutes(batches, guard, most_bytes=most_bytes) if batches is not None else None
-        figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open)
+        self._workers = workers
+        figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open, workers=workers)
         self._page = PageFigures(figures.now)
         self.when_over: Callable[[], None] = lambda: None
         """Called when the session has ended."""
@@ -177,33 +184,27 @@ class Gateway:
             Route("/v1/usage", self._guarded(self._show_usage)),
             Route("/v1/models/{name:path}", self._guarded(self._one_model)),
             *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
-            Route(TOKENIZE, self._guarded(self._tokenizing.tokenize), methods=["POST"]),
-            Route(DETOKENIZE, self._guarded(self._tokenizing.detokenize), methods=["POST"]),
-            *(Route(path, self._guarded(self._answering.score), methods=["POST"]) for path in (SCORE, RERANK)),
-            Route(RESPONSES, self._guarded(self._answering.respond), methods=["POST"]),
-            *(Route(endpoint.value, self._answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
+            *model_routes(self._answering, self._tokenizing, self._guarded),
         ]
-        middleware = [
-            Middleware(RequestIds),
-            Middleware(CrossOrigin, is_open=lambda: self._guard.is_open, origins=self._origins),
-        ]
-        return Starlette(
-            routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=self._lifespan, middleware=middleware
-        )  # fmt: skip
+        return application_of(routes, self._guard, origins=self._origins, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        _keep_garbage_cheap()
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        keep_garbage_cheap()
         self._usage.begin()
         works = [self._watch.keep_warm(), self._until_over(), self._tidy(), self._page.keep()]
         if self._notes is not None:
             works.append(self._notes.keep())
+        if self._workers is not None:
+            works.append(self._workers.keep(app))
         beside = [asyncio.create_task(work) for work in works]
         if self._batches is not None:
             self._batches.resume()
         try:
             yield
         finally:
+            if self._workers is not None:
+                await self._workers.stop()
             if self._batches is not None:
                 await self._batches.leave()
             for task in beside:
@@ -224,13 +225,7 @@ class Gateway:
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        return guarded(handler, self._guard, failed=lambda status: self._metrics.errors.labels(str(status)).inc())
-
-    def _answers(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request, caller: Caller) -> Response:
-            return await self._answering.answer(request, endpoint, caller)
-
-        return self._guarded(answer)
+        return guarded(handler, self._guard, failed=self._metrics.count_error)
 
     async def _health(self, _request: Request) -> Response:
         """Return 200 while the session answers. Needs no key."""
@@ -246,7 +241,9 @@ class Gateway:
         return Response(await self._page.now(), media_type="application/json")
 
     async def _prometheus(self, _request: Request, _caller: Caller) -> Response:
-        return Response(self._metrics.text(self._models, await self._watch.now()), media_type=PROMETHEUS)
+        status = await self._watch.now()
+        samples = await self._workers.collect() if self._workers is not None else ()
+        return Response(self._metrics.text(self._models, status, samples), media_type=PROMETHEUS)
 
     async def _list_models(self, _request: Request, _caller: Caller) -> Response:
         return JSONAnswer({"object": "list", "data": [_shown(model) for model in self._models.values()]})
@@ -273,7 +270,35 @@ class Gateway:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
 
 
-def _keep_garbage_cheap() -> None:
+def model_routes(answering: Answering, tokenizing: Tokenizing, guarded: Guarding) -> list[Route]:
+    """Return the routes that need a model."""
+
+    def answers(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request, caller: Caller) -> Response:
+            return await answering.answer(request, endpoint, caller)
+
+        return guarded(answer)
+
+    return [
+        Route(TOKENIZE, guarded(tokenizing.tokenize), methods=["POST"]),
+        Route(DETOKENIZE, guarded(tokenizing.detokenize), methods=["POST"]),
+        *(Route(path, guarded(answering.score), methods=["POST"]) for path in (SCORE, RERANK)),
+        Route(RESPONSES, guarded(answering.respond), methods=["POST"]),
+        *(Route(endpoint.value, answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
+    ]
+
+
+def application_of(
+    routes: Sequence[Route], guard: Guard, *, origins: Sequence[str], lifespan: Callable[..., Any]
+) -> Starlette:
+    middleware = [
+        Middleware(RequestIds),
+        Middleware(CrossOrigin, is_open=lambda: guard.is_open, origins=origins),
+    ]
+    return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=lifespan, middleware=middleware)
+
+
+def keep_garbage_cheap() -> None:
     """Make the garbage collector skip permanent objects and run less often: a 20 ms collection delays all streams."""
     gc.collect()
     gc.freeze()

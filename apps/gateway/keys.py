@@ -321,17 +321,20 @@ class Caller(msgspec.Struct):
 
 
 class HeldRequest:
-    """A running request of a key, and of its group. `tokens` are counted when the request ends."""
+    """A running request of a key, and of its group. `tokens` are counted when the request ends.
 
-    def __init__(self, *uses: KeyUse) -> None:
+    `ends`: called once with the tokens (`KeyUse.end`).
+    """
+
+    def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
-        self._uses = uses
+        self._ends = ends
 
     def end(self) -> None:
         """Count the end; a second call has no effect."""
-        uses, self._uses = self._uses, ()
-        for use in uses:
-            use.end(self.tokens, now=time.monotonic())
+        ends, self._ends = self._ends, ()
+        for end in ends:
+            end(self.tokens, now=time.monotonic())
 
 
 class Guard:
@@ -376,6 +379,17 @@ class Guard:
             )  # fmt: skip
         return self._started(caller, now)
 
+    async def hold(self, caller: Caller) -> HeldRequest:
+        """Start a request, as `begin`."""
+        return self.begin(caller)
+
+    def begin_named(self, name: str) -> HeldRequest:
+        """Start a request of the key with this name. Raises as `caller` and `begin`."""
+        caller = self.caller_named(name)
+        if caller is None:
+            raise _refused("this key is not valid here")
+        return self.begin(caller)
+
     def begin_if(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
         """Start a request, or return None if the limits do not allow it."""
         now = time.monotonic()
@@ -385,12 +399,12 @@ class Guard:
         """Count a running request that an earlier gateway started."""
         for each in caller.owners:
             each.use.resume()
-        return HeldRequest(*(each.use for each in caller.owners))
+        return HeldRequest(*(each.use.end for each in caller.owners))
 
     def _started(self, caller: Caller, now: float) -> HeldRequest:
         for each in caller.owners:
             each.use.start(now)
-        return HeldRequest(*(each.use for each in caller.owners))
+        return HeldRequest(*(each.use.end for each in caller.owners))
 
     def _caller_of(self, record: KeyRecord) -> Caller:
         group = self._keys.group(record.group)

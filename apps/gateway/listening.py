@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from stoker.apps.gateway.keys import KeyFile
 from stoker.errors import ConfigError
@@ -101,7 +101,7 @@ def _remove_dead_socket(path: str) -> None:
                 os.unlink(path)
 
 
-_GRACE_S = 5
+GRACE_S = 5
 """Seconds that open streams have to end when the gateway stops."""
 _IDLE_S = 75
 """Seconds that an idle connection stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after 15 s), so
@@ -114,7 +114,7 @@ class Served(Protocol):
 
     when_over: Callable[[], None]
 
-    def application(self) -> Starlette: ...
+    def application(self) -> ASGIApp: ...
 
 
 def refuse_open(host: str, *, uds: str, keys: KeyFile) -> None:
@@ -127,15 +127,15 @@ def refuse_open(host: str, *, uds: str, keys: KeyFile) -> None:
         )
 
 
-def run_server(served: Served, listener: socket.socket, **options: Any) -> None:
+def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
     """Answer until Ctrl-C or `when_over`. `options`: of uvicorn's Config."""
     config = uvicorn.Config(
         served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
-        timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_IDLE_S, **options,
+        timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,
     )  # fmt: skip
     server = uvicorn.Server(config)
     served.when_over = lambda: setattr(server, "should_exit", True)
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=list(listeners))
     except KeyboardInterrupt:  # uvicorn has stopped cleanly and raises the signal again
         pass

@@ -21,5 +21,6 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     """Sites whose pages may send requests with a key; empty: all."""
     most_bytes: int = 32_000_000
+    workers: int = 1
     as_json: bool = False
     """True to print the address as one JSON document; readable text goes to stderr."""

@@ -31,6 +31,7 @@ from stoker.apps.gateway.listening import is_loopback, listen, listen_on_path, r
 from stoker.apps.gateway.options import GatewayOptions
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
+from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
 from stoker.console import Screen, note
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError, SessionError
@@ -108,8 +109,14 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
                 screen.line(line)
             if options.as_json:
                 screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
-            notes = GatewayNotes(loaded, models, name=place.folder.name, address=_address(options, port))
             guard, usage = Guard(keys), UsageRecorder(UsageFile.usual())
+            workers = None
+            if options.workers > 1:
+                task = _task(options, settings, session=loaded.id, listener=listener.fileno())
+                workers = GatewayWorkers(task, number=options.workers, models=models, guard=guard)
+            notes = GatewayNotes(
+                loaded, models, name=place.folder.name, address=_address(options, port), workers=workers
+            )  # fmt: skip
             gateway = Gateway(
                 models, SessionWatch(loaded, models), guard, site=loaded.executor.site.name,
                 most_bytes=options.most_bytes,
@@ -117,11 +124,14 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
                     place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
                     session=loaded.id, guard=guard, usage=usage, names=tuple(models),
                 ),
-                notes=notes, origins=options.origins, usage=usage,
+                notes=notes, origins=options.origins, usage=usage, workers=workers,
             )  # fmt: skip
-            run_server(
-                gateway, listener, ssl_certfile=options.tls_cert or None, ssl_keyfile=options.tls_key or None
-            )  # fmt: skip
+            if workers is None:
+                run_server(
+                    gateway, listener, ssl_certfile=options.tls_cert or None, ssl_keyfile=options.tls_key or None
+                )  # fmt: skip
+            else:
+                run_server(gateway)
             if loaded.over is not None:
                 raise SessionError(
                     f"the gateway ends: {loaded.over}; the same command serves again, at the same address"
@@ -160,6 +170,15 @@ def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], sessio
                     file=str(file),
                     key=setting,
                 )
+
+
+def _task(
+    options: GatewayOptions, settings: Mapping[str, ModelSettings], *, session: str, listener: int
+) -> WorkerTask:  # fmt: skip
+    return WorkerTask(
+        parent=os.getpid(), listener=listener, session=session, settings=settings, most_bytes=options.most_bytes,
+        origins=options.origins, tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
+    )  # fmt: skip
 
 
 def _check_tls(options: GatewayOptions) -> None:

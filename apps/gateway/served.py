@@ -21,7 +21,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -142,17 +142,15 @@ class ModelMeter(msgspec.Struct):
     failed: int = 0
     refused: int = 0
     tokens: int = 0
-    asked_at: float = 0.0
     first: FirstTokens = msgspec.field(default_factory=FirstTokens)
     ttft: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
     tpot: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
     _written: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
     _met: deque[bool] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
 
-    def begin(self, now: float) -> None:
+    def begin(self) -> None:
         self.running += 1
         self.requests += 1
-        self.asked_at = now
 
     def write(self, tokens: int, now: float) -> None:
         self.tokens += tokens
@@ -181,6 +179,22 @@ class ModelMeter(msgspec.Struct):
     def met(self) -> float | None:
         """Share of recent streams with objectives that met them; None without any."""
         return sum(self._met) / len(self._met) if self._met else None
+
+    def counts(self) -> dict[str, Any]:
+        """Return the figures as numbers and lists, without the waits for first tokens."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "first"}
+        return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
+
+    def set_sums(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Set the figures to the sums of the `counts` of other processes; of recent values, take as many of each."""
+        for name, own in self.counts().items():
+            if isinstance(own, int):
+                setattr(self, name, sum(part[name] for part in parts))
+            else:
+                most = _RECENT // len(parts) if parts and name != "_written" else None
+                recent = [each for part in parts for each in part[name][-(most or 0) :]]
+                getattr(self, name).clear()
+                getattr(self, name).extend(sorted(recent) if name == "_written" else recent)
 
     def _forget(self, now: float) -> None:
         while self._written and self._written[0][0] <= now - _RATE_S:

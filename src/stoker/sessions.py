@@ -32,6 +32,7 @@ from stoker.protocol.session import (
     GatewayNote,
     ServedModelFigures,
     SessionFolder,
+    WorkerFacts,
     remove_gateway_note,
     write_gateway_note,
 )
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
 __all__ = [
     "WRITTEN_EVERY_S", "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts",
     "ContextStatus", "Features", "FollowedSession", "GatewayNote", "KeptSession", "ListedCall", "ListedState",
-    "Observer", "ServedModelFigures", "Session", "Status", "StokerApp", "checkpoint_of", "context_facts", "facts_of",
-    "honoured_by", "joined_session", "journal_trouble", "kept_session", "observe", "policy_of", "remove_gateway_note",
-    "sent_call", "write_gateway_note",
+    "Observer", "ServedModelFigures", "Session", "Status", "StokerApp", "WorkerFacts", "checkpoint_of",
+    "context_facts", "facts_of", "honoured_by", "joined_session", "journal_trouble", "kept_session", "observe",
+    "policy_of", "remove_gateway_note", "sent_call", "write_gateway_note",
 ]  # fmt: skip
 
 _HOME = {

@@ -39,7 +39,7 @@ NAMES = {
     "sessions": {
         "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
         "Features", "FollowedSession", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer",
-        "ServedModelFigures", "Session", "Status", "StokerApp", "WRITTEN_EVERY_S",
+        "ServedModelFigures", "Session", "Status", "StokerApp", "WRITTEN_EVERY_S", "WorkerFacts",
         "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session",
         "journal_trouble", "kept_session", "observe", "policy_of",
         "remove_gateway_note", "sent_call", "write_gateway_note",

@@ -100,6 +100,11 @@ class RunningGateway:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def has_ended(self) -> bool:
         return self.said[-1:] == [""]
 

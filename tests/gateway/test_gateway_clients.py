@@ -5,9 +5,15 @@ an engine lacks, request ids.
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 import json
+import os
+import re
 import subprocess
+import sys
+import textwrap
+from importlib.metadata import metadata
 from importlib.util import find_spec
 
 import httpx
@@ -32,6 +38,9 @@ kind = "embedding"
 
 [models.cold]
 path = "models/cold"
+
+[models."gpt-5.5"]
+path = "models/brief"
 """
 
 
@@ -43,6 +52,7 @@ def write_models():
         (models / "broken" / "model.safetensors").write_bytes(b"x" * 100)
         write_tiny_model(models / "wide", width=WIDTH, layers=1)
         write_tiny_model(models / "cold", seed=1)
+        write_tiny_model(models / "brief", longest=400)
         (folder / "models.toml").write_text(MODELS + MORE)
 
     return write
@@ -310,6 +320,56 @@ def test_a_check_of_a_batch_refuses_what_the_engine_has_not(gateway):
 
 
 # ---- clients of third parties
+
+
+def examples_in(text, *parts):
+    """Return the first Python block of a published text that has all parts, for each list of parts."""
+    blocks = [textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+    return [next(block for block in blocks if all(part in block for part in wanted)) for wanted in parts]
+
+
+def run_example(gateway, code, **settings):
+    """Run a published program: only its environment names the gateway. Check that the model answered it."""
+    env = {**os.environ, "OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": "none", **settings}
+    before = model_of(gateway, "gpt-5.5")["requests"]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=gateway.folder, env=env, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    until(lambda: model_of(gateway, "gpt-5.5")["requests"] > before, why="the model has answered the program")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("OpenAI()", "chat.completions.create", "developer"), ("OpenAI(", "responses.create", "instructions"),
+        ("AsyncOpenAI(", "responses.create", "asyncio.run"), ("OpenAI()", "stream=True", "for event in stream"),
+    ],
+)  # fmt: skip
+def test_examples_of_openai_run_unchanged(gateway, parts):
+    [code] = examples_in(str(metadata("openai").get_payload()), parts)
+    run_example(gateway, code)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("agents") is None, reason="openai-agents is not installed")
+def test_the_example_of_openai_agents_runs_unchanged(gateway):
+    [code] = examples_in(str(metadata("openai-agents").get_payload()), ("Runner.run_sync(agent, ",))
+    run_example(gateway, code, OPENAI_DEFAULT_MODEL="gpt-5.5", OPENAI_AGENTS_DISABLE_TRACING="1")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("langchain_openai") is None, reason="langchain-openai is not installed")
+def test_the_examples_of_langchain_run_unchanged(gateway):
+    from langchain_openai import ChatOpenAI
+
+    parts = ("model = ChatOpenAI(", "max_retries=2"), ("model.invoke(messages)",), ("in model.stream(messages)",)
+    made, *used = examples_in(inspect.getdoc(ChatOpenAI), *parts)
+    assert made.count('model="..."') == 1
+    run_example(gateway, "\n".join([made.replace('model="..."', 'model="gpt-5.5"'), *used]))
+
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 CALLED = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}

@@ -400,7 +400,7 @@ def test_a_meter_knows_which_streams_met_the_objectives():
     meter, wanted = ModelMeter(), Objectives(ttft_s=1.0, tpot_s=0.1)
     assert meter.met is None
     for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
-        meter.begin(0.0)
+        meter.begin()
         meter.write(5, now=100.0)
         late = None if tpot_s is None else tpot_s > wanted.tpot_s
         met = wanted.met(ttft_s=ttft_s, late=late, failed=False)

@@ -306,6 +306,14 @@ class ServedModelFigures(msgspec.Struct, frozen=True):
     refused: int = 0
 
 
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """The processes that answer for a gateway: how many were asked for, how many run, and starts after an end."""
+
+    wanted: int
+    running: int = 0
+    restarts: int = 0
+
+
 class GatewayNote(msgspec.Struct, frozen=True):
     """`address`: the gateway's URL or path of a Unix socket. `at`: the time of writing, in seconds since 1970."""
 
@@ -314,6 +322,7 @@ class GatewayNote(msgspec.Struct, frozen=True):
     pid: int
     models: tuple[ServedModelFigures, ...] = ()
     at: float = 0.0
+    workers: WorkerFacts | None = None
 
     def silent_s(self, now: float) -> float:
         """Return the seconds since the note was written; 0 if it is recent.

@@ -14,7 +14,7 @@ from stoker.contexts.recipe import BARE
 from stoker.protocol import show_nodes
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import show_block
-from stoker.protocol.session import GatewayNote, ServedModelFigures
+from stoker.protocol.session import GatewayNote, ServedModelFigures, WorkerFacts
 from stoker.protocol.status import (
     ContextStatus,
     DeviceStatus,
@@ -139,8 +139,15 @@ def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: flo
             )
             continue
         rows += _models(note.models, status)
-        rows.append(f"served at {note.address} (pid {note.pid} on {note.host})")
+        workers = f" by {_workers(note.workers)}" if note.workers is not None else ""
+        rows.append(f"served at {note.address}{workers} (pid {note.pid} on {note.host})")
     return rows
+
+
+def _workers(facts: WorkerFacts) -> str:
+    running = f"{facts.wanted}" if facts.running == facts.wanted else f"{facts.running} of {facts.wanted}"
+    restarts = f", {facts.restarts} restart{'s' * (facts.restarts != 1)}" if facts.restarts else ""
+    return f"{running} workers{restarts}"
 
 
 def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:

@@ -1,0 +1,144 @@
+"""A worker of a gateway: it answers requests for models, and forwards all others to the process that started it.
+
+`workers` starts it with the gateway's listening socket, and a socket for calls as its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import pickle
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import stoker
+from stoker.apps.gateway.answering import Answering
+from stoker.apps.gateway.failures import TryLater
+from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.http import application_of, guarded, keep_garbage_cheap, model_routes
+from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
+from stoker.apps.gateway.listening import run_server
+from stoker.apps.gateway.peers import GatewayPeer
+from stoker.apps.gateway.served import ServedModels, SessionWatch
+from stoker.apps.gateway.tokenizing import Tokenizing
+from stoker.apps.gateway.usage import UsageFile, UsageRecorder
+from stoker.apps.gateway.workers import WorkerReport, WorkerTask
+from stoker.sessions import Session, honoured_by
+
+_PR_SET_PDEATHSIG = 1
+_SENT = ("type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers",
+         "client", "server")  # fmt: skip
+"""Parts of a request that are forwarded."""
+
+
+class GatewayWorker:
+    def __init__(self, task: WorkerTask, channel: socket.socket, session: Session) -> None:
+        self._channel = channel
+        self._peer: GatewayPeer
+        self._numbers = itertools.count()
+        self._forwarded: dict[int, tuple[Receive, Send]] = {}
+        self._models = ServedModels(task.settings, honoured=honoured_by(session) or frozenset())
+        self._usage = UsageRecorder(UsageFile.usual())
+        self._metrics = GatewayMetrics(self._usage)
+        self.when_over: Callable[[], None] = lambda: None
+        guard, watch = Guard(KeyFile.usual()), SessionWatch(session, self._models)
+        routes = model_routes(
+            Answering(self._models, watch, self._hold, self._metrics, most_bytes=task.most_bytes),
+            Tokenizing(self._models, most_bytes=task.most_bytes),
+            lambda handler: guarded(handler, guard, failed=self._metrics.count_error),
+        )
+        self._paths = frozenset(route.path for route in routes)
+        self._app = application_of(routes, guard, origins=task.origins, lifespan=self._lifespan)
+
+    def application(self) -> ASGIApp:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] not in self._paths:
+                await self._forward(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+
+        return app
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        keep_garbage_cheap()
+        self._usage.begin()
+        reader, writer = await asyncio.open_unix_connection(sock=self._channel)
+        self._peer = GatewayPeer(reader, writer, self._do)
+        calls = asyncio.create_task(self._until_alone(self._peer))
+        self._peer.note("ready")
+        try:
+            yield
+        finally:
+            calls.cancel()
+            await asyncio.gather(calls, return_exceptions=True)
+            await asyncio.to_thread(self._usage.end)
+
+    async def _until_alone(self, peer: GatewayPeer) -> None:
+        await peer.run()
+        self.when_over()
+
+    async def _hold(self, caller: Caller) -> HeldRequest:
+        """Start a request of a key. Raises TryLater if a limit does not allow it."""
+        if not caller.name:
+            return HeldRequest()
+        number = next(self._numbers)
+        held = HeldRequest(lambda tokens, **_now: self._peer.note("release", number, tokens))
+        try:
+            refused = await self._peer.call("hold", number, caller.name)
+            if refused is not None:
+                error = {name: value for name, value in refused["error"].items() if name != "param"}
+                raise TryLater(**error, retry_after_s=refused["retry_after_s"])
+        except BaseException:
+            held.end()
+            raise
+        return held
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        number = next(self._numbers)
+        self._forwarded[number] = receive, send
+        try:
+            await self._peer.call("forward", number, {name: scope[name] for name in _SENT if name in scope})
+        finally:
+            del self._forwarded[number]
+
+    async def _do(self, name: str, given: list[Any]) -> Any:
+        match name:
+            case "report":
+                meters = {name: model.meter.counts() for name, model in self._models.items()}
+                return WorkerReport(meters, tuple(self._metrics.samples()))
+            case "receive":
+                receive, _ = self._forwarded[given[0]]
+                return await receive()
+            case "send":
+                _, send = self._forwarded[given[0]]
+                await send(given[1])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    channel = socket.socket(fileno=os.dup(0))
+    length = int.from_bytes(channel.recv(4, socket.MSG_WAITALL), "big")
+    data = channel.recv(length, socket.MSG_WAITALL)
+    if not data:
+        return
+    task: WorkerTask = pickle.loads(data)
+    if os.getppid() != task.parent:  # it has ended before the kernel knew of prctl
+        return
+    with socket.socket(fileno=task.listener) as listener, stoker.load(session=task.session) as session:
+        certificate, key = task.tls or (None, None)
+        worker = GatewayWorker(task, channel, session)
+        run_server(worker, listener, ssl_certfile=certificate, ssl_keyfile=key)
+
+
+if __name__ == "__main__":
+    main()

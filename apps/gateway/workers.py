@@ -1,0 +1,211 @@
+"""The worker processes of a gateway (`stoker serve --workers N`), seen from the process that starts them.
+
+The workers inherit the gateway's listening socket, so a connection that waits for a worker is not lost when one ends.
+A worker answers requests for models over its own connection to the session. It sends all other requests here, and asks
+here before it starts a request of a key. So this process alone counts for limits, runs batches, and knows the figures
+of all workers. A socket pair connects it with each worker (`peers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp
+
+from stoker.apps.common.models_file import ModelSettings
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.failures import Refusal, refusal_of
+from stoker.apps.gateway.figures import Sample, summed
+from stoker.apps.gateway.keys import Guard, HeldRequest
+from stoker.apps.gateway.listening import GRACE_S
+from stoker.apps.gateway.peers import GatewayPeer
+from stoker.apps.gateway.served import ServedModels
+from stoker.sessions import WorkerFacts
+
+log = logging.getLogger("stoker.gateway")
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_STEADY_S = 60.0
+"""A worker that ran this long starts again after the shortest pause."""
+_REPORT_S = 1.0
+_KILLED_AFTER_S = GRACE_S + 5.0
+
+
+class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a worker."""
+
+    parent: int
+    """The process that starts it."""
+    listener: int
+    """The descriptor of the listening socket."""
+    session: str
+    settings: Mapping[str, ModelSettings]
+    most_bytes: int
+    origins: tuple[str, ...]
+    tls: tuple[str, str] | None
+    """The files of the certificate and its key."""
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """The figures of a worker: of its models' meters, and for Prometheus."""
+
+    meters: dict[str, dict[str, Any]] = {}
+    samples: tuple[Sample, ...] = ()
+
+
+class _Worker:
+    """A running worker. `held`: the running requests of keys, by the worker's number for them."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.peer: GatewayPeer
+        self.report = WorkerReport()
+        self.is_ready = False
+        self.held: dict[int, HeldRequest] = {}
+
+
+class GatewayWorkers:
+    """The workers, each started again after its end. `models`: their meters become the sums over all workers."""
+
+    def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
+        self._task = task
+        self._number = number
+        self._models = models
+        self._guard = guard
+        self._workers: list[_Worker] = []
+        self._ended = WorkerReport()
+        """The sums of the workers that have ended."""
+        self._restarts = 0
+        self._stops = False
+
+    @property
+    def facts(self) -> WorkerFacts:
+        return WorkerFacts(self._number, sum(each.is_ready for each in self._workers), self._restarts)
+
+    async def keep(self, app: ASGIApp) -> None:
+        """Keep the workers running until cancelled. `app`: answers requests that are not for models."""
+        await asyncio.gather(*(self._keep_one(app) for _ in range(self._number)))
+
+    async def stop(self) -> None:
+        """Stop the workers; kill a worker that does not end."""
+        self._stops = True
+        ending = [asyncio.create_task(each.process.wait()) for each in self._workers]
+        for number, wait_s in ((signal.SIGINT, _KILLED_AFTER_S), (signal.SIGKILL, None)):
+            for each in self._workers:
+                with suppress(ProcessLookupError):
+                    each.process.send_signal(number)
+            if ending:
+                await asyncio.wait(ending, timeout=wait_s)
+
+    async def collect(self) -> Sequence[Sample]:
+        """As `WorkerFigures.collect`."""
+        await asyncio.gather(*(self._ask(each) for each in self._workers if each.is_ready))
+        reports = [self._ended, *(each.report for each in self._workers)]
+        for name, model in self._models.items():
+            model.meter.set_sums([report.meters[name] for report in reports if name in report.meters])
+        return summed(sample for report in reports for sample in report.samples)
+
+    async def _ask(self, worker: _Worker) -> None:
+        with suppress(ConnectionError, TimeoutError):  # the last report counts
+            given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
+            worker.report = msgspec.convert(given, WorkerReport)
+
+    async def _keep_one(self, app: ASGIApp) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                how = f"ended with {await self._run_one(app)}"
+            except OSError as error:
+                how = f"could not start: {error}"
+            if self._stops:
+                return
+            if time.monotonic() - began >= _STEADY_S:
+                pause_s = _PAUSE_S
+            log.warning("a worker of the gateway %s; the next one starts in %g s", how, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._restarts += 1
+
+    async def _run_one(self, app: ASGIApp) -> int:
+        """Start a worker and serve its calls until its end. Return its exit status."""
+        here, there = socket.socketpair()
+        try:
+            with there:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "stoker.apps.gateway.worker", stdin=there.fileno(),
+                    stdout=subprocess.DEVNULL, pass_fds=(self._task.listener,), start_new_session=True,
+                )  # fmt: skip
+            reader, writer = await asyncio.open_unix_connection(sock=here)
+        except BaseException:
+            here.close()
+            raise
+        worker = _Worker(process)
+        self._workers.append(worker)
+        worker.peer = GatewayPeer(reader, writer, partial(self._do, worker, app))
+        task = pickle.dumps(self._task)
+        writer.write(len(task).to_bytes(4, "big") + task)
+        try:
+            await worker.peer.run()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILLED_AFTER_S)
+        finally:
+            self._workers.remove(worker)
+            self._forget(worker)
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        return await process.wait()
+
+    def _forget(self, worker: _Worker) -> None:
+        for held in worker.held.values():
+            held.end()
+        gone = worker.report
+        meters = dict(self._ended.meters)
+        for name, counts in gone.meters.items():
+            before = meters.get(name, {})
+            meters[name] = {
+                each: [] if isinstance(value, list) else before.get(each, 0) + value for each, value in counts.items()
+            }
+            meters[name]["running"] = 0
+        self._ended = WorkerReport(meters, tuple(summed((*self._ended.samples, *gone.samples))))
+
+    async def _do(self, worker: _Worker, app: ASGIApp, name: str, given: list[Any]) -> Any:
+        match name:
+            case "hold":
+                return self._hold(worker, *given)
+            case "release":
+                return self._release(worker, *given)
+            case "forward":
+                return await self._forward(worker, app, *given)
+            case "ready":
+                worker.is_ready = True
+
+    def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
+        """Start a request of a key, or return the error for its client."""
+        try:
+            worker.held[number] = self._guard.begin_named(key)
+        except RequestRefused as error:
+            return refusal_of(error)
+        return None
+
+    def _release(self, worker: _Worker, number: int, tokens: int) -> None:
+        if (held := worker.held.pop(number, None)) is not None:
+            held.tokens = tokens
+            held.end()
+
+    async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
+        """Answer a request that a worker has received. Each message waits until the worker has passed it on."""
+        await app(scope, partial(worker.peer.call, "receive", number), partial(worker.peer.call, "send", number))

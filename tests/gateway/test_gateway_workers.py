@@ -1,0 +1,348 @@
+"""`stoker serve --workers`: real processes at one address, which are killed, stopped and counted together."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+from contextlib import ExitStack, closing, suppress
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from gateway.asking import BODY, CHAT
+from gateway.running import LIMIT_S, SERVE, RunningGateway, keys, until
+
+from stoker.apps.gateway import workers as workers_module
+from stoker.apps.gateway.cli import command
+from stoker.apps.gateway.keys import Guard, KeyFile
+from stoker.apps.gateway.peers import GatewayPeer, PeerLostError
+from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
+
+NUMBER = 2
+LONG = {**BODY, "max_tokens": 1900, "stream": True}
+MEDIUM = {**LONG, "max_tokens": 300}
+SHORT = {**BODY, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def gateway(world):
+    running = RunningGateway(world.path / "work")
+    running.start("--workers", str(NUMBER))
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.fixture
+def key(world):
+    made = []
+
+    def make(*limits):
+        made.append(f"ana{len(made)}")
+        return keys(world, "add", made[-1], *limits)
+
+    yield make
+    (world.home / "serve" / "keys.json").unlink(missing_ok=True)
+
+
+def workers_of(gateway):
+    children = psutil.Process(gateway.pid).children()
+    return [child for child in children if "stoker.apps.gateway.worker" in child.cmdline()]
+
+
+class Connection(http.client.HTTPConnection):
+    """A connection to one worker. `key`: sent with each request."""
+
+    key = ""
+
+    def ask(self, method, path, body=None):
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        self.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), headers)
+        return self.getresponse()
+
+    def read(self, method, path, body=None):
+        answer = self.ask(method, path, body)
+        return answer.status, answer.read()
+
+    def found(self, path):
+        status, data = self.read("GET", path)
+        assert status == 200, data
+        return data
+
+
+def has_connection(worker, port):
+    return any(each.raddr and each.raddr.port == port for each in worker.net_connections())
+
+
+@pytest.fixture
+def connect(gateway):
+    """Return a function that opens a connection to each worker."""
+    with ExitStack() as stack:
+
+        def connections(key=""):
+            """Return one connection to each worker."""
+            found = {}
+
+            def complete():
+                one = stack.enter_context(closing(Connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))))
+                one.timeout, one.key = LIMIT_S, key
+                one.connect()
+                assert one.found("/health")  # a worker has accepted it
+                port = one.sock.getsockname()[1]
+                [worker] = [each for each in workers_of(gateway) if has_connection(each, port)]
+                found.setdefault(worker.pid, one)
+                return len(found) == NUMBER
+
+            until(complete, why="a connection to each worker")
+            return list(found.items())
+
+        yield connections
+
+
+def metric(connection, name):
+    text = connection.found("/metrics").decode()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+
+
+def workers_in(connection):
+    return json.loads(connection.found("/status"))["workers"]
+
+
+def row_of_status(gateway):
+    done = subprocess.run(
+        [*SERVE, "status", gateway.session], cwd=gateway.folder, capture_output=True, text=True, timeout=LIMIT_S,
+        check=True,
+    )  # fmt: skip
+    return next((line for line in done.stdout.splitlines() if "served at" in line), "")
+
+
+# ---- one gateway
+
+
+@pytest.mark.slow
+def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, key, world):
+    own = keys(world, "add", "eve")  # a name that no other test counts; `key` removes it
+    [(_, one), (_, two)] = connect(own)
+    done = "stoker_gateway_requests_total"
+    before = metric(one, done)
+    ids = set()
+    for connection in (one, two, one, two, two):
+        answer = connection.ask("POST", CHAT, SHORT)
+        assert (answer.status, bool(answer.read())) == (200, True)
+        ids.add(answer.headers["x-request-id"])
+    assert len(ids) == 5
+    until(lambda: metric(one, done) == before + 5, why="the last request has been counted")
+    assert metric(two, done) == before + 5
+    until(lambda: f"by {NUMBER} workers (pid {gateway.pid}" in row_of_status(gateway), why="the gateway's note")
+
+    def requests():
+        with closing(sqlite3.connect(world.home / "serve" / "usage.sqlite")) as database:
+            return database.execute("SELECT SUM(requests) FROM usage WHERE key = 'eve'").fetchone()[0]
+
+    until(lambda: requests() == 5, why="both workers write into one database")
+
+    data = os.urandom(3_000_000).hex().encode()
+    head = b'--x\r\nContent-Disposition: form-data; name="%b"'
+    form = head % b"purpose" + b"\r\n\r\nbatch\r\n" + head % b"file" + b'; filename="r.jsonl"\r\n\r\n' + data
+    headers = {"Content-Type": "multipart/form-data; boundary=x", "Authorization": f"Bearer {own}"}
+    one.request("POST", "/v1/files", form + b"\r\n--x--\r\n", headers)
+    stored = json.loads(one.getresponse().read())
+    assert two.found(f"/v1/files/{stored['id']}/content") == data
+
+
+@pytest.mark.slow
+def test_limits_of_a_key_hold_over_all_workers(gateway, connect, key):
+    own = key("--concurrent", "1", "--requests-per-minute", "3")
+    [(_, one), (_, two)] = connect(own)
+    stream = one.ask("POST", CHAT, LONG)
+    assert stream.status == 200
+    status, refused = two.read("POST", CHAT, SHORT)
+    assert (status, json.loads(refused)["error"]["code"]) == (429, "concurrent_requests")
+    stream.close()
+    one.close()
+
+    def code():
+        answer = json.loads(two.read("POST", CHAT, SHORT)[1])
+        return answer["error"]["code"] if "error" in answer else ""
+
+    until(lambda: code() == "requests_per_minute", why="the place is free again, and the minute's requests are used")
+    two.key = "sk-wrong"
+    assert [two.read("POST", path, SHORT)[0] for path in (CHAT, "/v1/files")] == [401, 401]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_breaks_its_streams_alone(gateway, connect, key):
+    own = key("--concurrent", "2")
+    [(pid, one), (_, two)] = connect(own)
+    assert one.read("POST", CHAT, SHORT)[0] == 200
+    before, counted = workers_in(two)["restarts"], metric(two, "stoker_gateway_requests_total")
+    broken, whole = one.ask("POST", CHAT, LONG), two.ask("POST", CHAT, MEDIUM)
+    assert broken.readline()
+    assert whole.readline()
+    psutil.Process(pid).kill()
+    lines = []
+    with suppress(http.client.HTTPException, ConnectionError):
+        lines += iter(broken.readline, b"")
+    assert b"data: [DONE]\n" not in lines
+    assert whole.read().endswith(b"data: [DONE]\n\n")
+    until(lambda: workers_in(two) == {"wanted": NUMBER, "running": NUMBER, "restarts": before + 1}, why="its successor")
+    until(lambda: metric(two, "stoker_gateway_requests_total") == counted + 1, why="the count of the dead one is kept")
+    assert "a worker of the gateway ended with -9" in "".join(gateway.said)
+    until(lambda: f"by {NUMBER} workers, {before + 1} restart" in row_of_status(gateway), why="the gateway's note")
+    [(_, one), (_, two)] = connect(own)
+    streams = [connection.ask("POST", CHAT, LONG) for connection in (one, two)]  # no place of the key is lost
+    assert [stream.status for stream in streams] == [200, 200]
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_was_killed(gateway, connect):
+    connect()
+    found, url = workers_of(gateway), gateway.url
+    assert len(found) == NUMBER
+    gateway.kill()
+    until(lambda: not any(map(is_running, found)), why="the workers end")
+    gateway.start("--workers", str(NUMBER))
+    assert gateway.url == url
+    [(_, one), _] = connect()
+    assert one.read("POST", CHAT, SHORT)[0] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_a_gateway_that_is_stopped(gateway, connect, number):
+    [(_, one), _] = connect()
+    found = workers_of(gateway)
+    assert one.ask("POST", CHAT, LONG).readline()  # a stream that is open
+    found[0].suspend()  # and a worker that does not stop itself
+    os.kill(gateway.pid, number)
+    until(lambda: gateway.has_ended, why="the end of the gateway")
+    assert not any(map(is_running, found))
+    gateway.start("--workers", str(NUMBER))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_hung_worker_delays_no_figures_of_others(gateway, connect):
+    [(pid, _), (_, two)] = connect()
+    psutil.Process(pid).suspend()
+    try:
+        assert two.read("POST", CHAT, SHORT)[0] == 200
+        assert metric(two, "stoker_gateway_requests_total") >= 1
+        assert len(json.loads(two.found("/v1/models"))["data"]) > 1
+    finally:
+        psutil.Process(pid).resume()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_page_gets_events_from_any_worker(gateway, connect):
+    for _, connection in connect():
+        connection.request("GET", "/status", headers={"Accept": "text/event-stream"})
+        events = connection.getresponse()
+        shown = [json.loads(line[6:]) for line in (events.readline() for _ in range(9)) if line.startswith(b"data: {")]
+        assert shown[0]["workers"]["wanted"] == NUMBER
+        events.close()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_end_of_a_session_ends_all_workers(gateway, connect):
+    connect()
+    found = workers_of(gateway)
+    done = subprocess.run(
+        [*SERVE, "down", gateway.session], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=True
+    )
+    assert done.returncode == 0
+    until(lambda: gateway.has_ended, why="the end of the gateway")
+    assert not any(map(is_running, found))
+    gateway.start("--workers", str(NUMBER))
+
+
+def is_running(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+# ---- parts
+
+
+def test_more_workers_than_cores_are_warned_of(tmp_path, monkeypatch):
+    from stoker.apps.gateway import run
+
+    asked = []
+    monkeypatch.setattr(run, "serve", lambda options, screen: asked.append(options.workers) or 0)
+    cores = len(os.sched_getaffinity(0))
+    for number, warns in ((1, False), (cores, False), (cores + 1, True)):
+        done = CliRunner().invoke(command, ["--workers", str(number), str(tmp_path / "models.toml")])
+        assert (done.exit_code, f"--workers {number}: this process may use {cores} cores" in done.output) == (0, warns)
+    assert asked == [1, cores, cores + 1]
+
+
+def test_workers_that_cannot_run_start_again_ever_later(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(workers_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(workers_module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(workers_module, "_LONGEST_PAUSE_S", 0.04)
+
+    async def run():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            task = WorkerTask(
+                parent=os.getpid(), listener=listener.fileno(), session="", settings={}, most_bytes=1, origins=(),
+                tls=None,
+            )  # fmt: skip
+            workers = GatewayWorkers(task, number=1, models={}, guard=Guard(KeyFile(tmp_path / "keys.json")))
+            keeping = asyncio.create_task(workers.keep(None))
+            while workers.facts.restarts < 4:
+                await asyncio.sleep(0.01)
+            assert workers.facts.running == 0
+            await workers.stop()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(run())
+    pauses = [record.args[1] for record in caplog.records if "ended with" in record.message]
+    assert pauses[:4] == [0.01, 0.02, 0.04, 0.04]
+
+
+def test_calls_between_processes_return_fail_and_are_cancelled():
+    async def run():
+        here, there = socket.socketpair()
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def do(name, given):
+            if name == "double":
+                return [2 * each for each in given]
+            if name == "fail":
+                raise ValueError("no such model")
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        one = GatewayPeer(*await asyncio.open_unix_connection(sock=here), do)
+        two = GatewayPeer(*await asyncio.open_unix_connection(sock=there), do)
+        running = [asyncio.create_task(each.run()) for each in (one, two)]
+        assert await asyncio.gather(one.call("double", 2, b"ab"), two.call("double", "c")) == [[4, b"abab"], ["cc"]]
+        with pytest.raises(PeerLostError, match="no such model"):
+            await one.call("fail")
+        waiting = asyncio.create_task(one.call("wait"))
+        await begun.wait()
+        waiting.cancel()
+        await cancelled.wait()
+        waiting = asyncio.create_task(one.call("wait"))
+        await asyncio.sleep(0)
+        running[1].cancel()
+        with pytest.raises(PeerLostError):
+            await waiting
+        with pytest.raises(PeerLostError):
+            await one.call("double", 1)
+        await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(run())
