@@ -47,9 +47,8 @@ def _numbers() -> Iterator[Number]:
     low, high = paper.FEWER_POINTS["elastic-flow"]
     yield Number("ElasticFlow behind, points", low, high, partial(_points, ELASTIC_FLOW))
     for part in PARTS:
-        if part.points:
-            yield Number(f"{part.what}, points", *part.points, partial(_points, part.system), of_parts=True)
-        if part.times and max(map(abs, _percent(part.times))) > _SMALL:
+        yield Number(f"{part.what}, points", *part.points, partial(_points, part.system), of_parts=True)
+        if max(map(abs, _percent(part.times))) > _SMALL:
             yield Number(f"{part.what}, % of cost", *_percent(part.times), partial(_more, part.system), of_parts=True)
 
 

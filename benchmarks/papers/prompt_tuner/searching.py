@@ -27,6 +27,7 @@ from benchmarks.papers.prompt_tuner.scenarios import (
     LOOSE,
     MEDIUM,
     NO_BANK,
+    NO_REUSE,
     OURS,
     PARTS,
     TUNINGS,
@@ -178,6 +179,7 @@ def judged(found: Found, grid: Grid) -> list[Wanted]:
     wanted: list[tuple[Group, Iterable[System], tuple[int, ...]]] = [
         (MEDIUM, every, seeds),
         (MEDIUM, (*parts, LEARNS), some),
+        (MEDIUM, (NO_REUSE,), few),
         (HIGH, every, few),
         *((group, (*usual, NO_BANK), few) for group in (URGENT, LOOSE)),
         *((group, (LITERAL, ELASTIC_FLOW), few) for group in VICUNA),
