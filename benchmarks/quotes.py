@@ -16,7 +16,7 @@ from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
 from benchmarks.papers.pervasive.__main__ import read as read_context
 from benchmarks.papers.prompt_tuner import report as tuner
 from benchmarks.papers.prompt_tuner.record import read, show
-from benchmarks.papers.prompt_tuner.scenarios import LEARNS, MEDIUM, OURS
+from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, OURS
 from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 
@@ -68,11 +68,6 @@ def _schedulers(page: tuner.Page) -> list[tuple[str, str]]:
     for name, system in page.baselines.items():
         late, points = show(estimate(one.late(MEDIUM, system))), show(one.points(MEDIUM, system), sign=True)
         lines.append((name, f"{late} %", points, show(one.times(MEDIUM, system), digits=2)))
-    some = page.some
-    learns = "`prompt-tuner` as it ships: it learns from earlier jobs"
-    points, times = show(some.points(MEDIUM, LEARNS), sign=True), show(some.times(MEDIUM, LEARNS), digits=2)
-    late = f"{show(estimate(some.late(MEDIUM, LEARNS)))} % ({page.grid.judge.parts} seeds)"
-    lines.append((learns, late, points, times))
     return [(f"| {cells[0]} |", row(*cells)) for cells in lines]
 
 

@@ -10,15 +10,14 @@ import msgspec
 import pytest
 
 from benchmarks.harness import Facts
-from benchmarks.papers.prompt_tuner import conflicts, drawing, report
+from benchmarks.papers.prompt_tuner import conflicts, report
 from benchmarks.papers.prompt_tuner.__main__ import PAGE, QUICK_SMALLER, main, quick
 from benchmarks.papers.prompt_tuner.grid import read_grid
 from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, keep, read
 from benchmarks.papers.prompt_tuner.report import Page
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
-    HIGH,
-    LEARNS,
+    HEAVY,
     LITERAL,
     MEDIUM,
     NO_BANK,
@@ -52,7 +51,7 @@ def result(case: Case, *, late: int, held_s: float) -> Result:
 
 def as_in_the_paper(system: System) -> int:
     """Return a run's late jobs of 1,000, about as in the paper."""
-    if system in (OURS, LEARNS):
+    if system == OURS:
         return 120
     return {"infless": 330, "elastic-flow": 620}.get(system.policy, 160)
 
@@ -64,7 +63,7 @@ def made(late: Late = as_in_the_paper) -> Record:
     def simulate(cases: list[Case]) -> list[Result]:
         found = []
         for case in cases:
-            held_s = 1000.0 if case.system in (OURS, LEARNS) else 900.0 if case.system == CHEAP else 1400.0
+            held_s = 1000.0 if case.system == OURS else 900.0 if case.system == CHEAP else 1400.0
             found.append(result(case, late=late(case.system) + 10 * (case.seed % 20), held_s=held_s + case.seed - 1.0))
         return found
 
@@ -141,16 +140,13 @@ def test_two_numbers_conflict_only_if_sets_meet_each_but_not_both() -> None:
     assert not never.conflict, "no set meets the distance alone"
 
 
-def test_the_page_sets_the_paper_and_ours_side_by_side(tmp_path: Path) -> None:
+def test_the_page_sets_the_paper_and_ours_side_by_side() -> None:
     page = report.write(made())
     assert "| INFless, literal | points more late jobs | 15 to 25 | 10 | 21.0 ± 0.0 | met |" in page
     assert "| without DelaySchedulable | +3.2 | +4.0 ± 0.0 | as in the paper | 1.16 |" in page
-    assert "| llama-30b, the paper (Table 7) | 28.4 | 38.9 | 82.3 | 38.8 | 46.4 | 69.4 |" in page
+    assert "| llama-30b, the paper | 28.4 | 38.9 | 82.3 | 38.8 | 46.4 | 69.4 |" in page
     assert f"| {VICUNA[0].name} | 71.0 ± 0.3 | 56 | 25.0 ± 0.0, at most 50 | 11, at most 50 |" in page
     assert len(report.short(Page(made())).split("\n- ")) == 10
-    path = drawing.draw(tmp_path, made())
-    assert f"]({path.name})" in page
-    assert path.stat().st_size > 1000
 
 
 def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
@@ -160,7 +156,7 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
 
 def test_a_record_without_a_run_is_refused() -> None:
     record = made()
-    lacking = [run for run in record.runs if (run.group, run.system) != (HIGH.name, str(LITERAL))]
+    lacking = [run for run in record.runs if (run.group, run.system) != (HEAVY[0].name, str(LITERAL))]
     with pytest.raises(LookupError, match="the record lacks"):
         report.write(msgspec.structs.replace(record, runs=tuple(lacking)))
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers.prompt_tuner`: run PromptTuner's evaluation; write the page and its plot."""
+"""`python -m benchmarks.papers.prompt_tuner`: run PromptTuner's evaluation; write the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.harness import Clock
 from benchmarks.papers import common
-from benchmarks.papers.prompt_tuner import drawing, report
+from benchmarks.papers.prompt_tuner import report
 from benchmarks.papers.prompt_tuner.grid import Grid, read_grid
 from benchmarks.papers.prompt_tuner.record import Record, keep, read
 from benchmarks.papers.prompt_tuner.searching import Runs, book_of, judged, search
@@ -45,7 +45,6 @@ def _reproduce(asked: argparse.Namespace) -> int:
     if not asked.page_only:
         keep(path, evaluate(Runs(asked.runs, jobs=asked.jobs), look=asked.quick))
     record = read(path)
-    drawing.draw(asked.out, record)
     common.write_page(asked.out / PAGE, report.write(record))
     return 0
 

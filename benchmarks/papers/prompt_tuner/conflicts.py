@@ -42,7 +42,7 @@ def _numbers() -> Iterator[Number]:
     yield Number("ours late, %", late, late, lambda one: fmean(one.late(MEDIUM)))
     low, high = paper.FEWER_POINTS["infless"]
     yield Number("INFless behind, points", low, high, partial(_points, LITERAL))
-    more = 100.0 / (1.0 - paper.SAVED[1.0] / 100.0) - 100.0
+    more = 100.0 / (1.0 - paper.SAVED / 100.0) - 100.0
     yield Number("INFless's cost, % more", more, more, partial(_more, LITERAL))
     low, high = paper.FEWER_POINTS["elastic-flow"]
     yield Number("ElasticFlow behind, points", low, high, partial(_points, ELASTIC_FLOW))

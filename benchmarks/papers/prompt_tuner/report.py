@@ -15,20 +15,14 @@ from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, show
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
     HEAVY,
-    HIGH,
-    LEARNS,
     LITERAL,
-    LOOSE,
     MEDIUM,
     NO_BANK,
-    NO_REUSE,
     OURS,
     PARTS,
-    URGENT,
     VICUNA,
     Group,
     Part,
-    System,
     baselines,
 )
 from benchmarks.papers.prompt_tuner.searching import search, signs
@@ -37,7 +31,6 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
-GROUPS = (MEDIUM, HIGH, URGENT, LOOSE, *HEAVY)
 BARS = {"infless": (10.0, 1.2), "elastic-flow": (30.0, 1.8)}
 """Our targets, set below the paper's numbers: points of late jobs, and times our cost."""
 
@@ -59,9 +52,6 @@ class Page:
         self.sets = [Evaluation(self.book, choice, self.grid.search.seeds) for choice in self.found.drawn]
         self.looked_at = [self.found.drawn.index(choice) for choice in self.found.looked_at]
 
-    def at(self, group: Group) -> Evaluation:
-        return self.one if group == MEDIUM else self.few
-
     def without(self, part: Part) -> tuple[MeanEstimate, MeanEstimate]:
         """Return points and times the cost of the scheduler without a part."""
         return self.some.points(MEDIUM, part.system), self.some.times(MEDIUM, part.system)
@@ -70,7 +60,7 @@ class Page:
 def write(record: Record) -> str:
     page = Page(record)
     return PAGE.read_text().format(
-        short=short(page), made=paragraph(_made(page)), bars=bars(page), parts=parts(page), loads=loads(page),
+        short=short(page), made=paragraph(_made(page)), bars=bars(page), parts=parts(page), heavy=heavy(page),
         vicuna=vicuna(page), sets=sets(page), singles=singles(page), pairs=pairs(page), tuning=tuning(page),
         models=_models(page), not_ours=paragraph(_not_ours()), communication=quoted_records.communication(),
         parameters={name: _value(each) for name, each in msgspec.structs.asdict(_parameters(page)).items()},
@@ -106,7 +96,7 @@ def against(page: Page) -> Iterator[Bar]:
         points, times = BARS[system.policy]
         said = "{:g} to {:g}".format(*paper.FEWER_POINTS[system.policy])
         yield Bar(name, "points more late jobs", points, page.one.points(MEDIUM, system), said)
-        said = f"{1.0 / (1.0 - paper.SAVED[1.0] / 100.0):.2f}" if system.policy == "infless" else ""
+        said = f"{1.0 / (1.0 - paper.SAVED / 100.0):.2f}" if system.policy == "infless" else ""
         yield Bar(name, "times our cost", times, page.one.times(MEDIUM, system), said, 2)
 
 
@@ -126,7 +116,7 @@ def short(page: Page) -> str:
 def _claims() -> Iterator[str]:
     infless, elastic = (paper.FEWER_POINTS[name] for name in ("infless", "elastic-flow"))
     yield f"""*The paper claims* {infless[0]:g} to {infless[1]:g} points fewer late jobs than INFless and {elastic[0]:g}
-        to {elastic[1]:g} points fewer than ElasticFlow, and {paper.SAVED[1.0]:g} % less cost than INFless at S = 1."""
+        to {elastic[1]:g} points fewer than ElasticFlow, and {paper.SAVED:g} % less cost than INFless at S = 1."""
     yield f"""It claims that each part of the scheduler reduces late jobs, and that the bank of prompts saves
         {paper.BANK_SAVED[0]:g} to {paper.BANK_SAVED[1]:g} % of the cost."""
 
@@ -199,14 +189,7 @@ def parts(page: Page) -> str:
             part.what, _range(part.points, "+.1f"), show(points, sign=True), verdicts[0],
             _range(part.times, ".2f"), show(times, digits=2), verdicts[1],
         ))  # fmt: skip
-    return "\n".join([*lines, "", paragraph(_no_reuse(page))])
-
-
-def _no_reuse(page: Page) -> str:
-    points, times = page.few.points(MEDIUM, NO_REUSE), page.few.times(MEDIUM, NO_REUSE)
-    return f"""A scheduler that does not reuse runtimes, and so releases a GPU as soon as it is idle, has
-        {show(points, sign=True)} points more late jobs at {show(times, digits=2)} times the cost
-        ({_count(page.grid.judge.few)}). The paper says that reuse reduces both, without a number."""
+    return "\n".join(lines)
 
 
 def _range(said: tuple[float, float], how: str) -> str:
@@ -219,37 +202,16 @@ def _sign(found: MeanEstimate, neutral: float, *, below: bool = False) -> str:
     return _AS_SAID if (found.high < neutral if below else found.low > neutral) else "by the mean only"
 
 
-def loads(page: Page) -> str:
+def heavy(page: Page) -> str:
     systems = {"ours": OURS, "INFless, literal": LITERAL, "ElasticFlow": ELASTIC_FLOW}
     lines = head("jobs", *(f"{name}: late, %" for name in systems), *(f"{name}: $" for name in systems))
-    for group in GROUPS:
-        one = page.at(group)
-        late = [show(estimate(one.late(group, system))) for system in systems.values()]
-        lines.append(row(group.name, *late, *(show(one.cost(group, system)) for system in systems.values())))
-        if group in HEAVY:
-            said = [paper.TABLE_7[group.name][system.policy] for system in systems.values()]
-            numbers = (f"{number:g}" for number in (*(one.violations for one in said), *(one.cost for one in said)))
-            lines.append(row(f"{group.name}, the paper (Table 7)", *numbers))
-    return "\n".join([*lines, "", *_said(page), "", _learning(page)])
-
-
-def _said(page: Page) -> Iterator[str]:
-    names = ("INFless: points", "ElasticFlow: points", "saved of INFless's cost, %")
-    yield from head("by load and S", *(cell for name in names for cell in (name, "paper")))
-    infless, elastic = ("{:g} to {:g}".format(*paper.FEWER_POINTS[name]) for name in ("infless", "elastic-flow"))
-    for group in GROUPS[:4]:
-        one, least = page.at(group), "" if group.emergence == 1.0 else "at least 10"
-        points = [show(one.points(group, system)) for system in (LITERAL, ELASTIC_FLOW)]
-        said = f"{paper.SAVED[group.emergence]:g}" if group.load == "medium" else ""
-        saved = show(one.saved(group, LITERAL))
-        yield row(group.name, points[0], least or infless, points[1], least or elastic, saved, said)
-
-
-def _learning(page: Page) -> str:
-    points, times = page.some.points(MEDIUM, LEARNS), page.some.times(MEDIUM, LEARNS)
-    return paragraph(f"""A session's scheduler learns the iterations of a kind of job from its earlier jobs. At medium
-        load, S = 1, it then has {show(points, sign=True)} points more late jobs than ours above, at
-        {show(times, digits=2)} times the cost ({page.grid.judge.parts} seeds).""")
+    for group in HEAVY:
+        late = [show(estimate(page.few.late(group, system))) for system in systems.values()]
+        lines.append(row(group.name, *late, *(show(page.few.cost(group, system)) for system in systems.values())))
+        said = [paper.TABLE_7[group.name][system.policy] for system in systems.values()]
+        numbers = (f"{number:g}" for number in (*(one.violations for one in said), *(one.cost for one in said)))
+        lines.append(row(f"{group.name}, the paper", *numbers))
+    return "\n".join(lines)
 
 
 def vicuna(page: Page) -> str:
@@ -363,7 +325,3 @@ def _value(what: object) -> str:
     if isinstance(what, tuple):
         return ", ".join(f"{many}: {share:.0%}" for many, share in what)
     return f"{what:.3g}" if isinstance(what, float) and what >= 1e6 else f"{what}"
-
-
-def behind(page: Page, system: System) -> tuple[str, str]:
-    return show(estimate(page.one.late(MEDIUM, system))), show(page.one.times(MEDIUM, system), digits=2)

@@ -60,8 +60,7 @@ class Group(msgspec.Struct, frozen=True):
             yield Case(counts, self.emergence, system, seed, paper.GPUS // smaller, parameters)
 
 
-MEDIUM, HIGH = Group("medium, S = 1"), Group("high, S = 1", "high")
-URGENT, LOOSE = Group("medium, S = 0.5", emergence=0.5), Group("medium, S = 1.5", emergence=1.5)
+MEDIUM = Group("medium, S = 1")
 HEAVY = (Group("llama-30b", "llama-30b"), Group("qwen-7b-r1", "qwen-7b-r1"))
 """Table 7. The text gives no S; here it is 1.0."""
 VICUNA = (
@@ -72,7 +71,6 @@ VICUNA = (
 
 OURS = System("prompt-tuner", (("learn", False),))
 """Our scheduler as in the paper: it plans jobs with their maximum iterations."""
-LEARNS = OURS.having(learn=True)
 LITERAL = System("infless", (("order", "arrival"), ("hold", True), ("margin", 0.1)))
 TUNINGS = tuple(
     LITERAL.having(order=order, hold=hold, margin=margin)
@@ -109,8 +107,6 @@ PARTS = (
          (_SAVED[0], _SAVED[1])),
 )  # fmt: skip
 NO_BANK = PARTS[3].system
-NO_REUSE = OURS.having(reuse=False)
-"""Our scheduler that releases a GPU as soon as it is idle. The paper has no number for it."""
 
 Baselines = Mapping[str, System]
 """Systems by the names of the page."""

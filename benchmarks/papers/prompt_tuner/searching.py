@@ -21,17 +21,11 @@ from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
     HEAVY,
-    HIGH,
-    LEARNS,
     LITERAL,
-    LOOSE,
     MEDIUM,
-    NO_BANK,
-    NO_REUSE,
     OURS,
     PARTS,
     TUNINGS,
-    URGENT,
     VICUNA,
     Case,
     Group,
@@ -178,10 +172,7 @@ def judged(found: Found, grid: Grid) -> list[Wanted]:
     parts = [part.system for part in PARTS]
     wanted: list[tuple[Group, Iterable[System], tuple[int, ...]]] = [
         (MEDIUM, every, seeds),
-        (MEDIUM, (*parts, LEARNS), some),
-        (MEDIUM, (NO_REUSE,), few),
-        (HIGH, every, few),
-        *((group, (*usual, NO_BANK), few) for group in (URGENT, LOOSE)),
+        (MEDIUM, parts, some),
         *((group, (LITERAL, ELASTIC_FLOW), few) for group in VICUNA),
         *((group, usual, few) for group in HEAVY),
     ]
