@@ -139,9 +139,9 @@ def _findings(page: Page) -> Iterator[str]:
     wrong = "; ".join(_wrong(page))
     yield f"""Parts of the scheduler: {sum(right)} of {len(right)} signs agree with the paper by the whole interval.
         {f"By the mean, these disagree: {wrong}." if wrong else "By the mean, all agree."}"""
-    saved, points = page.some.saved(MEDIUM, NO_BANK), page.some.points(MEDIUM, NO_BANK)
+    saved, fewer = page.some.saved(MEDIUM, NO_BANK), page.some.points(MEDIUM, NO_BANK)
     said = "{:g} to {:g} %, {:g} to {:g} points".format(*paper.BANK_SAVED, *paper.BANK_FEWER_POINTS)
-    yield f"The bank saves {show(saved)} % of the cost and {show(points)} points of late jobs (the paper: {said})."
+    yield f"The bank saves {show(saved)} % of the cost and {show(fewer)} points of late jobs (the paper: {said})."
 
 
 def _plain(bar: Bar) -> str:
