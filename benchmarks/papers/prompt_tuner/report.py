@@ -51,6 +51,13 @@ class Page:
         self.baselines = baselines(self.found.tuned)
         self.sets = [Evaluation(self.book, choice, self.grid.search.seeds) for choice in self.found.drawn]
         self.looked_at = [self.found.drawn.index(choice) for choice in self.found.looked_at]
+        self.tried, self.tried_parts = [*self.sets, self.some], [*self.looked_at, len(self.sets)]
+
+    def label(self, place: int) -> str:
+        """Return the name of one of the `tried`: the drawn sets, then the headline set on the seeds of the parts."""
+        if place < len(self.sets):
+            return f"{place + 1}"
+        return f"{self.found.drawn.index(self.found.headline) + 1}, new seeds"
 
     def without(self, part: Part) -> tuple[MeanEstimate, MeanEstimate]:
         """Return points and times the cost of the scheduler without a part."""
@@ -159,13 +166,13 @@ def _wrong(page: Page) -> Iterator[str]:
 
 def _reasons(page: Page) -> Iterator[str]:
     limit = page.grid.judge.conflict
-    alone = conflicts.singles(page.sets, page.looked_at, limit=limit)
+    alone = conflicts.singles(page.tried, page.tried_parts, limit=limit)
     never = [single.number.what for single in alone if not single.within]
-    both = [pair for pair in conflicts.pairs(page.sets, page.looked_at, limit=limit) if pair.conflict]
+    both = [pair for pair in conflicts.pairs(page.tried, page.tried_parts, limit=limit) if pair.conflict]
     yield f"""*Why it differs*: the paper's trace is not public, so our jobs are drawn from its text. Of
         {len(page.sets)} sets of assumptions, no set is within {limit:.0%} of
-        {f"these {len(never)} numbers: {'; '.join(never)}" if never else "no single number"}. {len(both)} pairs of
-        numbers conflict: sets meet each, no set meets both."""
+        {f"these {len(never)} numbers: {'; '.join(never)}" if never else "no single number"}.
+        {_pairs_told(len(both))}"""
     budget = PARTS[2]
     more = [page.sets[place].points(MEDIUM, budget.system).mean for place in page.looked_at]
     yield f"""The paper's SLOs are minutes (§1, §5.3), and its latency budget reduces late jobs by {budget.points[0]:g}
@@ -178,6 +185,12 @@ def _reasons(page: Page) -> Iterator[str]:
 
 
 _AS_SAID = "as in the paper"
+
+
+def _pairs_told(count: int) -> str:
+    if not count:
+        return "The other numbers do not conflict in pairs: for each pair, a set is within the limit of both."
+    return f"{count} pairs of numbers conflict: sets meet each, no set meets both."
 
 
 def part_signs(page: Page) -> Iterator[tuple[str, str]]:
@@ -273,9 +286,9 @@ def _seeds(numbers: tuple[int, ...]) -> str:
 def singles(page: Page) -> str:
     limit = page.grid.judge.conflict
     lines = head("number", "paper", "closest", "in set", f"sets within {limit:.0%}")
-    for single in conflicts.singles(page.sets, page.looked_at, limit=limit):
-        count = len(page.looked_at if single.number.of_parts else page.sets)
-        lines.append(row(single.number.what, single.number.said, f"{single.value:.1f}", f"{single.closest + 1}",
+    for single in conflicts.singles(page.tried, page.tried_parts, limit=limit):
+        count = len(page.tried_parts if single.number.of_parts else page.tried)
+        lines.append(row(single.number.what, single.number.said, f"{single.value:.1f}", page.label(single.closest),
                          f"{single.within} of {count}"))  # fmt: skip
     return "\n".join(lines)
 
@@ -283,12 +296,12 @@ def singles(page: Page) -> str:
 def pairs(page: Page) -> str:
     limit = page.grid.judge.conflict
     lines = head("pair", "paper", "closest to both", "in set", "off by at most", "")
-    for pair in conflicts.pairs(page.sets, page.looked_at, limit=limit):
+    for pair in conflicts.pairs(page.tried, page.tried_parts, limit=limit):
         one, other = pair.numbers
         judged = "**conflict**" if pair.conflict else "met" if pair.off <= limit else "a number alone is not met"
-        lines.append(row(f"{one.what}; {other.what}", f"{one.said}; {other.said}",
-                         "; ".join(f"{value:.1f}" for value in pair.values), f"{pair.closest + 1}", f"{pair.off:.0%}",
-                         judged))  # fmt: skip
+        values = "; ".join(f"{value:.1f}" for value in pair.values)
+        lines.append(row(f"{one.what}; {other.what}", f"{one.said}; {other.said}", values, page.label(pair.closest),
+                         f"{pair.off:.0%}", judged))  # fmt: skip
     return "\n".join(lines)
 
 
