@@ -6,7 +6,6 @@ Each quote is a whole line.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +14,13 @@ from benchmarks.harness import ROOT
 from benchmarks.papers.pervasive import report as context
 from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
 from benchmarks.papers.pervasive.__main__ import read as read_context
-from benchmarks.papers.prompt_tuner import paper, report_bars, scenarios
-from benchmarks.papers.prompt_tuner.grid import read_grid
-from benchmarks.papers.prompt_tuner.record import Evaluation, Page, Record, evaluations, over, read, show
-from benchmarks.papers.prompt_tuner.report import RECORD as TUNER_RECORD
-from benchmarks.papers.prompt_tuner.report_sets import again_anchored
-from benchmarks.papers.prompt_tuner.scenarios import INFLESS, MEDIUM, NOBODY, Condition, Reading, System
+from benchmarks.papers.prompt_tuner import report as tuner
+from benchmarks.papers.prompt_tuner.record import read, show
+from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, OURS
 from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 
 FOLDER = ROOT / "docs" / "reproduction"
-_TUNER = "`prompt-tuner` has"
 
 
 class Quote(NamedTuple):
@@ -35,17 +30,15 @@ class Quote(NamedTuple):
 
 
 def quotes() -> list[Quote]:
-    record = read(FOLDER / TUNER_RECORD)
+    page = tuner.Page(read(FOLDER / tuner.RECORD))
     performance = ROOT / "docs" / "performance.md"
-    found = [_quote(performance, _TUNER, _headline(record))]
-    found += [_quote(performance, begins, line) for begins, line in _schedulers(record)]
+    found = [_quote(performance, begins, line) for begins, line in _schedulers(page)]
     condition = (
-        f"In the simulator, medium load on 32 GPUs, S = 1, the most central of {len(record.sets)} sets of"
-        f" assumptions, {len(record.seeds)} seeds, 95 % intervals; no scheduler learns from earlier jobs, as in the"
-        " paper:"
+        f"In the simulator, medium load on 32 GPUs, S = 1, {len(page.grid.judge.seeds)} seeds, 95 % intervals; no"
+        " scheduler learns from earlier jobs, as in the paper:"
     )
     found.append(_quote(performance, "In the simulator, medium load", condition))
-    found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
+    found.append(_quote(performance, "Bars against these baselines", _judged(page)))
     found.append(_quote(performance, "Of the context paper", context.quote(read_context(FOLDER / CONTEXT_RECORD))))
     found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
     lines = (
@@ -69,61 +62,21 @@ def _quote(path: Path, begins: str, line: str) -> Quote:
     return Quote(path, begins, line)
 
 
-def _headline(record: Record) -> str:
-    every, theirs = evaluations(record), record.chosen[Reading.HOLD]
-    one = every[0]
-    late, behind = (show(estimate(one.violations(MEDIUM, system))) for system in (NOBODY, theirs))
-    fewer, between = over(every, lambda each: each.more_violations(MEDIUM, theirs, NOBODY)).shown()
-    times, dearer = over(every, lambda each: each.times_the_cost(MEDIUM, theirs, NOBODY)).shown(digits=2)
-    other = show(one.more_violations(MEDIUM, record.chosen[Reading.AT_ONCE], NOBODY))
-    said = "{:g} to {:g}".format(*paper.FEWER_POINTS[INFLESS])
-    off = max(abs(part) for _, part in again_anchored(Page(record), one))
-    asked = {bar.what: bar for bar in report_bars.against_baselines(every, record.chosen, Condition.NOBODY)}
-    points, dollars = (
-        f"our bar is {bar.wanted:g}, {'met' if bar.verdict == 'yes' else 'missed'}"
-        for what, bar in asked.items()
-        if Reading.HOLD.value in what and "medium" in what
-    )
-    text = f"""{_TUNER} {late} % of the jobs late, our version of INFless {behind} %: {fewer} points fewer ({between}
-        over {len(every)} sets of assumptions; {other} by the other reading of INFless; {points}; the paper has {said}).
-        INFless costs {times} times as much ({dearer}; {dollars}). With these assumptions, two of the paper's numbers
-        that they are chosen to match are off by up to {off:.0%}."""
-    early = "A first look. " if len(record.searched.stages) < len(read_grid().stages) else ""
-    return " ".join((text + " " + early).split())
+def _schedulers(page: tuner.Page) -> list[tuple[str, str]]:
+    one = page.one
+    lines = [("`prompt-tuner`", f"{show(estimate(one.late(MEDIUM, OURS)))} %", "", "1")]
+    for name, system in page.baselines.items():
+        late, points = show(estimate(one.late(MEDIUM, system))), show(one.points(MEDIUM, system), sign=True)
+        lines.append((name, f"{late} %", points, show(one.times(MEDIUM, system), digits=2)))
+    return [(f"| {cells[0]} |", row(*cells)) for cells in lines]
 
 
-def _schedulers(record: Record) -> list[tuple[str, str]]:
-    sets = evaluations(record)
-    hold = scenarios.baseline(record.chosen, Reading.HOLD, Condition.ALL)
-    systems: list[tuple[str, System]] = [
-        ("`prompt-tuner`", NOBODY),
-        *((f"{reading.value}", record.chosen[reading]) for reading in Reading),
-        ("`prompt-tuner` as it ships: it learns from earlier jobs", scenarios.LEARNS),
-        ("INFless, instances hold and wait, which learns too", hold),
-    ]
-    return [(f"| {name} |", row(name, *_found(sets, system))) for name, system in systems]
-
-
-def _found(sets: Sequence[Evaluation], system: System) -> tuple[str, str, str, str]:
-    those = [one for one in sets if (MEDIUM.name, str(system)) in one.runs]
-    late, between = over(those, lambda one: estimate(one.violations(MEDIUM, system))).shown()
-    if system == NOBODY:
-        return f"{late} %", between, "1", ""
-    times, dearer = over(those, lambda one: one.times_the_cost(MEDIUM, system, NOBODY)).shown(digits=2)
-    return f"{late} %", between if len(those) > 1 else "", times, dearer if len(those) > 1 else ""
-
-
-def _judged(record: Record) -> str:
-    sets = evaluations(record)
-    found = list(report_bars.against_baselines(sets, record.chosen, Condition.NOBODY))
-    missed = [bar for bar in found if bar.verdict == "**no**"]
-    points = sum("points" in bar.what for bar in missed)
-    return (
-        f"Of the {len(found)} bars against these baselines, at medium and at high load,"
-        f" {report_bars.held(found)} are met by their interval with this set,"
-        f" and {sum(bar.sets == len(sets) for bar in found)} with every set. Even the mean misses {len(missed)};"
-        f" {points} of these require fewer late jobs than under INFless."
-    )
+def _judged(page: tuner.Page) -> str:
+    told = []
+    for bar in tuner.against(page):
+        said = f"; the paper has {bar.paper}" if bar.paper else ""
+        told.append(f"{bar.name}, {bar.wanted:g} {bar.what} ({bar.verdict.strip('*')}{said})")
+    return f"Bars against these baselines: {'; '.join(told)}."
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers.prompt_tuner`: run PromptTuner's evaluation; write the page and its plots."""
+"""`python -m benchmarks.papers.prompt_tuner`: run PromptTuner's evaluation; write the page."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ import argparse
 import sys
 from pathlib import Path
 
+import msgspec
+
+from benchmarks.harness import Clock
 from benchmarks.papers import common
-from benchmarks.papers.prompt_tuner import drawing, report
-from benchmarks.papers.prompt_tuner.everything import RunSelection, again, evaluate, whole
-from benchmarks.papers.prompt_tuner.grid import every_choice, read_grid
-from benchmarks.papers.prompt_tuner.record import keep, read
-from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, INFLESS
-from benchmarks.papers.prompt_tuner.searching import Runs, Searched
+from benchmarks.papers.prompt_tuner import report
+from benchmarks.papers.prompt_tuner.grid import Grid, read_grid
+from benchmarks.papers.prompt_tuner.record import Record, keep, read
+from benchmarks.papers.prompt_tuner.searching import Runs, book_of, judged, search
 
 PAGE = "prompttuner.md"
-LOOK = RunSelection((1, 2), (1, 2), (1, 2), tuning=(1000,), smaller=4)
-"""One set without a search, two seeds, a quarter of the cluster and jobs."""
+QUICK_SMALLER = 4
+
+
+def quick(grid: Grid) -> Grid:
+    """Return a grid of one set with few seeds."""
+    asked = msgspec.structs.replace(grid.search, looked_at=1, finalists=1, more_seeds=(), tuning_seeds=(1,))
+    judge = msgspec.structs.replace(grid.judge, seeds=grid.judge.seeds[:2], parts=2, few=1)
+    return msgspec.structs.replace(grid, draws=1, search=asked, judge=judge)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    most = common.number(most=1000)
     ask = common.options(
         "prompt_tuner", __doc__, jobs=None, out=None,
         runs={"type": Path, "default": Path("runs/reproduce-tuner"), "help": "folder for runs [%(default)s]"},
-        seeds={"type": most, "default": 0, "help": "seeds of the most central set [all]"},
-        stages={"type": common.number(most=9), "default": 0, "help": "stages of the search, for an early page [all]"},
-        sets={"type": most, "default": 0, "help": "parameter sets that count [as the grid says]"},
-        page_only=None,
-        again={
-            "metavar": "BASELINE", "choices": (INFLESS, ELASTIC_FLOW),
-            "help": "search its settings and repeat its runs; keep the other runs of the record",
-        },
-        quick=None,
+        page_only=None, quick=None,
     )  # fmt: skip
     asked = common.parsed(ask, arguments)
     if asked.runs.exists() and not asked.runs.is_dir():
@@ -43,22 +41,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
-    path, grid = asked.out / report.RECORD, read_grid()
-    command, runs = "python -m benchmarks.papers.prompt_tuner", Runs(asked.runs, jobs=asked.jobs)
-    if asked.again:
-        command += f" --again {asked.again}"
-        keep(path, again(runs, grid, read(path), baseline=asked.again, tell=common.progress, command=command))
-    elif not asked.page_only:
-        limits = {"seeds": asked.seeds, "stages": asked.stages, "sets": asked.sets}
-        command = " ".join([command, *(f"--{name} {limit}" for name, limit in limits.items() if limit)])
-        extent, found = whole(grid, **limits), None
-        if asked.quick:
-            extent, found = LOOK, Searched((), grid.anchors.within, (every_choice(grid)[0],))
-        keep(path, evaluate(runs, grid, extent=extent, tell=common.progress, command=command, found=found))
+    path = asked.out / report.RECORD
+    if not asked.page_only:
+        keep(path, evaluate(Runs(asked.runs, jobs=asked.jobs), look=asked.quick))
     record = read(path)
-    drawing.draw(asked.out, record)
     common.write_page(asked.out / PAGE, report.write(record))
     return 0
+
+
+def evaluate(runs: Runs, *, look: bool) -> Record:
+    clock, grid = Clock("python -m benchmarks.papers.prompt_tuner"), read_grid()
+    grid = quick(grid) if look else grid
+    book = book_of(runs, grid, tell=common.progress("runs"), smaller=QUICK_SMALLER if look else 1)
+    book.bring(judged(search(book), grid))
+    return Record(clock.facts(), grid, tuple(sorted(book.kept.values(), key=lambda run: run.name)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
-from benchmarks.papers.prompt_tuner.jobs import Parameters
+from benchmarks.papers.prompt_tuner import paper
+from benchmarks.papers.prompt_tuner.jobs import Parameters, jobs, slo_s
 from stoker.chance import Stream
 
 PATH = Path(__file__).parent / "grid.toml"
@@ -26,43 +27,45 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     widest: tuple[int, ...]
 
 
-class Anchors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers of the text that a set must reproduce within a share (`within`)."""
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The anchor of late jobs in percent, its limit as a share, and the sizes and seeds of the search's steps."""
 
+    late: float
     within: float
-    fewest: int
-    violations: float
-    allocated: float
-    cost_ratio: float
-
-    def said(self) -> tuple[float, float, float]:
-        return self.violations, self.allocated, self.cost_ratio
-
-
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: tuple[int, ...]
-    within: float
+    looked_at: int
+    finalists: int
+    more_seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]
+
+    def off(self, late: float) -> float:
+        return late / self.late - 1.0
 
 
-class ReportSeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seeds of the central set, how many the other sets use, and the most sets."""
+class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seeds of the results, how many of them the scheduler's parts and the smaller tables use, and the limit of a
+    conflict as a share.
+    """
 
     seeds: tuple[int, ...]
+    parts: int
     few: int
-    most: int
+    conflict: float
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed_on: str
     draws: int
+    slo_s: float
     values: Values
     width: Mapping[str, tuple[tuple[int, float], ...]]
-    anchors: Anchors
-    stages: tuple[Stage, ...]
-    report: ReportSeeds
+    search: Search
+    judge: Judge
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
+    """One set: the place of its value in each line of the grid."""
+
     places: tuple[int, ...]
 
     def values(self, grid: Grid) -> dict[str, float | str]:
@@ -74,13 +77,6 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
         replicas = grid.width[str(values.pop("width"))]
         return msgspec.structs.replace(Parameters(), replicas=replicas, **values)
 
-    def distance(self, other: Choice, grid: Grid) -> float:
-        steps = [len(values) - 1 for values in msgspec.structs.astuple(grid.values)]
-        return math.dist(
-            [place / step for place, step in zip(self.places, steps, strict=True)],
-            [place / step for place, step in zip(other.places, steps, strict=True)],
-        )
-
 
 @cache
 def read_grid(path: Path = PATH) -> Grid:
@@ -91,21 +87,15 @@ def every_choice(grid: Grid) -> list[Choice]:
     return [Choice(places) for places in product(*(range(len(v)) for v in msgspec.structs.astuple(grid.values)))]
 
 
+@cache
+def median_slo_s(parameters: Parameters, seeds: tuple[int, ...]) -> float:
+    """Return the median SLO of the jobs at medium load, S = 1."""
+    found = (jobs(paper.LOADS["medium"], parameters, seed=seed) for seed in seeds)
+    return median(slo_s(job, 1.0, parameters) for some in found for job in some)
+
+
 def drawn(grid: Grid) -> list[Choice]:
-    every, chance = every_choice(grid), Stream(SEED, "PromptTuner's grid")
-    some = set(sorted(range(len(every)), key=chance.uniform)[: grid.draws])
+    seeds = grid.search.seeds
+    every = [each for each in every_choice(grid) if median_slo_s(each.parameters(grid), seeds) >= grid.slo_s]
+    some = set(sorted(range(len(every)), key=Stream(SEED, "PromptTuner's grid").uniform)[: grid.draws])
     return [choice for number, choice in enumerate(every) if number in some]
-
-
-def central(choices: Sequence[Choice], grid: Grid) -> Choice:
-    return min(choices, key=lambda each: (sum(each.distance(other, grid) for other in choices), each.places))
-
-
-def farthest_apart(choices: Sequence[Choice], grid: Grid, *, most: int) -> list[Choice]:
-    """Return the central set, then repeatedly the set farthest from all chosen sets (Gonzalez, 1985)."""
-    picked = [central(choices, grid)]
-    left = [each for each in choices if each != picked[0]]
-    while left and len(picked) < most:
-        picked.append(max(left, key=lambda each: (min(each.distance(other, grid) for other in picked), each.places)))
-        left.remove(picked[-1])
-    return picked

@@ -6,8 +6,7 @@
 - *Work*: a lognormal duration and the replicas are drawn independently. Their product, divided by the seconds of an
   iteration, is the limit of iterations.
 
-- *Prompts*: the bank's prompt needs fewer iterations, by the speedups of Figure 9b. A lookup takes 50 scores plus one
-  per candidate of a cluster. The best of n lognormal prompts is at the (1/n)-quantile.
+- *Prompts*: the bank's prompt needs fewer iterations, by the speedups of Figure 9b. A lookup takes as long as in §6.3.
 
 Draws depend only on seed, model and job number, so all policies get the same jobs.
 """
@@ -18,7 +17,6 @@ import enum
 import math
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, islice
-from statistics import NormalDist
 
 import msgspec
 
@@ -54,14 +52,12 @@ MODELS: Mapping[str, Model] = {
 
 class Parameters(msgspec.Struct, frozen=True):
     peak: float = 5.0
-    mixed: bool = True
     duration_median_s: float = 30.0
     duration_spread: float = 0.93
     duration_least_s: float = 5.0
     duration_most_s: float = 300.0
     replicas: tuple[tuple[int, float], ...] = ((1, 0.6), (2, 0.25), (4, 0.15))
     widest: int = 8
-    bound: float = 1.0
     speedup: float = 1.0
     prepare_s: float = 23.5
     read_bytes_per_s: float = 1.1e9
@@ -69,8 +65,6 @@ class Parameters(msgspec.Struct, frozen=True):
     meet_s: float = 2.0
     gang_efficiency: float = 0.995
     budget: float = 0.2
-    bank_size: int = 3000
-    prompt_spread: float = 0.4
     price_per_hour: float = 40.97
 
     def cold_s(self, model: Model) -> float:
@@ -82,7 +76,6 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 _MINUTE_S = 60.0
-_quantile = NormalDist().inv_cdf
 
 
 class Bank(enum.Enum):
@@ -102,7 +95,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
-    times = _mixed(counts, parameters, seed) if parameters.mixed else _apart(counts, parameters, seed)
+    times = _times(counts, parameters, seed)
     found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
     return sorted(found, key=lambda job: job.at_s)
 
@@ -111,48 +104,30 @@ def slo_s(job: Job, emergence: float, parameters: Parameters) -> float:
     return job.duration_s * emergence + parameters.overhead * parameters.cold_s(MODELS[job.model])
 
 
-def lookup_s(model: Model, candidates: int) -> float:
-    scores, scores_of_3000 = (paper.CLUSTERS + size / paper.CLUSTERS for size in (candidates, paper.BANK_SIZES[-1]))
-    return model.bank_s * scores / scores_of_3000
-
-
 def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> bool:
     if bank is not Bank.BUDGET:
         return bank is Bank.ALWAYS
-    takes_s = lookup_s(MODELS[job.model], parameters.bank_size)
-    return takes_s <= parameters.budget * slo_s(job, emergence, parameters)
+    return MODELS[job.model].bank_s <= parameters.budget * slo_s(job, emergence, parameters)
 
 
 def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> Arrival:
     """Return the simulated arrival of a job. The bank changes the needed iterations, not their limit."""
     model = MODELS[job.model]
-    needs = max(1, round(job.duration_s * job.replicas / model.item_s))
-    most = max(needs, round(needs * parameters.bound))
+    most = max(1, round(job.duration_s * job.replicas / model.item_s))
     banked = uses_bank(job, emergence, parameters, bank)
-    if banked:
-        best, own = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
-        worth = math.exp(parameters.prompt_spread * (best - own))
-        needs = max(1, round(needs / (job.speedup * parameters.speedup * worth)))
+    needs = max(1, round(most / (job.speedup * parameters.speedup))) if banked else most
     return Arrival(
         at_s=job.at_s, context=model.name, items=most, deadline_s=round(slo_s(job, emergence, parameters), 6),
-        gang=(1, parameters.widest), items_done=min(needs, most),
-        shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
+        gang=(1, parameters.widest), items_done=needs, shared_s=model.bank_s if banked else 0.0,
     )  # fmt: skip
 
 
-def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
+def _times(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
     times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
     chance = Stream(seed, "tuning/models")
     order = sorted(range(len(times)), key=chance.uniform)
     taken = iter(order)
     return {name: sorted(times[place] for place in islice(taken, count)) for name, count in counts.items()}
-
-
-def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    return {
-        name: arrival_times(count, Stream(seed, f"tuning/{name}/arrivals"), peak=parameters.peak)
-        for name, count in counts.items()
-    }
 
 
 def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:

@@ -15,20 +15,9 @@ LOADS: Mapping[str, Mapping[str, int]] = {
     "vicuna-7b": {"vicuna-7b": 65},
 }
 """Jobs of each model in 20 minutes (§6.1). The last load is ours: the medium load's jobs of Figure 3's model."""
-MAIN_LOADS = ("low", "medium", "high")
-EMERGENCES = (0.5, 1.0, 1.5)
-"""S: a job's SLO is its duration times S plus the allocation overhead (§6.1)."""
-GPUS, LARGE_GPUS = 32, 96
+GPUS = 32
 SERVER_GPUS = 8
 MINUTES = 20
-
-WINDOW_S = 60.0
-"""Seconds until an idle GPU leaves its warm pool (§4.4.2)."""
-WINDOWS_S = (15.0, 60.0, 240.0)
-"""Windows of Figure 8c. The text gives only 60 s."""
-BANK_SIZES = (1000, 2000, 3000)
-"""Sizes of Figure 8d. The text gives 2,000 and 3,000."""
-CLUSTERS = 50
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -39,7 +28,6 @@ class Row(msgspec.Struct, frozen=True):
 TABLE_7: Mapping[str, Mapping[str, Row]] = {
     "llama-30b": {"prompt-tuner": Row(28.4, 38.8), "infless": Row(38.9, 46.4), "elastic-flow": Row(82.3, 69.4)},
     "qwen-7b-r1": {"prompt-tuner": Row(23.1, 30.7), "infless": Row(36.2, 42.8), "elastic-flow": Row(74.9, 70.1)},
-    "large": {"prompt-tuner": Row(25.4, 57.2), "infless": Row(57.1, 65.9), "elastic-flow": Row(78.2, 99.1)},
 }
 TABLE_8: Mapping[str, Row] = {
     "whole": Row(12.4, 22.9),
@@ -51,17 +39,9 @@ TABLE_8: Mapping[str, Row] = {
 
 FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "elastic-flow": (48.0, 51.0)}
 """Percentage points by which PromptTuner's violations are below a baseline's (Figure 7a, §6.2)."""
-SAVED: Mapping[float, float] = {0.5: 38.0, 1.0: 23.0, 1.5: 17.0}
-"""Percent of INFless's cost saved, by S, at medium load (Figure 7d); up to 70 % of ElasticFlow's."""
-SAVED_OF_ELASTIC_FLOW = 70.0
-TIMES_FEWER: Mapping[str, float] = {"infless": 4.0, "elastic-flow": 7.9}
-TIMES_CHEAPER: Mapping[str, float] = {"infless": 1.6, "elastic-flow": 4.5}
-"""Largest ratio ("up to", §1) of a baseline's violations and cost to PromptTuner's."""
-LEAST_FEWER_POINTS = 10.0
-"""Percentage points of violations that PromptTuner saves at least (Figure 7c)."""
+SAVED = 23.0
+"""Percent of INFless's cost saved at medium load, S = 1 (Figure 7d)."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
 """Effect of reused prompts on violations (points) and cost (percent), in Figures 8a and 8b."""
 INITIALISATION = (0.11, 0.50)
 """Share of a job's latency in which INFless initialises, mean and maximum (Figure 3b)."""
-ROUND_S = (0.013, 0.067)
-"""Seconds of a scheduling round on 96 GPUs, mean and maximum (§6.2)."""

@@ -1,16 +1,13 @@
-"""Sets of values that the text's numbers allow (decision 031), each baseline's best setting, and stored runs.
+"""The rule of `grid.toml` as code: from the drawn sets to the headline set and INFless's tuned setting.
 
-A set is admitted if it reproduces each anchor within a limit, when no system learns and ElasticFlow resizes.
-
-Settings are chosen on separate seeds: at medium load, S = 1.0, with the most central set. The best setting is the
-cheapest within half a point of the fewest violations. Our scheduler keeps the paper's settings (§4.4, §6.3). INFless's
-constants were added later (2026-11-26). `keep_alive_s` is not chosen, because our scheduler could keep GPUs longer too.
+The rule reads runs from a `Book`, which simulates what it lacks, or is a record. So the page repeats the whole search
+on the record's runs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
@@ -18,29 +15,27 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.papers.common import RELEASE, results, write_bytes
+from benchmarks.papers.prompt_tuner import grid as grids
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.jobs import Parameters
+from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
+    HEAVY,
+    LITERAL,
     MEDIUM,
-    NOBODY,
-    POLICIES,
-    STATIC,
-    TUNING_SEEDS,
+    OURS,
+    PARTS,
+    TUNINGS,
+    VICUNA,
     Case,
-    Chosen,
     Group,
-    Reading,
-    Settings,
     System,
-    at,
+    baselines,
 )
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
 from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
-
-Found = dict[Case, Result]
 
 
 class Runs:
@@ -50,7 +45,7 @@ class Runs:
         self._folder = folder
         self._jobs = jobs
 
-    def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> Found:
+    def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> dict[Case, Result]:
         every = list(dict.fromkeys(cases))
         found = {case: kept for case in every if (kept := self._kept(case)) is not None}
         for case, result in self._do([case for case in every if case not in found]):
@@ -94,145 +89,91 @@ def simulated(case: Case) -> Result:
         raise SimulationError(f"{case}: {type(error).__name__}: {error}") from error
 
 
-RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
-STEP = 0.05
-"""Added to the limit if too few sets are admitted."""
-Progress = Callable[[str], Callable[[int, int], None]]
-_Wanted = tuple[tuple[Group, System], ...]
-_MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
-_WANTED: tuple[_Wanted, ...] = (((_MEDIUM, NOBODY),), ((_MEDIUM, RESIZES),), ((_LOOSE, RESIZES), (_LOOSE, NOBODY)))
+def book_of(runs: Runs, grid: Grid, *, tell: Callable[[int, int], None], smaller: int = 1) -> Book:
+    def simulate_all(cases: list[Case]) -> list[Result]:
+        found = runs.each(cases, tell=tell)
+        return [found[case] for case in cases]
+
+    return Book(grid, simulate=simulate_all, smaller=smaller)
 
 
-class Anchored(msgspec.Struct, frozen=True, array_like=True):
-    """A set, and its results for each anchor by seed."""
+class Signs(msgspec.Struct, frozen=True):
+    """Signs of the scheduler's parts that agree with the paper by the mean, for violations and for cost."""
 
-    choice: Choice
-    seeds: tuple[int, ...]
-    values: tuple[tuple[float, ...], ...]
+    points: int
+    times: int
 
-    def errors(self, grid: Grid) -> list[float]:
-        said = grid.anchors.said()[: len(self.values)]
-        return [fmean(values) / paper - 1.0 for values, paper in zip(self.values, said, strict=True)]
-
-    def worst(self, grid: Grid) -> float:
-        whole = len(self.values) == len(grid.anchors.said())
-        return max(map(abs, self.errors(grid))) if whole else max(1.0, *map(abs, self.errors(grid)))
+    @property
+    def right(self) -> int:
+        return self.points + self.times
 
 
-class Searched(msgspec.Struct, frozen=True):
-    """All sets by their last stage, the admitted sets, and their limit."""
+class Found(msgspec.Struct, frozen=True):
+    """The steps of the search. `tuned`: INFless's best setting."""
 
-    stages: tuple[tuple[Anchored, ...], ...]
-    within: float
-    admitted: tuple[Choice, ...]
-
-
-def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Progress, most: int = 0) -> Searched:
-    stages: list[tuple[Anchored, ...]] = []
-    left = list(choices)
-    for number, stage in enumerate(grid.stages[: most or None], 1):
-        within = stage.within if stage is not grid.stages[-1] else math.inf  # The limit may have to rise.
-        found = tuple(_measured(grid, left, stage.seeds, within, runs, tell=tell, number=number))
-        stages.append(found)
-        left = [each.choice for each in found if each.worst(grid) <= stage.within]
-    within = grid.anchors.within
-    last = [each for each in stages[-1] if each.worst(grid) < 1.0]
-    while sum(each.worst(grid) <= within for each in last) < min(grid.anchors.fewest, len(last)):
-        within += STEP
-    admitted = tuple(each.choice for each in stages[-1] if each.worst(grid) <= within)
-    return Searched(tuple(stages), round(within, 2), admitted)
+    drawn: tuple[Choice, ...]
+    looked_at: tuple[Choice, ...]
+    finalists: tuple[Choice, ...]
+    headline: Choice
+    tuned: System
 
 
-def _measured(
-    grid: Grid, choices: Sequence[Choice], seeds: tuple[int, ...], within: float, runs: Runs, *, tell: Progress,
-    number: int,
-) -> list[Anchored]:  # fmt: skip
-    values: dict[Choice, list[tuple[float, ...]]] = {choice: [] for choice in choices}
-    alive = list(choices)
-    for place, wanted in enumerate(_WANTED):
-        cases = [case for choice in alive for case in _cases(wanted, choice.parameters(grid), seeds)]
-        found = runs.each(cases, tell=tell(f"stage {number}, anchor {place + 1}"))
-        for choice in alive:
-            values[choice].append(_values(place, wanted, choice, grid, seeds, found))
-        said = grid.anchors.said()[place]
-        alive = [choice for choice in alive if abs(fmean(values[choice][-1]) / said - 1.0) <= within]
-    return [Anchored(choice, seeds, tuple(some)) for choice, some in values.items()]
+def signs(one: Evaluation) -> Signs:
+    points = sum(one.points(MEDIUM, part.system).mean > 0.0 for part in PARTS)
+    times = [(one.times(MEDIUM, part.system).mean, part.dearer) for part in PARTS]
+    return Signs(points, sum((mean > 1.0) if dearer else (mean < 1.0) for mean, dearer in times))
 
 
-def _cases(wanted: _Wanted, parameters: Parameters, seeds: Sequence[int]) -> list[Case]:
-    return [case for group, system in wanted for case in group.cases(system, parameters, seeds=seeds)]
+def search(book: Book) -> Found:
+    grid, asked = book.grid, book.grid.search
+    drawn = tuple(grids.drawn(grid))
+
+    def wanted(choices: Iterable[Choice], systems: Iterable[System], seeds: tuple[int, ...]) -> list[Wanted]:
+        systems = list(systems)
+        return [Wanted(choice, MEDIUM, system, seeds) for choice in choices for system in systems]
+
+    def off(choice: Choice, *, seeds: tuple[int, ...]) -> float:
+        return abs(asked.off(fmean(Evaluation(book, choice, seeds).late(MEDIUM))))
+
+    book.bring(wanted(drawn, (OURS, LITERAL, ELASTIC_FLOW), asked.seeds))
+    first = partial(off, seeds=asked.seeds)
+    looked_at = tuple(sorted(drawn, key=lambda each: (first(each), each.places))[: asked.looked_at])
+    book.bring(wanted(looked_at, (part.system for part in PARTS), asked.seeds))
+    right = {each: signs(Evaluation(book, each, asked.seeds)).right for each in looked_at}
+    order = sorted(looked_at, key=lambda each: (-right[each], first(each), each.places))
+    finalists = tuple(order[: asked.finalists])
+    all_seeds = (*asked.seeds, *asked.more_seeds)
+    book.bring(wanted(finalists, (OURS,), all_seeds))
+    last = {each: off(each, seeds=all_seeds) for each in finalists}
+    inside = [each for each in finalists if last[each] <= asked.within]
+    if inside:
+        headline = min(inside, key=lambda each: (-right[each], last[each], each.places))
+    else:
+        headline = min(finalists, key=lambda each: (last[each], each.places))
+    book.bring(wanted((headline,), TUNINGS, asked.tuning_seeds))
+    return Found(drawn, looked_at, finalists, headline, tuned(book, headline))
 
 
-def _values(
-    place: int, wanted: _Wanted, choice: Choice, grid: Grid, seeds: Sequence[int], found: Mapping[Case, Result]
-) -> tuple[float, ...]:
-    cases = _cases(wanted, choice.parameters(grid), seeds)
-    results = [found[case] for case in cases]
-    if place == 0:
-        return tuple(round(result.violations, 3) for result in results)
-    if place == 1:
-        return tuple(round(100.0 * result.utilisation, 3) for result in results)
-    theirs, ours = results[: len(seeds)], results[len(seeds) :]
-    return tuple(round(one.all_s / other.held_s, 4) for one, other in zip(theirs, ours, strict=True))
+_ALIKE_POINTS = 0.5
 
 
-ALIKE_POINTS = 0.5
-_ORDERS = tuple(
-    (("order", order), ("window_s", window_s)) for order in ("arrival", "deadline") for window_s in (0.0, 60.0)
-)
-_CONSTANTS: tuple[Settings, ...] = (
-    (), (("margin", 0.0),), (("margin", 0.3),), (("gamma", 0.0),), (("gamma", 1.0),)
-)  # fmt: skip
-CHOICES: Mapping[Reading, Sequence[Settings]] = {
-    Reading.HOLD: tuple((*order, ("hold", True), *constants) for order in _ORDERS for constants in _CONSTANTS),
-    Reading.AT_ONCE: tuple((*order, *constants) for order in _ORDERS for constants in _CONSTANTS),
-    Reading.RESIZES: ((("slot_s", 1.0),), (("slot_s", 10.0),)),
-    Reading.FIXED: ((("rescale", False),),),
-}
+def tuned(book: Book, headline: Choice) -> System:
+    one = Evaluation(book, headline, book.grid.search.tuning_seeds)
+    late = {system: fmean(one.late(MEDIUM, system)) for system in TUNINGS}
+    alike = [system for system in TUNINGS if late[system] <= min(late.values()) + _ALIKE_POINTS]
+    return min(alike, key=lambda system: (fmean(one.paid_s(MEDIUM, system)), str(system)))
 
 
-class Search(msgspec.Struct, frozen=True):
-    reading: Reading
-    system: System
-    violations: float
-    cost: float
-
-
-def candidates(reading: Reading) -> list[System]:
-    return [System(POLICIES[reading], settings) for settings in CHOICES[reading]]
-
-
-def cases(parameters: Parameters, *, seeds: Sequence[int] = TUNING_SEEDS, smaller: int = 1) -> Iterator[Case]:
-    for reading in Reading:
-        for system in candidates(reading):
-            yield from MEDIUM.cases(system, parameters, seeds=seeds, smaller=smaller)
-
-
-def searched(
-    found: Found, parameters: Parameters, *, seeds: Sequence[int] = TUNING_SEEDS, smaller: int = 1
-) -> tuple[Search, ...]:
-    def of(reading: Reading, system: System) -> Search:
-        runs = [found[case] for case in MEDIUM.cases(system, parameters, seeds=seeds, smaller=smaller)]
-        price, static = parameters.device_price_s, system.policy in STATIC
-        costs = [run.cost(static=static, device_price_s=price) for run in runs]
-        return Search(reading, system, fmean(run.violations for run in runs), fmean(costs))
-
-    return tuple(of(reading, system) for reading in Reading for system in candidates(reading))
-
-
-def best(searches: Iterable[Search]) -> Chosen:
-    by_reading: dict[Reading, list[Search]] = {}
-    for search in searches:
-        by_reading.setdefault(search.reading, []).append(search)
-    return {reading: _best(some) for reading, some in by_reading.items()}
-
-
-def _best(searches: Sequence[Search]) -> System:
-    fewest = min(search.violations for search in searches)
-    alike = [search for search in searches if search.violations <= fewest + ALIKE_POINTS]
-    return min(alike, key=lambda search: (search.cost, search.violations)).system
-
-
-def other_order(system: System) -> System:
-    order = dict(system.settings)["order"]
-    return system.having(order="deadline" if order == "arrival" else "arrival")
+def judged(found: Found, grid: Grid) -> list[Wanted]:
+    """Return the runs of the results, all with the headline set."""
+    judge = grid.judge
+    seeds, some, few = judge.seeds, judge.seeds[: judge.parts], judge.seeds[: judge.few]
+    every, usual = (OURS, *baselines(found.tuned).values()), (OURS, LITERAL, ELASTIC_FLOW)
+    parts = [part.system for part in PARTS]
+    wanted: list[tuple[Group, Iterable[System], tuple[int, ...]]] = [
+        (MEDIUM, every, seeds),
+        (MEDIUM, parts, some),
+        *((group, (LITERAL, ELASTIC_FLOW), few) for group in VICUNA),
+        *((group, usual, few) for group in HEAVY),
+    ]
+    return [Wanted(found.headline, group, system, those) for group, systems, those in wanted for system in systems]

@@ -7,10 +7,8 @@ model until its process ends, or always in systems that never release GPUs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
@@ -19,7 +17,7 @@ from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
 from benchmarks.papers.prompt_tuner.scenarios import Case
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
-from stoker.manager.core.seams import Action, Changes, Policies, View
+from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
@@ -59,8 +57,7 @@ _ROUNDING_S = 1e-3
 
 class Result(msgspec.Struct, frozen=True):
     """A run's results, in seconds and device-seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran;
-    `all_s`: the whole cluster. `wait_share`: part of a job's latency before it began; `start_share`: part while its
-    library started.
+    `all_s`: the whole cluster. `start_share`: part of a job's latency while its libraries started.
     """
 
     jobs: int
@@ -73,12 +70,8 @@ class Result(msgspec.Struct, frozen=True):
     busy_s: float
     all_s: float
     ended_at: float
-    wait_share: float
-    wait_most: float
     start_share: float = 0.0
     start_most: float = 0.0
-    round_s: float = 0.0
-    round_most_s: float = 0.0
 
     @property
     def violations(self) -> float:
@@ -96,7 +89,7 @@ def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *
     calls = _Calls(arrivals)
     for at_s, what, call, library, value in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
         calls.hear(at_s, what, call, library, value)
-    done_s, waits, starts = calls.latencies_s(), calls.waits(), calls.starts()
+    done_s, starts = calls.latencies_s(), calls.starts()
     late = sum(took_s > arrivals[job].deadline_s + _ROUNDING_S for job, took_s in done_s.items())
     return Result(
         jobs=len(arrivals), late=late, refused=len(calls.failed),
@@ -104,7 +97,6 @@ def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *
         banked=sum(arrival.shared_s > 0.0 for arrival in arrivals),
         loads=sum(what == Happened.LIBRARY_STARTED for what in log.what), held_s=outcome.warm_s,
         busy_s=outcome.busy_s, all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus, ended_at=outcome.ended_at,
-        wait_share=fmean(waits) if waits else 0.0, wait_most=max(waits, default=0.0),
         start_share=fmean(starts) if starts else 0.0, start_most=max(starts, default=0.0),
     )  # fmt: skip
 
@@ -139,10 +131,6 @@ class _Calls:
         came = self._arrivals
         return {job: at_s - came[job].at_s for job, at_s in self._ended.items() if job not in self.failed}
 
-    def waits(self) -> list[float]:
-        latencies = self.latencies_s().items()
-        return [(self._began[job] - self._arrivals[job].at_s) / max(took_s, _ROUNDING_S) for job, took_s in latencies]
-
     def starts(self) -> list[float]:
         """Return, for each job, the share of its latency in which its libraries were loading before it began."""
         found = []
@@ -172,12 +160,8 @@ def simulate(case: Case) -> Result:
         arrival(job, case.emergence, parameters, system.bank) for job in jobs(counts, parameters, seed=case.seed)
     ]
     policies = policy(system.policy).make(**dict(system.settings))
-    dispatch, residency = Timed(policies.dispatch), Timed(policies.residency)
-    policies = msgspec.structs.replace(policies, dispatch=dispatch, residency=residency)
     simulation, outcome = play(arrivals, policies, parameters, gpus=case.gpus)
-    found = result_of(simulation.log, arrivals, outcome, gpus=case.gpus)
-    most_s = dispatch.most_s + residency.most_s
-    return msgspec.structs.replace(found, round_s=dispatch.mean_s + residency.mean_s, round_most_s=most_s)
+    return result_of(simulation.log, arrivals, outcome, gpus=case.gpus)
 
 
 def play(
@@ -197,28 +181,3 @@ def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parame
         paces = {size: model.item_s / speedup(size, efficiency=parameters.gang_efficiency) for size in sizes}
         known = ContextAdvice(load_s=parameters.cold_s(model), paces=paces, meet_s=parameters.meet_s)
         simulation.handle(AdviceArrived(OfContext(RecipeKey(recipe.key)), CostAdvice({"": known})))
-
-
-class Timed:
-    def __init__(self, policy: Any) -> None:
-        self.period_s = policy.period_s
-        self._policy = policy
-        self._rounds = 0
-        self._spent_s = self.most_s = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        began = time.thread_time()
-        actions: Sequence[Action] = self._policy.round(view, changes)
-        took_s = time.thread_time() - began
-        self.most_s = max(self.most_s, took_s)
-        if actions or changes.calls or changes.libraries or changes.pilots:
-            self._rounds += 1
-            self._spent_s += took_s
-        return actions
-
-    @property
-    def mean_s(self) -> float:
-        return self._spent_s / self._rounds if self._rounds else 0.0

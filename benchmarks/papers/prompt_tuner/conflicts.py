@@ -1,0 +1,120 @@
+"""Which of the paper's numbers a drawn set meets, and which pairs no set meets at once.
+
+Each number is a difference: percentage points of late jobs, or percent of our cost. A set is within the limit of a
+number if it is off by at most that share of it. Two numbers conflict if some set is within the limit of each of them,
+and no set is within the limit of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import combinations
+from statistics import fmean
+
+import msgspec
+
+from benchmarks.papers.prompt_tuner import paper
+from benchmarks.papers.prompt_tuner.record import Evaluation
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, PARTS, System
+
+
+class Number(msgspec.Struct, frozen=True):
+    """A number of the paper, and how to compute it. `of_parts`: only the sets that were looked at have it."""
+
+    what: str
+    low: float
+    high: float
+    of: Callable[[Evaluation], float]
+    of_parts: bool = False
+
+    def off(self, value: float) -> float:
+        nearest = min(max(value, self.low), self.high)
+        return abs(value - nearest) / abs(nearest)
+
+    @property
+    def said(self) -> str:
+        return f"{self.low:.3g}" if self.low == self.high else f"{self.low:.3g} to {self.high:.3g}"
+
+
+def _numbers() -> Iterator[Number]:
+    late = paper.TABLE_8["whole"].violations
+    yield Number("ours late, %", late, late, lambda one: fmean(one.late(MEDIUM)))
+    low, high = paper.FEWER_POINTS["infless"]
+    yield Number("INFless behind, points", low, high, partial(_points, LITERAL))
+    more = 100.0 / (1.0 - paper.SAVED / 100.0) - 100.0
+    yield Number("INFless's cost, % more", more, more, partial(_more, LITERAL))
+    low, high = paper.FEWER_POINTS["elastic-flow"]
+    yield Number("ElasticFlow behind, points", low, high, partial(_points, ELASTIC_FLOW))
+    for part in PARTS:
+        yield Number(f"{part.what}, points", *part.points, partial(_points, part.system), of_parts=True)
+        if max(map(abs, _percent(part.times))) > _SMALL:
+            yield Number(f"{part.what}, % of cost", *_percent(part.times), partial(_more, part.system), of_parts=True)
+
+
+def _points(system: System, one: Evaluation) -> float:
+    return one.points(MEDIUM, system).mean
+
+
+def _more(system: System, one: Evaluation) -> float:
+    return 100.0 * one.times(MEDIUM, system).mean - 100.0
+
+
+_SMALL = 2.0
+"""Percent of cost: a smaller number is within the noise of a seed, so it has no limit here."""
+
+
+def _percent(times: tuple[float, float]) -> tuple[float, float]:
+    return 100.0 * times[0] - 100.0, 100.0 * times[1] - 100.0
+
+
+NUMBERS = tuple(_numbers())
+MAIN = NUMBERS[:4]
+
+
+class Single(msgspec.Struct, frozen=True):
+    """A number, the closest set's index and value, and the sets within the limit."""
+
+    number: Number
+    closest: int
+    value: float
+    within: int
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two numbers, the set that is closest to both, and its values."""
+
+    numbers: tuple[Number, Number]
+    closest: int
+    values: tuple[float, float]
+    off: float
+    conflict: bool
+
+
+def singles(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float) -> list[Single]:
+    found = []
+    for number in NUMBERS:
+        values = _values(number, sets, looked_at)
+        closest = min(values, key=lambda place: number.off(values[place]))
+        within = sum(number.off(value) <= limit for value in values.values())
+        found.append(Single(number, closest, values[closest], within))
+    return found
+
+
+def pairs(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float) -> list[Pair]:
+    """Return all pairs of the main numbers, and the other pairs that conflict."""
+    met = {single.number.what for single in singles(sets, looked_at, limit=limit) if single.within}
+    found = []
+    for one, other in combinations(NUMBERS, 2):
+        first, second = _values(one, sets, looked_at), _values(other, sets, looked_at)
+        off = {place: max(one.off(first[place]), other.off(second[place])) for place in first.keys() & second.keys()}
+        closest = min(sorted(off), key=off.__getitem__)
+        conflict = {one.what, other.what} <= met and off[closest] > limit
+        if conflict or (one in MAIN and other in MAIN):
+            found.append(Pair((one, other), closest, (first[closest], second[closest]), off[closest], conflict))
+    return found
+
+
+def _values(number: Number, sets: Sequence[Evaluation], looked_at: Sequence[int]) -> dict[int, float]:
+    places = looked_at if number.of_parts else range(len(sets))
+    return {place: number.of(sets[place]) for place in places}
