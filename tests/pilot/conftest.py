@@ -29,11 +29,30 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 
 @pytest.fixture
-def served(manager: FakeManager) -> FakeManager:
-    """A manager with one pilot of two CPU devices."""
+def alone(manager: FakeManager) -> FakeManager:
+    """A manager with one pilot of two CPU devices for one test, which may end or damage it."""
     manager.start_pilot()
     manager.hello()
     return manager
+
+
+@pytest.fixture(scope="module")
+def shared_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    """A start costs most of a second of processor time. The lease allows long pauses between two tests that use it."""
+    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
+    try:
+        made.start_pilot()
+        made.hello()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def served(shared_pilot: FakeManager) -> FakeManager:
+    """A manager with one pilot of two CPU devices, shared by the tests of a file, without a library."""
+    shared_pilot.begin_test()
+    return shared_pilot
 
 
 @pytest.fixture

@@ -26,51 +26,51 @@ def _wait_for(path: str) -> None:
         time.sleep(0.01)
 
 
-def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) -> None:
-    served.ready(recipe())
-    (pid,) = served.results(served.run(_pid, [()]))
-    quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
+def test_results_of_an_absent_manager_come_when_it_is_back(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    (pid,) = alone.results(alone.run(_pid, [()]))
+    quick, slow, last = alone.run(_sleep, [(0.2,), (1.5,), (0.0,)])
     time.sleep(0.1)
-    served.hang_up()
+    alone.hang_up()
     time.sleep(0.6)  # the first call ends while no manager listens
-    before = len(served.hellos)
-    served.listen()
-    served.until(lambda: len(served.hellos) > before, what="a second hello")
-    hello = served.hellos[-1]
+    before = len(alone.hellos)
+    alone.listen()
+    alone.until(lambda: len(alone.hellos) > before, what="a second hello")
+    hello = alone.hellos[-1]
     assert [facts.library for facts in hello.libraries] == [1]
     # A call counts as held until the manager has acknowledged its end.
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
-    assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
-    assert served.results(served.run(_pid, [()])) == [pid]
+    assert alone.results([quick, slow, last]) == [0.2, 1.5, 0.0]
+    assert alone.results(alone.run(_pid, [()])) == [pid]
 
 
-def test_hello_describes_the_state_before_unacknowledged_frames(served: FakeManager) -> None:
-    served.acks = False
-    served.ready(recipe())
-    calls = served.run(_sleep, [(0.0,), (0.0,)])
-    assert served.results(calls) == [0.0, 0.0]
-    served.send(StopLibrary(library=1, reason="test"))
-    served.gone()
-    said = list(served.said)
-    before = len(served.hellos)
-    served.hang_up()
-    served.said.clear()
-    served.inbox.last = 0
-    served.listen()
-    served.until(lambda: len(served.hellos) > before)
-    (facts,) = served.hellos[-1].libraries
+def test_hello_describes_the_state_before_unacknowledged_frames(alone: FakeManager) -> None:
+    alone.acks = False
+    alone.ready(recipe())
+    calls = alone.run(_sleep, [(0.0,), (0.0,)])
+    assert alone.results(calls) == [0.0, 0.0]
+    alone.send(StopLibrary(library=1, reason="test"))
+    alone.gone()
+    said = list(alone.said)
+    before = len(alone.hellos)
+    alone.hang_up()
+    alone.said.clear()
+    alone.inbox.last = 0
+    alone.listen()
+    alone.until(lambda: len(alone.hellos) > before)
+    (facts,) = alone.hellos[-1].libraries
     assert facts.library == 1
     assert not facts.ready
     assert facts.calls == tuple(calls)
-    served.until(lambda: len(served.said) >= len(said))
-    assert served.said == said
-    served.send(Ack(served.inbox.last))
-    before = len(served.hellos)
-    served.hang_up()
-    served.listen()
-    served.until(lambda: len(served.hellos) > before)
-    assert served.hellos[-1].libraries == ()
+    alone.until(lambda: len(alone.said) >= len(said))
+    assert alone.said == said
+    alone.send(Ack(alone.inbox.last))
+    before = len(alone.hellos)
+    alone.hang_up()
+    alone.listen()
+    alone.until(lambda: len(alone.hellos) > before)
+    assert alone.hellos[-1].libraries == ()
 
 
 def test_a_hello_that_is_not_answered_is_said_again(manager: FakeManager) -> None:
@@ -86,44 +86,44 @@ def _note(path: str, text: str) -> None:
         file.write(text)
 
 
-def test_orders_from_before_the_last_hello_are_dropped(served: FakeManager) -> None:
-    served.ready(recipe())
-    notes = served.base / "notes"
-    served.results(served.run(_note, [(str(notes), "first ")]))
-    served.welcomes = False
-    asked = len(served.hellos)
-    served.send(HelloAgain(served.inbox.last), HelloAgain(served.inbox.last))
-    served.until(lambda: len(served.hellos) > asked)
+def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    notes = alone.base / "notes"
+    alone.results(alone.run(_note, [(str(notes), "first ")]))
+    alone.welcomes = False
+    asked = len(alone.hellos)
+    alone.send(HelloAgain(alone.inbox.last), HelloAgain(alone.inbox.last))
+    alone.until(lambda: len(alone.hellos) > asked)
     # the manager sends this call before it reads the hello, so the pilot ignores it
-    (lost,) = served.run(_note, [(str(notes), "second ")])
-    served.start(recipe(), library=2, devices=("cpu:1",))
-    served.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
-    served.send(HelloAgain(served.inbox.last))
-    served.until(lambda: len(served.hellos) > asked + 1)
-    assert len(served.hellos) == asked + 2, "one hello answers all requests"
-    hello, last = served.hellos[-2:]
+    (lost,) = alone.run(_note, [(str(notes), "second ")])
+    alone.start(recipe(), library=2, devices=("cpu:1",))
+    alone.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
+    alone.send(HelloAgain(alone.inbox.last))
+    alone.until(lambda: len(alone.hellos) > asked + 1)
+    assert len(alone.hellos) == asked + 2, "one hello answers all requests"
+    hello, last = alone.hellos[-2:]
     assert last.number == hello.number + 1
     assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
 
-    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    served.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
-    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
-    assert served.results(served.run(_note, [(str(notes), "fourth")])) == [None]
+    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
+    alone.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
+    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
+    assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
     assert notes.read_text() == "first fourth"
-    assert not served.returned()
+    assert not alone.returned()
 
 
-def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> None:
-    served.ready(recipe())
-    notes = served.base / "notes"
+def test_a_call_that_is_held_already_is_not_taken_again(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    notes = alone.base / "notes"
     note = function(_note)
     calls = [CallSpec(n, payloads.dumps(((str(notes), f"{n} "), {}))) for n in (11, 12, 13)]  # type: ignore[arg-type]
-    served.run(_wait_for, [(str(served.base / "go"),)])
+    alone.run(_wait_for, [(str(alone.base / "go"),)])
     for some in (calls[:2], calls[:2], calls):
-        served.send(RunCalls(library=1, function=note.key, calls=some, function_blob=note))  # type: ignore[arg-type]
-    served.settle()
-    (served.base / "go").touch()
-    assert served.results([11, 12, 13]) == [None, None, None]
+        alone.send(RunCalls(library=1, function=note.key, calls=some, function_blob=note))  # type: ignore[arg-type]
+    alone.settle()
+    (alone.base / "go").touch()
+    assert alone.results([11, 12, 13]) == [None, None, None]
     assert notes.read_text() == "11 12 13 "
 
 
@@ -139,13 +139,13 @@ def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
     assert last == "stoker-pilot: the manager refused this pilot: both sides need the same version of Stoker"
 
 
-def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -> None:
-    served.ready(recipe())
-    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
-    served.results(served.run(_sleep, [(0.0,)]))
-    served.hang_up()
-    assert served.pilots[0].wait(PATIENCE_S) == 2
-    served.listen()
+def test_a_pilot_without_its_manager_ends_after_the_lease(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
+    alone.results(alone.run(_sleep, [(0.0,)]))
+    alone.hang_up()
+    assert alone.pilots[0].wait(PATIENCE_S) == 2
+    alone.listen()
 
 
 def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
@@ -158,20 +158,20 @@ def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: Fake
     manager.listen()
 
 
-def test_cut_off_pilot_leaves_at_once_when_its_session_ended(served: FakeManager) -> None:
-    served.ready(recipe())
-    served.hang_up()
-    served.folder.lease.write_text('{"over": "stoker down"}')
-    assert served.pilots[0].wait(PATIENCE_S) == 0
-    served.listen()
+def test_cut_off_pilot_leaves_at_once_when_its_session_ended(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    alone.hang_up()
+    alone.folder.lease.write_text('{"over": "stoker down"}')
+    assert alone.pilots[0].wait(PATIENCE_S) == 0
+    alone.listen()
 
 
-def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:
-    served.ready(recipe())
-    served.socket.send_multipart([served.peer, b"\x93\x01\x02"])
-    served.socket.send_multipart([served.peer, b""])
-    served.until(lambda: [h for h in served.heartbeats if h.refused_frames == 2])
-    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
+def test_rubbish_is_refused_and_counted(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    alone.socket.send_multipart([alone.peer, b"\x93\x01\x02"])
+    alone.socket.send_multipart([alone.peer, b""])
+    alone.until(lambda: [h for h in alone.heartbeats if h.refused_frames == 2])
+    assert alone.results(alone.run(_sleep, [(0.0,)])) == [0.0]
 
 
 def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:

@@ -161,15 +161,15 @@ def test_a_loader_that_fails_for_itself_is_blamed(served: FakeManager) -> None:
     assert left.failure.kind is FailureKind.CONTEXT
 
 
-def test_a_log_that_cannot_be_opened_is_told(served: FakeManager) -> None:
-    [folder] = served.folder.path.glob("pilots/*")
+def test_a_log_that_cannot_be_opened_is_told(alone: FakeManager) -> None:
+    [folder] = alone.folder.path.glob("pilots/*")
     (folder / "lib-1.log").mkdir()
-    served.start(recipe())
-    left = served.gone()
+    alone.start(recipe())
+    left = alone.gone()
     assert left.failure.kind is FailureKind.PILOT
     assert "could not open its log" in left.failure.message
     assert left.failure.exit_code
-    served.ready(recipe(), library=2)
+    alone.ready(recipe(), library=2)
 
 
 def test_a_scratch_that_a_node_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ def test_a_pilot_says_where_it_serves(keyed: FakeManager) -> None:
     assert int(port) > 0
 
 
-def test_without_a_key_it_serves_nobody(served: FakeManager) -> None:
-    assert served.hello().peer == ""
+def test_without_a_key_it_serves_nobody(alone: FakeManager) -> None:
+    assert alone.hello().peer == ""
 
 
 def test_an_object_comes_from_another_pilot(keyed: FakeManager, other: Other, big: ObjectRef) -> None:

@@ -118,19 +118,19 @@ def test_segments_and_semaphores_of_children_go_with_their_library(served: FakeM
 
 
 @pytest.mark.parametrize("who", ["pilot", "zygote"])
-def test_a_segment_goes_when_the_processes_above_are_killed(served: FakeManager, who: str) -> None:
-    served.ready(recipe())
-    (name,) = served.results(served.run(create, [()]))
-    (zygote,) = served.results(served.run(os.getppid, [()]))
-    os.kill(served.pilots[0].pid if who == "pilot" else zygote, signal.SIGKILL)
-    served.until(lambda: is_gone(name))
+def test_a_segment_goes_when_the_processes_above_are_killed(alone: FakeManager, who: str) -> None:
+    alone.ready(recipe())
+    (name,) = alone.results(alone.run(create, [()]))
+    (zygote,) = alone.results(alone.run(os.getppid, [()]))
+    os.kill(alone.pilots[0].pid if who == "pilot" else zygote, signal.SIGKILL)
+    alone.until(lambda: is_gone(name))
 
 
-def test_a_segment_goes_with_its_pilot(served: FakeManager) -> None:
-    served.ready(recipe())
-    (name,) = served.results(served.run(create, [()]))
-    served.exit()
-    served.pilots[0].wait(20)
+def test_a_segment_goes_with_its_pilot(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    (name,) = alone.results(alone.run(create, [()]))
+    alone.exit()
+    alone.pilots[0].wait(20)
     assert is_gone(name)
 
 
