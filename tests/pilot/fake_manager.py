@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from stoker.contexts import payloads
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import wire
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
@@ -102,6 +104,11 @@ class FakeManager:
         self._running: set[int] = set()
         self._last_library = self._earlier = 0
         """Numbers of libraries as the pilot knows them: the last one, and the last one of earlier tests."""
+
+    def take_key(self) -> None:
+        """Give pilots a transfer key, and answer requests for objects only on demand."""
+        self.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
+        self.plans = False
 
     def listen(self) -> None:
         router = self._context.socket(zmq.ROUTER)
@@ -196,8 +203,8 @@ class FakeManager:
         self.until(lambda: not self._running, what="the libraries of the last test to end")
         self._earlier = self._last_library
         self._sent_functions.clear()
-        self.said.clear()
-        self.heartbeats.clear()
+        for messages in (self.said, self.heartbeats, self.wanted):
+            messages.clear()
 
     def receive(self, timeout_s: float) -> bool:
         if not self.socket.poll(timeout_s * 1000):
@@ -332,6 +339,25 @@ class FakeManager:
 
     def exit(self) -> None:
         self.send(Exit(reason="test is over"))
+
+
+@contextmanager
+def carried_session(manager: FakeManager, folder: Path) -> Iterator[Path]:
+    """Start the session's seed, and copy the files that a job without shared files brings."""
+    seed = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(manager.folder.path)]
+    )
+    try:
+        manager.until((manager.folder.path / SEED_FILE).exists, what="the seed")
+        copy = SessionFolder(folder / "session")
+        copy.key_file("pilot").parent.mkdir(parents=True)
+        for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
+            shutil.copy(manager.folder.path / name, copy.path / name)
+        (copy.path / "copied").touch()
+        yield copy.path
+    finally:
+        seed.kill()
+        seed.wait()
 
 
 def descendants(pid: int) -> list[int]:

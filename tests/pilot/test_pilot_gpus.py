@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,62 +144,77 @@ def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: F
 # ---- memory
 
 
-def test_memory_that_no_torch_knows_of_is_measured(manager: FakeManager, start: Start) -> None:
-    start({})
-    ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
+@pytest.fixture(scope="module")
+def pilot_with_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
+    try:
+        environment = {**Machine(made.base, {}).environment, "CUDA_VISIBLE_DEVICES": "0"}
+        made.start_pilot("--devices", "gpu", "--probe", "never", **environment)
+        made.hello()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def one_gpu(pilot_with_a_gpu: FakeManager) -> FakeManager:
+    """A manager with a pilot of one GPU, shared by this file's tests."""
+    pilot_with_a_gpu.begin_test()
+    return pilot_with_a_gpu
+
+
+def test_memory_that_no_torch_knows_of_is_measured(one_gpu: FakeManager) -> None:
+    ready = one_gpu.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
     # the size is from the driver, or still unknown (0); host memory does not count
     assert ready.device_bytes in (0, 10 * GB)
-    manager.until(lambda: resized(manager), what="the measured size")
-    assert resized(manager)[0] == 11 * GB
-    manager.until(lambda: measures(manager) == [10 * GB])
-    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
-    assert "13.0 GB of 24.0 GB free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+    one_gpu.until(lambda: resized(one_gpu), what="the measured size")
+    assert resized(one_gpu)[0] == 11 * GB
+    one_gpu.until(lambda: measures(one_gpu) == [10 * GB])
+    one_gpu.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
+    assert "13.0 GB of 24.0 GB free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
 
 
-def test_a_promise_grows_with_what_a_library_uses(manager: FakeManager, start: Start) -> None:
-    start({})
+def test_a_promise_grows_with_what_a_library_uses(one_gpu: FakeManager) -> None:
     made = recipe(takes(5 * GB), needs=Needs(device_memory_bytes=6 * GB))
-    manager.ready(made, devices=("cuda:0",), device_memory_bytes=int(6.6 * GB))
+    one_gpu.ready(made, devices=("cuda:0",), device_memory_bytes=int(6.6 * GB))
 
     def grow() -> None:
         from driver import machine as standin
 
         standin.take(9e9)
 
-    manager.results(manager.run(grow, [()]))
-    manager.until(lambda: resized(manager), what="the grown size")
-    assert 9 * GB <= resized(manager)[-1] < 9.5 * GB
-    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=16 * GB)
-    assert "free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+    one_gpu.results(one_gpu.run(grow, [()]))
+    one_gpu.until(lambda: resized(one_gpu), what="the grown size")
+    assert 9 * GB <= resized(one_gpu)[-1] < 9.5 * GB
+    one_gpu.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=16 * GB)
+    assert "free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
 
 
-def test_workspaces_end_no_library_and_what_takes_others_memory_does(manager: FakeManager, start: Start) -> None:
-    start({})
+def test_workspaces_end_no_library_and_what_takes_others_memory_does(one_gpu: FakeManager) -> None:
     small = Needs(device_memory_bytes=4 * GB)
-    manager.ready(recipe(takes(4 * GB), needs=small), devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
+    one_gpu.ready(recipe(takes(4 * GB), needs=small), devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
     other = recipe(takes(GB), needs=Needs(device_memory_bytes=12 * GB))
-    manager.ready(other, library=2, devices=("cuda:0",), device_memory_bytes=int(12.6 * GB))
+    one_gpu.ready(other, library=2, devices=("cuda:0",), device_memory_bytes=int(12.6 * GB))
 
     def grow(size: float) -> None:
         from driver import machine as standin
 
         standin.take(size)
 
-    manager.results(manager.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
-    manager.until(lambda: resized(manager) and resized(manager)[-1] >= 6 * GB, what="the grown size")
-    manager.results(manager.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
-    left = manager.gone(1)
+    one_gpu.results(one_gpu.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
+    one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 6 * GB, what="the grown size")
+    one_gpu.results(one_gpu.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
+    left = one_gpu.gone(1)
     assert left.failure.kind is FailureKind.MEMORY
     assert "took 13.0 GB of memory of cuda:0 and declares 4.0 GB" in left.failure.message
-    assert manager.results(manager.run(os.getpid, [()], library=2))
+    assert one_gpu.results(one_gpu.run(os.getpid, [()], library=2))
 
 
-def test_a_library_alone_on_its_gpu_may_take_more_than_it_declares(manager: FakeManager, start: Start) -> None:
-    start({})
+def test_a_library_alone_on_its_gpu_may_take_more_than_it_declares(one_gpu: FakeManager) -> None:
     made = recipe(takes(20 * GB), needs=Needs(device_memory_bytes=4 * GB))
-    manager.ready(made, devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
-    manager.until(lambda: resized(manager) and resized(manager)[-1] >= 20 * GB, what="the grown size")
-    assert manager.results(manager.run(os.getpid, [()]))
+    one_gpu.ready(made, devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
+    one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 20 * GB, what="the grown size")
+    assert one_gpu.results(one_gpu.run(os.getpid, [()]))
 
 
 def test_a_gpu_of_one_process_stays_promised_whole(manager: FakeManager, start: Start) -> None:
