@@ -385,9 +385,7 @@ def test_recipes_get_their_objects(alone: FakeManager, tmp_path: Path) -> None:
         ref = object_of(tmp_path / awareness.value, memo=tmp_path / "memo")
         made = recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness)
         ready = alone.ready(made, library=library)
-        ((path, read),) = alone.results(
-            alone.run(lambda context: context, [()], library=library, takes_context=True)
-        )
+        ((path, read),) = alone.results(alone.run(lambda context: context, [()], library=library, takes_context=True))
         alone.send(StopLibrary(library=library, reason="the next needs its device"))  # type: ignore[arg-type]
         alone.gone(library)
         assert read == text

@@ -4,12 +4,10 @@ import os
 import time
 
 import pytest
-from fake_manager import FakeManager, function, recipe
+from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
-from stoker.contexts import payloads
-from stoker.protocol.calls import CallSpec
-from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, RunCalls, StopLibrary
+from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, StopLibrary
 
 
 def _pid() -> int:
@@ -111,20 +109,6 @@ def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> No
     assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
     assert notes.read_text() == "first fourth"
     assert not alone.returned()
-
-
-def test_a_call_that_is_held_already_is_not_taken_again(alone: FakeManager) -> None:
-    alone.ready(recipe())
-    notes = alone.base / "notes"
-    note = function(_note)
-    calls = [CallSpec(n, payloads.dumps(((str(notes), f"{n} "), {}))) for n in (11, 12, 13)]  # type: ignore[arg-type]
-    alone.run(_wait_for, [(str(alone.base / "go"),)])
-    for some in (calls[:2], calls[:2], calls):
-        alone.send(RunCalls(library=1, function=note.key, calls=some, function_blob=note))  # type: ignore[arg-type]
-    alone.settle()
-    (alone.base / "go").touch()
-    assert alone.results([11, 12, 13]) == [None, None, None]
-    assert notes.read_text() == "11 12 13 "
 
 
 def test_a_refused_pilot_ends_and_its_job_s_output_says_why(

@@ -16,8 +16,8 @@ from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.protocol.calls import CallOptions, FailureKind, Printed
-from stoker.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
-from stoker.protocol.to_pilot import Exit, StopLibrary
+from stoker.protocol.to_manager import LibraryReady, PilotLeaving
+from stoker.protocol.to_pilot import StopLibrary
 
 
 def _nothing() -> None:
@@ -228,14 +228,6 @@ def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
     assert served.results(served.run(lambda context: context, [()], takes_context=True)) == [5]
 
 
-def test_a_loader_that_hangs(served: FakeManager) -> None:
-    served.start(recipe(_sleep, 60.0, needs=Needs(load_limit_s=0.5)))
-    left = served.gone()
-    assert left.loading
-    assert left.failure.kind is FailureKind.CONTEXT
-    assert "load_limit" in left.failure.message
-
-
 @pytest.mark.long
 def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) -> None:
     def eat() -> bytes:
@@ -263,19 +255,6 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
     left = served.gone()
     assert left.failure.kind is FailureKind.MEMORY
     assert left.running == tuple(calls)
-
-
-def test_a_call_past_its_limit(served: FakeManager) -> None:
-    served.ready(recipe())
-    (first,) = served.run(_sleep, [(0.0,)])  # no time limit, which this call might exceed on a busy machine
-    slow, last = served.run(_sleep, [(30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
-    left = served.gone()
-    assert (left.running, left.unstarted) == ((), ())
-    assert served.returned() == [last], "the call was returned before the kill"
-    (failure,) = served.results([slow])
-    assert failure.kind is FailureKind.TIMEOUT
-    assert "0.5 s" in failure.message
-    assert served.results([first]) == [None]
 
 
 def test_time_in_which_a_job_is_suspended_counts_for_no_limit(manager: FakeManager, tmp_path: Path) -> None:
@@ -396,25 +375,6 @@ def test_a_signal_drains_quickly_and_says_so(alone: FakeManager) -> None:
     assert pilot.wait(PATIENCE_S) == 0
     assert gone(tree)
     assert not list(alone.base.glob("scratch/stoker-*/pilot-*"))
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_exit_by_order(alone: FakeManager, drain: bool, tmp_path: Path) -> None:
-    alone.ready(recipe())
-    first, second = alone.run(_waits_and_says, [(str(tmp_path / "started"), str(tmp_path / "go"))] * 2)
-    alone.until((tmp_path / "started").exists)
-    alone.send(Exit(reason="session over", drain=drain))
-    if drain:
-        alone.until(alone.returned, what="the call that has not begun")
-        (tmp_path / "go").touch()
-    alone.wait_for(PilotLeaving)
-    assert alone.pilots[0].wait(PATIENCE_S) == 0
-    if drain:
-        assert alone.results([first]) == [None]
-        assert alone.returned() == [second]
-    else:
-        left = alone.wait_for(LibraryGone)
-        assert (left.running, left.unstarted) == ((first,), (second,))
 
 
 def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager) -> None:

@@ -155,12 +155,6 @@ def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -
     assert "is larger than the whole cache (1.0 MB); give pilots more with [pilot] cache_size" in said
 
 
-def test_a_loader_that_fails_for_itself_is_blamed(served: FakeManager) -> None:
-    served.start(recipe(length, "/not/here"))
-    left = served.gone()
-    assert left.failure.kind is FailureKind.CONTEXT
-
-
 def test_a_log_that_cannot_be_opened_is_told(alone: FakeManager) -> None:
     [folder] = alone.folder.path.glob("pilots/*")
     (folder / "lib-1.log").mkdir()

@@ -135,21 +135,6 @@ def test_a_peer_that_is_not_there_is_named_and_another_serves(taker: FakeManager
     taker.wait_for(LibraryReady)
 
 
-def test_an_object_that_nobody_has_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
-    ref = gone_from_here(big)
-    taker.start(wanting(ref))
-    taker.until(lambda: taker.wanted)
-    taker.send(FetchObject(ref, origin=True))
-    failed = taker.wait_for(FetchFailed)
-    assert failed.origin
-    assert "/not/seen/here" in failed.reason
-    taker.send(FetchObject(ref))
-    left = taker.gone()
-    assert left.loading
-    assert "/not/seen/here" in left.failure.message
-    taker.wait_for(ObjectsGone, names=(ref.name,))
-
-
 def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(taker: FakeManager, big: ObjectRef) -> None:
     taker.start(wanting(big))
     taker.until(lambda: taker.wanted == [big])
