@@ -82,25 +82,18 @@ def test_pilot_whose_driver_hangs_from_the_start_reports_it(manager: FakeManager
 # ---- reports of the driver
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"events": [["GPU-1", 13], ["GPU-1", 79]]}, "the driver reported Xid 79 (it has fallen off the bus)"),
-        ({}, "the driver says: GPU is lost"),
-    ],
-)
-def test_a_gpu_that_is_lost_meanwhile_is_a_fault(
-    manager: FakeManager, start: Start, change: dict[str, Any], words: str
-) -> None:
-    machine = start({}, {})
+def test_gpus_that_are_lost_meanwhile_are_faults(manager: FakeManager, start: Start) -> None:
+    machine = start({}, {}, {})
     manager.ready(recipe(takes(GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
-    machine.write(**change)
-    if not change:
-        machine.gpus[1]["state"] = "lost"
-        machine.write()
-    assert manager.wait_for(DeviceFault) == DeviceFault(DeviceId("cuda:1"), f"cuda:1: {words}")
+    machine.gpus[2]["state"] = "lost"
+    machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
+    for device, words in (
+        ("cuda:1", "the driver reported Xid 79 (it has fallen off the bus)"),
+        ("cuda:2", "the driver says: GPU is lost"),
+    ):
+        assert manager.wait_for(DeviceFault, device=device).reason == f"{device}: {words}"
     assert manager.results(manager.run(os.getpid, [()]))  # the other GPU still works
-    assert [type(message) for message in manager.said].count(DeviceFault) == 1
+    assert [type(message) for message in manager.said].count(DeviceFault) == 2
 
 
 def test_what_health_is_told_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +250,7 @@ def _fake_torch(folder: Path) -> None:
     (folder / "asks_later.py").write_text("import torch\n")
 
 
-@pytest.mark.parametrize(("module", "afresh"), [("keeps_asking", True), ("asks_later", False)])
-def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(
-    manager: FakeManager, tmp_path: Path, module: str, afresh: bool
-) -> None:
+def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(manager: FakeManager, tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
     _fake_torch(modules)
@@ -275,9 +265,11 @@ def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(
         kept = getattr(sys.modules.get("keeps_asking"), "DEVICE", "")
         return kept, torch.cuda.is_available(), "stoker.pilot.zygote.server" in sys.modules
 
-    def load() -> None:
+    def load(module: str) -> None:
         __import__(module)
 
-    manager.ready(recipe(load, preload=(module,)), devices=("cuda:0",), device_memory_bytes=2 * GB)
-    ((kept, available, forked),) = manager.results(manager.run(look, [()]))
-    assert (kept, available, forked) == ("cuda" if afresh else "", True, not afresh)
+    for library, (module, afresh) in enumerate((("asks_later", False), ("keeps_asking", True)), start=1):
+        made = recipe(load, module, preload=(module,))
+        manager.ready(made, library=library, devices=("cuda:0",), device_memory_bytes=2 * GB)
+        ((kept, available, forked),) = manager.results(manager.run(look, [()], library=library))
+        assert (kept, available, forked) == ("cuda" if afresh else "", True, not afresh)
