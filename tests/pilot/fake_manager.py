@@ -185,8 +185,8 @@ class FakeManager:
 
     def _with_own_numbers(self, message: Any) -> Any:
         """Number the libraries as the test does; return None for a message about another test's library."""
-        if isinstance(message, Heartbeat):
-            return msgspec.structs.replace(message, libraries=[*filter(None, map(self._own, message.libraries))])
+        if isinstance(message, Heartbeat | PilotHello):
+            return msgspec.structs.replace(message, libraries=(*filter(None, map(self._own, message.libraries)),))
         if isinstance(message, LibraryGone):
             self._running.discard(message.library)
             message = msgspec.structs.replace(message, failure=message.failure and self._own(message.failure))

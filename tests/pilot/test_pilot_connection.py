@@ -24,23 +24,23 @@ def _wait_for(path: str) -> None:
         time.sleep(0.01)
 
 
-def test_results_of_an_absent_manager_come_when_it_is_back(alone: FakeManager) -> None:
-    alone.ready(recipe())
-    (pid,) = alone.results(alone.run(_pid, [()]))
-    quick, slow, last = alone.run(_sleep, [(0.2,), (1.5,), (0.0,)])
+def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) -> None:
+    served.ready(recipe())
+    (pid,) = served.results(served.run(_pid, [()]))
+    quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
     time.sleep(0.1)
-    alone.hang_up()
+    served.hang_up()
     time.sleep(0.6)  # the first call ends while no manager listens
-    before = len(alone.hellos)
-    alone.listen()
-    alone.until(lambda: len(alone.hellos) > before, what="a second hello")
-    hello = alone.hellos[-1]
+    before = len(served.hellos)
+    served.listen()
+    served.until(lambda: len(served.hellos) > before, what="a second hello")
+    hello = served.hellos[-1]
     assert [facts.library for facts in hello.libraries] == [1]
     # A call counts as held until the manager has acknowledged its end.
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
-    assert alone.results([quick, slow, last]) == [0.2, 1.5, 0.0]
-    assert alone.results(alone.run(_pid, [()])) == [pid]
+    assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
+    assert served.results(served.run(_pid, [()])) == [pid]
 
 
 def test_hello_describes_the_state_before_unacknowledged_frames(alone: FakeManager) -> None:
@@ -150,12 +150,12 @@ def test_cut_off_pilot_leaves_at_once_when_its_session_ended(alone: FakeManager)
     alone.listen()
 
 
-def test_rubbish_is_refused_and_counted(alone: FakeManager) -> None:
-    alone.ready(recipe())
-    alone.socket.send_multipart([alone.peer, b"\x93\x01\x02"])
-    alone.socket.send_multipart([alone.peer, b""])
-    alone.until(lambda: [h for h in alone.heartbeats if h.refused_frames == 2])
-    assert alone.results(alone.run(_sleep, [(0.0,)])) == [0.0]
+def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:
+    served.ready(recipe())
+    served.socket.send_multipart([served.peer, b"\x93\x01\x02"])
+    served.socket.send_multipart([served.peer, b""])
+    served.until(lambda: [h for h in served.heartbeats if h.refused_frames == 2])
+    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
 def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
