@@ -193,6 +193,8 @@ class FakeManager:
         return self._own(message) if hasattr(message, "library") else message
 
     def _own(self, message: Any) -> Any:
+        if not message.library or not self._earlier:  # a failure may be no library's
+            return message
         own = message.library - self._earlier
         return msgspec.structs.replace(message, library=own) if own > 0 else None
 

@@ -228,6 +228,14 @@ def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
     assert served.results(served.run(lambda context: context, [()], takes_context=True)) == [5]
 
 
+def test_a_loader_that_hangs(served: FakeManager) -> None:
+    served.start(recipe(_sleep, 60.0, needs=Needs(load_limit_s=0.5)))
+    left = served.gone()
+    assert left.loading
+    assert left.failure.kind is FailureKind.CONTEXT
+    assert "load_limit" in left.failure.message
+
+
 @pytest.mark.long
 def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) -> None:
     def eat() -> bytes:
