@@ -135,15 +135,16 @@ def test_a_peer_that_is_not_there_is_named_and_another_serves(taker: FakeManager
     taker.wait_for(LibraryReady)
 
 
-def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(taker: FakeManager, big: ObjectRef) -> None:
-    taker.start(wanting(big))
-    taker.until(lambda: taker.wanted == [big])
-    taker.hang_up()
-    taker.wanted.clear()
-    taker.listen()
-    taker.until(lambda: taker.wanted == [big])
-    taker.send(FetchObject(big, origin=True))
-    taker.wait_for(LibraryReady)
+def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(keyed: FakeManager, big: ObjectRef) -> None:
+    keyed.start_pilot()
+    keyed.start(wanting(big))
+    keyed.until(lambda: keyed.wanted == [big])
+    keyed.hang_up()
+    keyed.wanted.clear()
+    keyed.listen()
+    keyed.until(lambda: keyed.wanted == [big])
+    keyed.send(FetchObject(big, origin=True))
+    keyed.wait_for(LibraryReady)
 
 
 def test_what_leaves_the_cache_is_told(manager: FakeManager, tmp_path: Path) -> None:
