@@ -58,7 +58,7 @@ def load(recipe: Any, snapshots: Path, *, device: str = "cpu") -> Any:
 @pytest.fixture(scope="module")
 def model(snapshots: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
+    write_tiny_model(folder, layers=2)
     return load(causal_lm(folder), snapshots)
 
 
@@ -263,7 +263,7 @@ def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) 
 
 def test_its_memory_by_cached_tokens_is_known_once_it_is_loaded(model: Any) -> None:
     memory, cache = model.memory(), model.token_cache()
-    assert cache == TokenCache(memory.weights_bytes + 500_000_000, 2 * 6 * 64 * 4, tokens=2048)
+    assert cache == TokenCache(memory.weights_bytes + 500_000_000, 2 * 2 * 64 * 4, tokens=2048)
     ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than weights and process
     try:
         assert model.token_cache().weights_bytes == 336_000_000  # the engine keeps a cache of 64 MB

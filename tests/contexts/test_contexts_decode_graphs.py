@@ -262,7 +262,7 @@ def drivers() -> tuple[Any, Any]:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(ACTIONS, min_size=3, max_size=14))
 def test_any_schedule_gives_the_tokens_of_the_eager_engine(drivers, schedule):

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module", params=["continuous", "static"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder, ends=False)
+    write_tiny_model(folder, ends=False, layers=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SNAPSHOTS", str(tmp_path_factory.mktemp("snapshots")))
         return load_recipe(causal_lm(folder, engine=request.param))
@@ -196,16 +196,16 @@ def test_an_embedding_ends_with_the_batch_that_is_computed(embedder: Any, leads:
 
             return work
 
-        passes.call = RunningCall(embed(500))
+        passes.call = RunningCall(embed(60))
         if not leads:
-            passes.call, first = RunningCall(embed(500)), passes.call
+            passes.call, first = RunningCall(embed(60)), passes.call
         begun.set()
         assert isinstance(passes.call.ended(), Evicted)
         if leads:
             assert passes.count == SEEN
         else:
             assert first.ended() is None
-            assert len(first.result) == 500
+            assert len(first.result) == 60
     # this caller becomes the leader, which computes the batches of all callers
     assert len(embedder.embed(["paris"])) == 1
 

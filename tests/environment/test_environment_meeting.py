@@ -111,16 +111,16 @@ def starters(packages: dict[str, object], session: Session, tmp_path: Path) -> I
 
 
 def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters):
-    starters.start(12)
+    starters.start(6)
     starters.wait()
     session.has_sent(SIZE)
     assert session.seed.sent_bytes <= 1.5 * SIZE
 
 
 def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters):
-    starters.start(4)
+    starters.start(3)
     until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first starters to receive data")
-    starters.start(8)
+    starters.start(4)
     starters.wait()
     session.has_sent(SIZE)
     assert session.seed.sent_bytes <= 1.5 * SIZE

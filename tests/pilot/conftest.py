@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +9,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from fake_manager import TRANSFER_KEY, WAIT_S, FakeManager
-
-from stoker.pilot.transfer.fetch import SEED_FILE
-from stoker.protocol.session import KeyPair, SessionFolder
+from fake_manager import FakeManager, carried_session
 
 
 @pytest.fixture
@@ -29,37 +23,41 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 
 @pytest.fixture
-def served(manager: FakeManager) -> FakeManager:
-    """A manager with one pilot of two CPU devices."""
+def alone(manager: FakeManager) -> FakeManager:
+    """A manager with one pilot of two CPU devices for one test, which may end or damage it."""
     manager.start_pilot()
     manager.hello()
     return manager
 
 
+@pytest.fixture(scope="module")
+def shared_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    """A start costs most of a second of processor time. The lease allows long pauses between two tests that use it."""
+    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
+    try:
+        made.start_pilot()
+        made.hello()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def served(shared_pilot: FakeManager) -> FakeManager:
+    """A manager with one pilot of two CPU devices, shared by the tests of a file, without a library."""
+    shared_pilot.begin_test()
+    return shared_pilot
+
+
 @pytest.fixture
 def keyed(manager: FakeManager) -> FakeManager:
     """A manager with a transfer key that answers requests for objects only on demand."""
-    manager.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
-    manager.plans = False
+    manager.take_key()
     return manager
 
 
 @pytest.fixture
 def sandbox(keyed: FakeManager, tmp_path: Path) -> Iterator[Path]:
     """The files that a job without shared files brings from a session with a running seed."""
-    seed = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
-    )
-    try:
-        end = time.monotonic() + WAIT_S
-        while not (keyed.folder.path / SEED_FILE).exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        copy = SessionFolder(tmp_path / "sandbox" / "session")
-        copy.key_file("pilot").parent.mkdir(parents=True)
-        for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
-            shutil.copy(keyed.folder.path / name, copy.path / name)
-        (copy.path / "copied").touch()
-        yield copy.path
-    finally:
-        seed.kill()
-        seed.wait()
+    with carried_session(keyed, tmp_path / "sandbox") as folder:
+        yield folder

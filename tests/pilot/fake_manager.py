@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import zmq
 import zmq.auth
@@ -23,6 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from stoker.contexts import payloads
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import wire
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
@@ -45,6 +48,7 @@ from stoker.protocol.to_pilot import (
     PilotWelcome,
     RunCalls,
     StartLibrary,
+    StopLibrary,
 )
 from stoker.protocol.wire import Inbox
 
@@ -64,9 +68,9 @@ def function(call: Callable[..., Any], *, takes_context: bool = False) -> Functi
 
 
 class FakeManager:
-    """The manager's side of one pilot."""
+    """The manager's side of one pilot. `lease_s`: seconds without this manager after which the pilot ends."""
 
-    def __init__(self, folder: Path, *, acks: bool = True) -> None:
+    def __init__(self, folder: Path, *, acks: bool = True, lease_s: float = 20) -> None:
         self.folder = SessionFolder(folder / "session")
         self.folder.make()
         self.base = folder
@@ -76,6 +80,7 @@ class FakeManager:
             self.keys[role] = KeyPair(public.decode(), secret.decode())
             self.folder.write_key(role, self.keys[role])
         self.acks = acks
+        self.lease_s = lease_s
         self.said: list[Any] = []
         self.hellos: list[PilotHello] = []
         self.heartbeats: list[Heartbeat] = []
@@ -96,6 +101,14 @@ class FakeManager:
         self.pilots: list[subprocess.Popen[bytes]] = []
         self._calls = 0
         self._sent_functions: set[tuple[int, str]] = set()
+        self._running: set[int] = set()
+        self._last_library = self._earlier = 0
+        """Numbers of libraries as the pilot knows them: the last one, and the last one of earlier tests."""
+
+    def take_key(self) -> None:
+        """Give pilots a transfer key, and answer requests for objects only on demand."""
+        self.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
+        self.plans = False
 
     def listen(self) -> None:
         router = self._context.socket(zmq.ROUTER)
@@ -160,7 +173,40 @@ class FakeManager:
     # ---- talking
 
     def send(self, *messages: Any) -> None:
-        self.socket.send_multipart([self.peer, wire.encode(list(messages))])
+        """Send orders. Tests that share a pilot all number their libraries from 1; the pilot needs new numbers."""
+        orders = [
+            msgspec.structs.replace(each, library=each.library + self._earlier) if hasattr(each, "library") else each
+            for each in messages
+        ]
+        started = {each.library for each in orders if isinstance(each, StartLibrary)}
+        self._running |= started
+        self._last_library = max(self._last_library, *started, 0)
+        self.socket.send_multipart([self.peer, wire.encode(orders)])
+
+    def _with_own_numbers(self, message: Any) -> Any:
+        """Number the libraries as the test does; return None for a message about another test's library."""
+        if isinstance(message, Heartbeat | PilotHello):
+            return msgspec.structs.replace(message, libraries=(*filter(None, map(self._own, message.libraries)),))
+        if isinstance(message, LibraryGone):
+            self._running.discard(message.library)
+            message = msgspec.structs.replace(message, failure=message.failure and self._own(message.failure))
+        return self._own(message) if hasattr(message, "library") else message
+
+    def _own(self, message: Any) -> Any:
+        if not message.library or not self._earlier:  # a failure may be no library's
+            return message
+        own = message.library - self._earlier
+        return msgspec.structs.replace(message, library=own) if own > 0 else None
+
+    def begin_test(self) -> None:
+        """Stop the libraries of earlier tests that used this pilot, and forget all messages."""
+        for number in sorted(self._running):
+            self.send(StopLibrary(library=number - self._earlier, reason="the test is over"))  # type: ignore[arg-type]
+        self.until(lambda: not self._running, what="the libraries of the last test to end")
+        self._earlier = self._last_library
+        self._sent_functions.clear()
+        for messages in (self.said, self.heartbeats, self.wanted):
+            messages.clear()
 
     def receive(self, timeout_s: float) -> bool:
         if not self.socket.poll(timeout_s * 1000):
@@ -170,11 +216,11 @@ class FakeManager:
         self.peer = peer
         if not self.inbox.accept(frame.sequence):
             return True
-        for message in frame.messages:
+        for message in filter(None, map(self._with_own_numbers, frame.messages)):
             if isinstance(message, PilotHello):
                 self.hellos.append(message)
                 if self.welcomes:
-                    self.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
+                    self.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=self.lease_s))
             elif isinstance(message, WantObjects):
                 self.wanted += message.objects
                 self.send(*(FetchObject(ref, origin=True) for ref in message.objects if self.plans))
@@ -295,6 +341,25 @@ class FakeManager:
 
     def exit(self) -> None:
         self.send(Exit(reason="test is over"))
+
+
+@contextmanager
+def carried_session(manager: FakeManager, folder: Path) -> Iterator[Path]:
+    """Start the session's seed, and copy the files that a job without shared files brings."""
+    seed = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(manager.folder.path)]
+    )
+    try:
+        manager.until((manager.folder.path / SEED_FILE).exists, what="the seed")
+        copy = SessionFolder(folder / "session")
+        copy.key_file("pilot").parent.mkdir(parents=True)
+        for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
+            shutil.copy(manager.folder.path / name, copy.path / name)
+        (copy.path / "copied").touch()
+        yield copy.path
+    finally:
+        seed.kill()
+        seed.wait()
 
 
 def descendants(pid: int) -> list[int]:

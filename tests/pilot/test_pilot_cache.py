@@ -20,6 +20,7 @@ from stoker.contexts.recipe import Awareness, ObjectRef
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, disk, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.calls import FailureKind
+from stoker.protocol.to_pilot import StopLibrary
 
 
 def _file(folder: Path, name: str, size: int) -> ObjectRef:
@@ -376,20 +377,25 @@ def _read(path: str) -> tuple[str, str]:
     return path, Path(path).read_text()
 
 
-@pytest.mark.parametrize("awareness", list(Awareness))
-def test_recipes_get_their_objects(served: FakeManager, tmp_path: Path, awareness: Awareness) -> None:
-    (tmp_path / "weights").write_text("some weights")
-    ref = object_of(tmp_path / "weights", memo=tmp_path / "memo")
-    made = recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness)
-    ready = served.ready(made)
-    ((path, text),) = served.results(served.run(lambda context: context, [()], takes_context=True))
-    assert text == "some weights"
-    if awareness is Awareness.NONE:
-        assert path == ref.source
-    else:
-        assert path.startswith(str(tmp_path / "scratch"))
-        assert ready.fetch_s > 0
-        served.until(lambda: served.heartbeats and served.heartbeats[-1].cache_bytes == 12)
+def test_recipes_get_their_objects(alone: FakeManager, tmp_path: Path) -> None:
+    cached = 0
+    for library, awareness in enumerate(Awareness, start=1):
+        text = f"weights of {awareness}"
+        (tmp_path / awareness.value).write_text(text)
+        ref = object_of(tmp_path / awareness.value, memo=tmp_path / "memo")
+        made = recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness)
+        ready = alone.ready(made, library=library)
+        ((path, read),) = alone.results(alone.run(lambda context: context, [()], library=library, takes_context=True))
+        alone.send(StopLibrary(library=library, reason="the next needs its device"))  # type: ignore[arg-type]
+        alone.gone(library)
+        assert read == text
+        if awareness is Awareness.NONE:
+            assert path == ref.source
+        else:
+            cached += len(text)
+            assert path.startswith(str(tmp_path / "scratch"))
+            assert ready.fetch_s > 0
+        alone.until(lambda: alone.heartbeats and alone.heartbeats[-1].cache_bytes == cached)  # noqa: B023
 
 
 @pytest.mark.parametrize("awareness", list(Awareness))

@@ -261,13 +261,16 @@ def test_taking_back_from_an_idle_library_is_answered(served: FakeManager) -> No
 
 
 def test_a_function_that_was_not_sent_is_asked_for(served: FakeManager) -> None:
+    def unsent(number: int) -> int:
+        return number
+
     served.ready(recipe())
-    calls = served.run(_sleep, [(0.0,), (0.0,)], blob=False)
+    calls = served.run(unsent, [(1,), (2,)], blob=False)
     back = served.wait_for(CallsReturned)
     assert back.need_function
     assert back.calls == tuple(calls)
-    again = served.run(_sleep, [(0.0,)], blob=True)
-    assert served.results(again) == [0.0]
+    again = served.run(unsent, [(3,)], blob=True)
+    assert served.results(again) == [3]
 
 
 def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:

@@ -4,12 +4,10 @@ import os
 import time
 
 import pytest
-from fake_manager import FakeManager, function, recipe
+from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
-from stoker.contexts import payloads
-from stoker.protocol.calls import CallSpec
-from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, RunCalls, StopLibrary
+from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, StopLibrary
 
 
 def _pid() -> int:
@@ -45,32 +43,32 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     assert served.results(served.run(_pid, [()])) == [pid]
 
 
-def test_hello_describes_the_state_before_unacknowledged_frames(served: FakeManager) -> None:
-    served.acks = False
-    served.ready(recipe())
-    calls = served.run(_sleep, [(0.0,), (0.0,)])
-    assert served.results(calls) == [0.0, 0.0]
-    served.send(StopLibrary(library=1, reason="test"))
-    served.gone()
-    said = list(served.said)
-    before = len(served.hellos)
-    served.hang_up()
-    served.said.clear()
-    served.inbox.last = 0
-    served.listen()
-    served.until(lambda: len(served.hellos) > before)
-    (facts,) = served.hellos[-1].libraries
+def test_hello_describes_the_state_before_unacknowledged_frames(alone: FakeManager) -> None:
+    alone.acks = False
+    alone.ready(recipe())
+    calls = alone.run(_sleep, [(0.0,), (0.0,)])
+    assert alone.results(calls) == [0.0, 0.0]
+    alone.send(StopLibrary(library=1, reason="test"))
+    alone.gone()
+    said = list(alone.said)
+    before = len(alone.hellos)
+    alone.hang_up()
+    alone.said.clear()
+    alone.inbox.last = 0
+    alone.listen()
+    alone.until(lambda: len(alone.hellos) > before)
+    (facts,) = alone.hellos[-1].libraries
     assert facts.library == 1
     assert not facts.ready
     assert facts.calls == tuple(calls)
-    served.until(lambda: len(served.said) >= len(said))
-    assert served.said == said
-    served.send(Ack(served.inbox.last))
-    before = len(served.hellos)
-    served.hang_up()
-    served.listen()
-    served.until(lambda: len(served.hellos) > before)
-    assert served.hellos[-1].libraries == ()
+    alone.until(lambda: len(alone.said) >= len(said))
+    assert alone.said == said
+    alone.send(Ack(alone.inbox.last))
+    before = len(alone.hellos)
+    alone.hang_up()
+    alone.listen()
+    alone.until(lambda: len(alone.hellos) > before)
+    assert alone.hellos[-1].libraries == ()
 
 
 def test_a_hello_that_is_not_answered_is_said_again(manager: FakeManager) -> None:
@@ -86,45 +84,31 @@ def _note(path: str, text: str) -> None:
         file.write(text)
 
 
-def test_orders_from_before_the_last_hello_are_dropped(served: FakeManager) -> None:
-    served.ready(recipe())
-    notes = served.base / "notes"
-    served.results(served.run(_note, [(str(notes), "first ")]))
-    served.welcomes = False
-    asked = len(served.hellos)
-    served.send(HelloAgain(served.inbox.last), HelloAgain(served.inbox.last))
-    served.until(lambda: len(served.hellos) > asked)
+def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    notes = alone.base / "notes"
+    alone.results(alone.run(_note, [(str(notes), "first ")]))
+    alone.welcomes = False
+    asked = len(alone.hellos)
+    alone.send(HelloAgain(alone.inbox.last), HelloAgain(alone.inbox.last))
+    alone.until(lambda: len(alone.hellos) > asked)
     # the manager sends this call before it reads the hello, so the pilot ignores it
-    (lost,) = served.run(_note, [(str(notes), "second ")])
-    served.start(recipe(), library=2, devices=("cpu:1",))
-    served.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
-    served.send(HelloAgain(served.inbox.last))
-    served.until(lambda: len(served.hellos) > asked + 1)
-    assert len(served.hellos) == asked + 2, "one hello answers all requests"
-    hello, last = served.hellos[-2:]
+    (lost,) = alone.run(_note, [(str(notes), "second ")])
+    alone.start(recipe(), library=2, devices=("cpu:1",))
+    alone.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
+    alone.send(HelloAgain(alone.inbox.last))
+    alone.until(lambda: len(alone.hellos) > asked + 1)
+    assert len(alone.hellos) == asked + 2, "one hello answers all requests"
+    hello, last = alone.hellos[-2:]
     assert last.number == hello.number + 1
     assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
 
-    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    served.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
-    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
-    assert served.results(served.run(_note, [(str(notes), "fourth")])) == [None]
+    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
+    alone.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
+    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
+    assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
     assert notes.read_text() == "first fourth"
-    assert not served.returned()
-
-
-def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> None:
-    served.ready(recipe())
-    notes = served.base / "notes"
-    note = function(_note)
-    calls = [CallSpec(n, payloads.dumps(((str(notes), f"{n} "), {}))) for n in (11, 12, 13)]  # type: ignore[arg-type]
-    served.run(_wait_for, [(str(served.base / "go"),)])
-    for some in (calls[:2], calls[:2], calls):
-        served.send(RunCalls(library=1, function=note.key, calls=some, function_blob=note))  # type: ignore[arg-type]
-    served.settle()
-    (served.base / "go").touch()
-    assert served.results([11, 12, 13]) == [None, None, None]
-    assert notes.read_text() == "11 12 13 "
+    assert not alone.returned()
 
 
 def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
@@ -139,13 +123,13 @@ def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
     assert last == "stoker-pilot: the manager refused this pilot: both sides need the same version of Stoker"
 
 
-def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -> None:
-    served.ready(recipe())
-    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
-    served.results(served.run(_sleep, [(0.0,)]))
-    served.hang_up()
-    assert served.pilots[0].wait(PATIENCE_S) == 2
-    served.listen()
+def test_a_pilot_without_its_manager_ends_after_the_lease(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
+    alone.results(alone.run(_sleep, [(0.0,)]))
+    alone.hang_up()
+    assert alone.pilots[0].wait(PATIENCE_S) == 2
+    alone.listen()
 
 
 def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
@@ -158,12 +142,12 @@ def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: Fake
     manager.listen()
 
 
-def test_cut_off_pilot_leaves_at_once_when_its_session_ended(served: FakeManager) -> None:
-    served.ready(recipe())
-    served.hang_up()
-    served.folder.lease.write_text('{"over": "stoker down"}')
-    assert served.pilots[0].wait(PATIENCE_S) == 0
-    served.listen()
+def test_cut_off_pilot_leaves_at_once_when_its_session_ended(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    alone.hang_up()
+    alone.folder.lease.write_text('{"over": "stoker down"}')
+    assert alone.pilots[0].wait(PATIENCE_S) == 0
+    alone.listen()
 
 
 def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:

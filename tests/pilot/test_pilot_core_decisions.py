@@ -84,13 +84,6 @@ def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
     assert all(Stage.GONE in after for stage, after in NEXT.items() if stage is not Stage.GONE)
 
 
-def test_an_order_received_twice_starts_one_library(pilot: CoreShell) -> None:
-    pilot.start().start()
-    assert len(pilot.all(commands.StartProcess)) == 1
-    pilot.die().start()
-    assert not pilot.all(commands.StartProcess), "a library whose end was reported is not started again"
-
-
 # ---- memory
 
 
@@ -258,15 +251,6 @@ def test_object_evicted_before_its_pin_is_wanted_again(pilot: CoreShell) -> None
     pilot.give(ObjectArrived("weights", GIB))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     assert pilot.library().stage is Stage.FETCHING
-
-
-def test_library_waits_for_snapshots_no_longer_than_they_are_worth(pilot: CoreShell) -> None:
-    pilot.start(snapshots={"bf16": ObjectRef("snap", GIB)}, snapshot_wait_s=4.0)
-    timer = pilot.take(commands.SetTimer)
-    assert timer.at == pilot.now + 4.0
-    assert not pilot.all(commands.StartProcess)
-    pilot.wait(4).give(TimerFired(timer.key))
-    assert pilot.take(commands.StartProcess).objects == {}
 
 
 def test_a_snapshot_that_comes_in_time_is_known_by_its_form(pilot: CoreShell) -> None:

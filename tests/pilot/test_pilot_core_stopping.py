@@ -162,14 +162,6 @@ def test_limits_hold_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> N
     assert pilot.take(commands.KillProcess)
 
 
-def test_an_evicted_call_that_comes_again_is_not_stopped(pilot: CoreShell) -> None:
-    """A gang that loses a member restarts at once, partly in the same libraries."""
-    pilot.ready().run(1)
-    evicted(cancel(pilot, 1), 1).run(1).forget()
-    pilot.wait(over(pilot)).observe(c1=11.0)
-    assert not pilot.all(commands.KillProcess)
-
-
 def test_an_eviction_has_no_last_resort(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget().hear(order.EvictCall(LibraryId(1), CallId(1)))
     assert pilot.take(to_library.Evict).call == 1

@@ -16,8 +16,8 @@ from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.protocol.calls import CallOptions, FailureKind, Printed
-from stoker.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
-from stoker.protocol.to_pilot import Exit, StopLibrary
+from stoker.protocol.to_manager import LibraryReady, PilotLeaving
+from stoker.protocol.to_pilot import StopLibrary
 
 
 def _nothing() -> None:
@@ -35,6 +35,11 @@ def _sleep(seconds: float) -> None:
 def _wait_for(path: str) -> None:
     while not os.path.exists(path):
         time.sleep(0.01)
+
+
+def _waits_and_says(started: str, path: str) -> None:
+    Path(started).touch()
+    _wait_for(path)
 
 
 def test_killed_in_a_call(served: FakeManager, tmp_path: Path) -> None:
@@ -260,31 +265,21 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
     assert left.running == tuple(calls)
 
 
-def test_a_call_past_its_limit(served: FakeManager) -> None:
-    served.ready(recipe())
-    (first,) = served.run(_sleep, [(0.0,)])  # no time limit, which this call might exceed on a busy machine
-    slow, last = served.run(_sleep, [(30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
-    left = served.gone()
-    assert (left.running, left.unstarted) == ((), ())
-    assert served.returned() == [last], "the call was returned before the kill"
-    (failure,) = served.results([slow])
-    assert failure.kind is FailureKind.TIMEOUT
-    assert "0.5 s" in failure.message
-    assert served.results([first]) == [None]
-
-
-def test_time_in_which_a_job_is_suspended_counts_for_no_limit(manager: FakeManager) -> None:
+def test_time_in_which_a_job_is_suspended_counts_for_no_limit(manager: FakeManager, tmp_path: Path) -> None:
     pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.STOPPED_S = 1.0")
     manager.ready(recipe())
-    manager.results(manager.run(_nothing, [()]))
-    calls = manager.run(_sleep, [(6.0,)], options=CallOptions(limit_s=3.5))
-    time.sleep(0.5)
+    started, go = tmp_path / "started", tmp_path / "go"
+    calls = manager.run(_waits_and_says, [(str(started), str(go))], options=CallOptions(limit_s=5.0))
+    manager.until(started.exists, what="the call runs")
     job = [*reversed(descendants(pilot.pid)), pilot.pid]
     for pid in job:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(4.0)
+    time.sleep(5.5)
     for pid in job:
         os.kill(pid, signal.SIGCONT)
+    before = len(manager.heartbeats)
+    manager.until(lambda: len(manager.heartbeats) >= before + 2, what="the pilot has looked at its limits")
+    go.touch()
     assert manager.results(calls) == [None]
 
 
@@ -329,22 +324,22 @@ def test_without_awareness_each_call_has_a_fresh_interpreter(served: FakeManager
     assert not has_zygote
 
 
-def test_killed_pilot_leaves_nothing(served: FakeManager) -> None:
+def test_killed_pilot_leaves_nothing(alone: FakeManager) -> None:
     def spawn() -> int:
         import subprocess
 
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
-    served.ready(recipe())
-    (child,) = served.results(served.run(spawn, [()]))
-    pilot = served.pilots[0]
+    alone.ready(recipe())
+    (child,) = alone.results(alone.run(spawn, [()]))
+    pilot = alone.pilots[0]
     tree = descendants(pilot.pid)
     assert child in tree
     assert len(tree) >= 4
     pilot.kill()
     pilot.wait()
     assert gone(tree)
-    assert served.until(lambda: not list(served.base.glob("scratch/stoker-*/pilot-*")))
+    assert alone.until(lambda: not list(alone.base.glob("scratch/stoker-*/pilot-*")))
 
 
 def test_killed_zygote_is_replaced(served: FakeManager) -> None:
@@ -374,48 +369,24 @@ def test_a_killed_zygote_is_no_fault_of_a_loading_context(served: FakeManager, t
     assert "zygote" in left.failure.message
 
 
-def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
-    served.ready(recipe())
-    quick, slow = served.run(_sleep, [(0.3,), (60.0,)])
-    served.results([quick])
-    pilot = served.pilots[0]
+def test_a_signal_drains_quickly_and_says_so(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    quick, slow = alone.run(_sleep, [(0.3,), (60.0,)])
+    alone.results([quick])
+    pilot = alone.pilots[0]
     tree = descendants(pilot.pid)
     pilot.send_signal(signal.SIGTERM)
-    left = served.gone()
+    left = alone.gone()
     assert left.failure is None
     assert left.running == (slow,)
-    assert "SIGTERM" in served.wait_for(PilotLeaving).reason
+    assert "SIGTERM" in alone.wait_for(PilotLeaving).reason
     assert pilot.wait(PATIENCE_S) == 0
     assert gone(tree)
-    assert not list(served.base.glob("scratch/stoker-*/pilot-*"))
+    assert not list(alone.base.glob("scratch/stoker-*/pilot-*"))
 
 
-def _waits_and_says(started: str, path: str) -> None:
-    Path(started).touch()
-    _wait_for(path)
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_exit_by_order(served: FakeManager, drain: bool, tmp_path: Path) -> None:
-    served.ready(recipe())
-    first, second = served.run(_waits_and_says, [(str(tmp_path / "started"), str(tmp_path / "go"))] * 2)
-    served.until((tmp_path / "started").exists)
-    served.send(Exit(reason="session over", drain=drain))
-    if drain:
-        served.until(served.returned, what="the call that has not begun")
-        (tmp_path / "go").touch()
-    served.wait_for(PilotLeaving)
-    assert served.pilots[0].wait(PATIENCE_S) == 0
-    if drain:
-        assert served.results([first]) == [None]
-        assert served.returned() == [second]
-    else:
-        left = served.wait_for(LibraryGone)
-        assert (left.running, left.unstarted) == ((first,), (second,))
-
-
-def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager, tmp_path: Path) -> None:
-    (tmp_path / "crashing_module.py").write_text("import os\nos.abort()\n")
+def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager) -> None:
+    (served.base / "crashing_module.py").write_text("import os\nos.abort()\n")
     served.ready(recipe(preload=("no_such_module", "json")))  # a failing preload has no other effect
     served.start(recipe(preload=("crashing_module",)), library=2)
     left = served.gone(2)
@@ -424,13 +395,13 @@ def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeMan
     assert served.results(served.run(_nothing, [()])) == [None]
 
 
-def test_a_module_that_starts_threads_makes_libraries_start_afresh(served: FakeManager, tmp_path: Path) -> None:
+def test_a_module_that_starts_threads_makes_libraries_start_afresh(alone: FakeManager, tmp_path: Path) -> None:
     (tmp_path / "threaded_module.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n"
     )
-    served.ready(recipe(preload=("threaded_module",)))
-    assert served.results(served.run(_nothing, [()])) == [None]
-    assert "threaded_module started threads (" in served.logs()
+    alone.ready(recipe(preload=("threaded_module",)))
+    assert alone.results(alone.run(_nothing, [()])) == [None]
+    assert "threaded_module started threads (" in alone.logs()
 
 
 def test_heartbeats_measure_libraries(served: FakeManager) -> None:
@@ -480,12 +451,11 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
 
 
 def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
-    for _ in range(3):
-        pilot = manager.start_pilot("--devices", "cpu:1")
-        folder = manager.until(lambda: next(manager.base.glob("**/stoker-*/pilot-*"), None), what="its folder")
-        pilot.send_signal(signal.SIGTERM)
-        assert pilot.wait(PATIENCE_S) == 0
-        assert not folder.exists()
+    pilot = manager.start_pilot("--devices", "cpu:1")
+    folder = manager.until(lambda: next(manager.base.glob("**/stoker-*/pilot-*"), None), what="its folder")
+    pilot.send_signal(signal.SIGTERM)
+    assert pilot.wait(PATIENCE_S) == 0
+    assert not folder.exists()
 
 
 def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager) -> None:

@@ -155,21 +155,15 @@ def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -
     assert "is larger than the whole cache (1.0 MB); give pilots more with [pilot] cache_size" in said
 
 
-def test_a_loader_that_fails_for_itself_is_blamed(served: FakeManager) -> None:
-    served.start(recipe(length, "/not/here"))
-    left = served.gone()
-    assert left.failure.kind is FailureKind.CONTEXT
-
-
-def test_a_log_that_cannot_be_opened_is_told(served: FakeManager) -> None:
-    [folder] = served.folder.path.glob("pilots/*")
+def test_a_log_that_cannot_be_opened_is_told(alone: FakeManager) -> None:
+    [folder] = alone.folder.path.glob("pilots/*")
     (folder / "lib-1.log").mkdir()
-    served.start(recipe())
-    left = served.gone()
+    alone.start(recipe())
+    left = alone.gone()
     assert left.failure.kind is FailureKind.PILOT
     assert "could not open its log" in left.failure.message
     assert left.failure.exit_code
-    served.ready(recipe(), library=2)
+    alone.ready(recipe(), library=2)
 
 
 def test_a_scratch_that_a_node_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

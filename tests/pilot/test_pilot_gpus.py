@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +82,18 @@ def test_pilot_whose_driver_hangs_from_the_start_reports_it(manager: FakeManager
 # ---- reports of the driver
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"events": [["GPU-1", 13], ["GPU-1", 79]]}, "the driver reported Xid 79 (it has fallen off the bus)"),
-        ({}, "the driver says: GPU is lost"),
-    ],
-)
-def test_a_gpu_that_is_lost_meanwhile_is_a_fault(
-    manager: FakeManager, start: Start, change: dict[str, Any], words: str
-) -> None:
-    machine = start({}, {})
+def test_gpus_that_are_lost_meanwhile_are_faults(manager: FakeManager, start: Start) -> None:
+    machine = start({}, {}, {})
     manager.ready(recipe(takes(GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
-    machine.write(**change)
-    if not change:
-        machine.gpus[1]["state"] = "lost"
-        machine.write()
-    assert manager.wait_for(DeviceFault) == DeviceFault(DeviceId("cuda:1"), f"cuda:1: {words}")
+    machine.gpus[2]["state"] = "lost"
+    machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
+    for device, words in (
+        ("cuda:1", "the driver reported Xid 79 (it has fallen off the bus)"),
+        ("cuda:2", "the driver says: GPU is lost"),
+    ):
+        assert manager.wait_for(DeviceFault, device=device).reason == f"{device}: {words}"
     assert manager.results(manager.run(os.getpid, [()]))  # the other GPU still works
-    assert [type(message) for message in manager.said].count(DeviceFault) == 1
+    assert [type(message) for message in manager.said].count(DeviceFault) == 2
 
 
 def test_what_health_is_told_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,62 +137,77 @@ def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: F
 # ---- memory
 
 
-def test_memory_that_no_torch_knows_of_is_measured(manager: FakeManager, start: Start) -> None:
-    start({})
-    ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
+@pytest.fixture(scope="module")
+def pilot_with_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
+    try:
+        environment = {**Machine(made.base, {}).environment, "CUDA_VISIBLE_DEVICES": "0"}
+        made.start_pilot("--devices", "gpu", "--probe", "never", **environment)
+        made.hello()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def one_gpu(pilot_with_a_gpu: FakeManager) -> FakeManager:
+    """A manager with a pilot of one GPU, shared by this file's tests."""
+    pilot_with_a_gpu.begin_test()
+    return pilot_with_a_gpu
+
+
+def test_memory_that_no_torch_knows_of_is_measured(one_gpu: FakeManager) -> None:
+    ready = one_gpu.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
     # the size is from the driver, or still unknown (0); host memory does not count
     assert ready.device_bytes in (0, 10 * GB)
-    manager.until(lambda: resized(manager), what="the measured size")
-    assert resized(manager)[0] == 11 * GB
-    manager.until(lambda: measures(manager) == [10 * GB])
-    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
-    assert "13.0 GB of 24.0 GB free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+    one_gpu.until(lambda: resized(one_gpu), what="the measured size")
+    assert resized(one_gpu)[0] == 11 * GB
+    one_gpu.until(lambda: measures(one_gpu) == [10 * GB])
+    one_gpu.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
+    assert "13.0 GB of 24.0 GB free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
 
 
-def test_a_promise_grows_with_what_a_library_uses(manager: FakeManager, start: Start) -> None:
-    start({})
+def test_a_promise_grows_with_what_a_library_uses(one_gpu: FakeManager) -> None:
     made = recipe(takes(5 * GB), needs=Needs(device_memory_bytes=6 * GB))
-    manager.ready(made, devices=("cuda:0",), device_memory_bytes=int(6.6 * GB))
+    one_gpu.ready(made, devices=("cuda:0",), device_memory_bytes=int(6.6 * GB))
 
     def grow() -> None:
         from driver import machine as standin
 
         standin.take(9e9)
 
-    manager.results(manager.run(grow, [()]))
-    manager.until(lambda: resized(manager), what="the grown size")
-    assert 9 * GB <= resized(manager)[-1] < 9.5 * GB
-    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=16 * GB)
-    assert "free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+    one_gpu.results(one_gpu.run(grow, [()]))
+    one_gpu.until(lambda: resized(one_gpu), what="the grown size")
+    assert 9 * GB <= resized(one_gpu)[-1] < 9.5 * GB
+    one_gpu.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=16 * GB)
+    assert "free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
 
 
-def test_workspaces_end_no_library_and_what_takes_others_memory_does(manager: FakeManager, start: Start) -> None:
-    start({})
+def test_workspaces_end_no_library_and_what_takes_others_memory_does(one_gpu: FakeManager) -> None:
     small = Needs(device_memory_bytes=4 * GB)
-    manager.ready(recipe(takes(4 * GB), needs=small), devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
+    one_gpu.ready(recipe(takes(4 * GB), needs=small), devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
     other = recipe(takes(GB), needs=Needs(device_memory_bytes=12 * GB))
-    manager.ready(other, library=2, devices=("cuda:0",), device_memory_bytes=int(12.6 * GB))
+    one_gpu.ready(other, library=2, devices=("cuda:0",), device_memory_bytes=int(12.6 * GB))
 
     def grow(size: float) -> None:
         from driver import machine as standin
 
         standin.take(size)
 
-    manager.results(manager.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
-    manager.until(lambda: resized(manager) and resized(manager)[-1] >= 6 * GB, what="the grown size")
-    manager.results(manager.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
-    left = manager.gone(1)
+    one_gpu.results(one_gpu.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
+    one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 6 * GB, what="the grown size")
+    one_gpu.results(one_gpu.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
+    left = one_gpu.gone(1)
     assert left.failure.kind is FailureKind.MEMORY
     assert "took 13.0 GB of memory of cuda:0 and declares 4.0 GB" in left.failure.message
-    assert manager.results(manager.run(os.getpid, [()], library=2))
+    assert one_gpu.results(one_gpu.run(os.getpid, [()], library=2))
 
 
-def test_a_library_alone_on_its_gpu_may_take_more_than_it_declares(manager: FakeManager, start: Start) -> None:
-    start({})
+def test_a_library_alone_on_its_gpu_may_take_more_than_it_declares(one_gpu: FakeManager) -> None:
     made = recipe(takes(20 * GB), needs=Needs(device_memory_bytes=4 * GB))
-    manager.ready(made, devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
-    manager.until(lambda: resized(manager) and resized(manager)[-1] >= 20 * GB, what="the grown size")
-    assert manager.results(manager.run(os.getpid, [()]))
+    one_gpu.ready(made, devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
+    one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 20 * GB, what="the grown size")
+    assert one_gpu.results(one_gpu.run(os.getpid, [()]))
 
 
 def test_a_gpu_of_one_process_stays_promised_whole(manager: FakeManager, start: Start) -> None:
@@ -242,10 +250,7 @@ def _fake_torch(folder: Path) -> None:
     (folder / "asks_later.py").write_text("import torch\n")
 
 
-@pytest.mark.parametrize(("module", "afresh"), [("keeps_asking", True), ("asks_later", False)])
-def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(
-    manager: FakeManager, tmp_path: Path, module: str, afresh: bool
-) -> None:
+def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(manager: FakeManager, tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
     _fake_torch(modules)
@@ -260,9 +265,11 @@ def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(
         kept = getattr(sys.modules.get("keeps_asking"), "DEVICE", "")
         return kept, torch.cuda.is_available(), "stoker.pilot.zygote.server" in sys.modules
 
-    def load() -> None:
+    def load(module: str) -> None:
         __import__(module)
 
-    manager.ready(recipe(load, preload=(module,)), devices=("cuda:0",), device_memory_bytes=2 * GB)
-    ((kept, available, forked),) = manager.results(manager.run(look, [()]))
-    assert (kept, available, forked) == ("cuda" if afresh else "", True, not afresh)
+    for library, (module, afresh) in enumerate((("asks_later", False), ("keeps_asking", True)), start=1):
+        made = recipe(load, module, preload=(module,))
+        manager.ready(made, library=library, devices=("cuda:0",), device_memory_bytes=2 * GB)
+        ((kept, available, forked),) = manager.results(manager.run(look, [()], library=library))
+        assert (kept, available, forked) == ("cuda" if afresh else "", True, not afresh)

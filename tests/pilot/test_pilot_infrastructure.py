@@ -490,17 +490,17 @@ def _ecc_after(told: Path) -> None:
     _ecc()
 
 
-def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager, tmp_path: Path) -> None:
+def test_a_library_whose_device_failed_ends_and_says_so(alone: FakeManager, tmp_path: Path) -> None:
     told = tmp_path / "all calls are sent"
-    served.ready(recipe())
+    alone.ready(recipe())
     own, call, after = (
-        served.run(act, [given])[0] for act, given in ((_own, ()), (_ecc_after, (told,)), (os.getpid, ()))
+        alone.run(act, [given])[0] for act, given in ((_own, ()), (_ecc_after, (told,)), (os.getpid, ()))
     )
-    served.send(CancelCalls(LibraryId(1), (CallId(99),)))
-    served.until(lambda: 99 in served.returned())  # the pilot has read all earlier messages too
+    alone.send(CancelCalls(LibraryId(1), (CallId(99),)))
+    alone.until(lambda: 99 in alone.returned())  # the pilot has read all earlier messages too
     told.touch()
-    left = served.gone()
-    error, failure = served.results([own, call])
+    left = alone.gone()
+    error, failure = alone.results([own, call])
     assert isinstance(error, RuntimeError)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.device) == (FailureKind.INFRASTRUCTURE, "cpu:0")

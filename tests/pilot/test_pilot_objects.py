@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_manager import TRANSFER_KEY, FakeManager, function, recipe
+from fake_manager import TRANSFER_KEY, FakeManager, carried_session, function, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
@@ -19,7 +19,6 @@ from stoker.pilot.agent import objects
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.fetch import get
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
-from stoker.protocol.session import KeyPair
 from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
 from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 
@@ -27,21 +26,40 @@ from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 class Other:
     """A second pilot of the same session, with its own manager and cache."""
 
-    def __init__(self, first: FakeManager, folder: Path) -> None:
-        folder.mkdir()
-        self.manager = FakeManager(folder)
-        self.manager.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
-        self.manager.plans = first.plans
+    def __init__(self, folder: Path, *, lease_s: float = 20) -> None:
+        self.manager = FakeManager(folder, lease_s=lease_s)
+        self.manager.take_key()
         self.pilot = self.manager.start_pilot()
         self.hello = self.manager.hello()
         self.peer = ServingPeer(pilot=self.manager.peer.decode(), address=self.hello.peer)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def other(keyed: FakeManager, tmp_path: Path) -> Iterator[Other]:
-    made = Other(keyed, tmp_path / "other")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Other]:
+    made = Other(tmp_path_factory.mktemp("other"))
     yield made
     made.manager.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Other, Other]]:
+    both = Other(tmp_path_factory.mktemp("taker"), lease_s=900), Other(tmp_path_factory.mktemp("giver"), lease_s=900)
+    yield both
+    for each in both:
+        each.manager.close()
+
+
+@pytest.fixture
+def taker(pair: tuple[Other, Other]) -> FakeManager:
+    """A pilot with a transfer key, shared by this file's tests."""
+    pair[0].manager.begin_test()
+    return pair[0].manager
+
+
+@pytest.fixture
+def giver(pair: tuple[Other, Other]) -> Other:
+    pair[1].manager.begin_test()
+    return pair[1]
 
 
 @pytest.fixture
@@ -73,67 +91,48 @@ def have(manager: FakeManager, ref: ObjectRef) -> None:
     manager.wait_for(LibraryReady)
 
 
-def test_a_pilot_says_where_it_serves(keyed: FakeManager) -> None:
-    keyed.start_pilot()
-    host, _, port = keyed.hello().peer.rpartition(":")
+def test_a_pilot_says_where_it_serves(taker: FakeManager) -> None:
+    host, _, port = taker.hello().peer.rpartition(":")
     assert host == "127.0.0.1"
     assert int(port) > 0
 
 
-def test_without_a_key_it_serves_nobody(served: FakeManager) -> None:
-    assert served.hello().peer == ""
+def test_without_a_key_it_serves_nobody(alone: FakeManager) -> None:
+    assert alone.hello().peer == ""
 
 
-def test_an_object_comes_from_another_pilot(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
-    have(other.manager, big)
-    keyed.start_pilot()
+def test_an_object_comes_from_another_pilot(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
+    have(giver.manager, big)
     ref = gone_from_here(big)
-    keyed.start(wanting(ref))
-    keyed.until(lambda: keyed.wanted == [ref])
-    keyed.send(FetchObject(ref, peers=(other.peer,), manifest=manifest_of(big)))
-    (arrival,) = keyed.wait_for(ObjectsHere).arrivals
+    taker.start(wanting(ref))
+    taker.until(lambda: taker.wanted == [ref])
+    taker.send(FetchObject(ref, peers=(giver.peer,), manifest=manifest_of(big)))
+    (arrival,) = taker.wait_for(ObjectsHere).arrivals
     assert (arrival.name, arrival.size_bytes) == (big.name, big.size_bytes)
     assert (arrival.origin_bytes, arrival.peer_bytes) == (0, big.size_bytes)
-    ready = keyed.wait_for(LibraryReady)
+    ready = taker.wait_for(LibraryReady)
     assert ready.fetch_s > 0
-    ((length,),) = [keyed.results(keyed.run(lambda context: context, [()], takes_context=True))]
+    ((length,),) = [taker.results(taker.run(lambda context: context, [()], takes_context=True))]
     assert length == big.size_bytes
     # The pilot has the object: another library starts without requesting it, and the next pilot on this cache reports
     # it.
-    wants = len(keyed.wanted)
-    keyed.ready(wanting(ref), library=2, devices=("cpu:1",))
-    assert len(keyed.wanted) == wants
-    get(big.name, keyed.base / "again", addresses=[keyed.hellos[-1].peer], key=TRANSFER_KEY)
+    wants = len(taker.wanted)
+    taker.ready(wanting(ref), library=2, devices=("cpu:1",))
+    assert len(taker.wanted) == wants
+    get(big.name, taker.base / "again", addresses=[taker.hellos[-1].peer], key=TRANSFER_KEY)
 
 
-def test_a_peer_that_is_not_there_is_named_and_another_serves(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
-    have(other.manager, big)
-    keyed.start_pilot()
+def test_a_peer_that_is_not_there_is_named_and_another_serves(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
+    have(giver.manager, big)
     ref = gone_from_here(big)
-    keyed.start(wanting(ref))
-    keyed.until(lambda: keyed.wanted)
-    keyed.send(FetchObject(ref, peers=(ServingPeer(pilot="lost", address="127.0.0.1:1"),)))  # type: ignore[arg-type]
-    failed = keyed.wait_for(FetchFailed)
+    taker.start(wanting(ref))
+    taker.until(lambda: taker.wanted)
+    taker.send(FetchObject(ref, peers=(ServingPeer(pilot="lost", address="127.0.0.1:1"),)))  # type: ignore[arg-type]
+    failed = taker.wait_for(FetchFailed)
     assert failed.peers == ("lost",)
     assert "cannot be reached" in failed.reason
-    keyed.send(FetchObject(ref, peers=(other.peer,)))
-    keyed.wait_for(LibraryReady)
-
-
-def test_an_object_that_nobody_has_fails_the_load(keyed: FakeManager, big: ObjectRef) -> None:
-    keyed.start_pilot()
-    ref = gone_from_here(big)
-    keyed.start(wanting(ref))
-    keyed.until(lambda: keyed.wanted)
-    keyed.send(FetchObject(ref, origin=True))
-    failed = keyed.wait_for(FetchFailed)
-    assert failed.origin
-    assert "/not/seen/here" in failed.reason
-    keyed.send(FetchObject(ref))
-    left = keyed.gone()
-    assert left.loading
-    assert "/not/seen/here" in left.failure.message
-    keyed.wait_for(ObjectsGone, names=(ref.name,))
+    taker.send(FetchObject(ref, peers=(giver.peer,)))
+    taker.wait_for(LibraryReady)
 
 
 def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(keyed: FakeManager, big: ObjectRef) -> None:
@@ -202,21 +201,19 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
 
 
 def test_leaving_pilot_stays_until_another_has_what_only_it_has(
-    keyed: FakeManager, other: Other, big: ObjectRef
+    taker: FakeManager, other: Other, big: ObjectRef
 ) -> None:
     have(other.manager, big)
     other.manager.send(Exit(reason="drained", drain=True, hand_on_s=300.0))
     other.manager.until(lambda: "leaving" in other.manager.logs())
-    keyed.start_pilot()
-    keyed.hello()
-    keyed.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))
-    (arrival,) = keyed.wait_for(ObjectsHere).arrivals
+    taker.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))
+    (arrival,) = taker.wait_for(ObjectsHere).arrivals
     assert (arrival.name, arrival.peer_bytes) == (big.name, big.size_bytes)
     assert other.pilot.poll() is None
     other.manager.send(Exit(reason="others have it", drain=True))
     other.manager.wait_for(PilotLeaving)
-    keyed.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # the manager repeats the order
-    keyed.until(lambda: len([one for one in keyed.said if isinstance(one, ObjectsHere)]) > 1)
+    taker.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # the manager repeats the order
+    taker.until(lambda: len([one for one in taker.said if isinstance(one, ObjectsHere)]) > 1)
 
 
 def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, big: ObjectRef) -> None:
@@ -225,12 +222,24 @@ def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, bi
     other.manager.wait_for(PilotLeaving)
 
 
+@pytest.fixture(scope="module")
+def carried_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    made = FakeManager(tmp_path_factory.mktemp("carried"), lease_s=900)
+    made.take_key()
+    try:
+        with carried_session(made, made.base / "sandbox") as folder:
+            made.start_pilot("--session", str(folder), "--devices", "cpu:2")
+            made.hello()
+            yield made
+    finally:
+        made.close()
+
+
 @pytest.fixture
-def carried(keyed: FakeManager, sandbox: Path) -> FakeManager:
-    """A pilot with a copy of a job's files, and the session's seed."""
-    keyed.start_pilot("--session", str(sandbox), "--devices", "cpu:2")
-    keyed.hello()
-    return keyed
+def carried(carried_pilot: FakeManager) -> FakeManager:
+    """A pilot with a copy of a job's files, and the session's seed, shared by this file's tests."""
+    carried_pilot.begin_test()
+    return carried_pilot
 
 
 def test_an_object_comes_from_the_seed(carried: FakeManager, big: ObjectRef) -> None:
@@ -277,16 +286,6 @@ def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:
     return refs
 
 
-def test_files_that_can_never_be_there_together_are_refused_at_once(manager: FakeManager, tmp_path: Path) -> None:
-    first, second = made_of(tmp_path, 600_000, 700_000)
-    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
-    manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)))
-    left = manager.gone()
-    assert left.failure.kind is FailureKind.PILOT
-    assert "its files (1.3 MB) are larger than the whole cache (1.0 MB)" in left.failure.message
-    assert left.cache_lacks_bytes == 0, "no other library is in the way"
-
-
 def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: FakeManager, tmp_path: Path) -> None:
     here, first, second = made_of(tmp_path, 400_000, 300_000, 500_000)
     manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
@@ -295,16 +294,21 @@ def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: Fak
     left = manager.gone(2)
     assert "running libraries use what is here" in left.failure.message
     assert left.cache_lacks_bytes == 200_000
+    large = made_of(tmp_path, 600_000, 700_000)
+    manager.start(recipe(_length, ObjectPath(large[0].name), objects=tuple(large)), library=3, devices=("cpu:1",))
+    left = manager.gone(3)
+    assert left.failure.kind is FailureKind.PILOT
+    assert "its files (1.3 MB) are larger than the whole cache (1.0 MB)" in left.failure.message
+    assert left.cache_lacks_bytes == 0, "no other library is in the way"
 
 
-def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(keyed: FakeManager, big: ObjectRef) -> None:
+def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
     """A name that is too long fails like a file system for which the node has no ticket."""
-    keyed.start_pilot()
     ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
-    keyed.start(wanting(ref))
-    keyed.until(lambda: keyed.wanted)
-    keyed.send(FetchObject(ref, origin=True))
-    failed = keyed.wait_for(FetchFailed)
+    taker.start(wanting(ref))
+    taker.until(lambda: taker.wanted)
+    taker.send(FetchObject(ref, origin=True))
+    failed = taker.wait_for(FetchFailed)
     assert failed.origin
     assert "(file name too long); put it on a file system that compute nodes see" in failed.reason
 

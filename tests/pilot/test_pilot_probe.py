@@ -184,12 +184,6 @@ def test_a_device_that_fails_a_call_is_probed_and_taken_out(manager: FakeManager
     assert fault == DeviceFault(DeviceId("cpu:0"), "cpu:0 failed: it fell off the bus, twice")
 
 
-def test_how_often_a_device_is_probed(manager: FakeManager, tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0.1")
-    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="the device is probed again")
-
-
 def test_a_device_that_is_probed_at_the_start_alone(manager: FakeManager, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0")

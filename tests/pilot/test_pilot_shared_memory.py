@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_manager import FakeManager, gone, recipe
+from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness
 from stoker.pilot.zygote import processes
@@ -117,21 +118,24 @@ def test_segments_and_semaphores_of_children_go_with_their_library(served: FakeM
     served.until(lambda: is_gone(*names))
 
 
-@pytest.mark.parametrize("who", ["pilot", "zygote"])
-def test_a_segment_goes_when_the_processes_above_are_killed(served: FakeManager, who: str) -> None:
+def test_a_segment_goes_when_its_zygote_is_killed(served: FakeManager) -> None:
     served.ready(recipe())
     (name,) = served.results(served.run(create, [()]))
     (zygote,) = served.results(served.run(os.getppid, [()]))
-    os.kill(served.pilots[0].pid if who == "pilot" else zygote, signal.SIGKILL)
+    os.kill(zygote, signal.SIGKILL)
     served.until(lambda: is_gone(name))
 
 
-def test_a_segment_goes_with_its_pilot(served: FakeManager) -> None:
-    served.ready(recipe())
-    (name,) = served.results(served.run(create, [()]))
-    served.exit()
-    served.pilots[0].wait(20)
-    assert is_gone(name)
+@pytest.mark.parametrize("how", ["killed", "told to exit"])
+def test_a_segment_goes_with_its_pilot(alone: FakeManager, how: str) -> None:
+    alone.ready(recipe())
+    (name,) = alone.results(alone.run(create, [()]))
+    if how == "killed":
+        alone.pilots[0].kill()
+    else:
+        alone.exit()
+    alone.pilots[0].wait(PATIENCE_S)
+    alone.until(lambda: is_gone(name))
 
 
 def test_a_segment_that_a_call_attaches_to_stays(served: FakeManager, segment: shared_memory.SharedMemory) -> None:

@@ -70,7 +70,7 @@ def plain(*_: Any) -> str:
 
 
 def pause() -> str:
-    time.sleep(0.3)
+    time.sleep(0.1)
     return "paused"
 
 

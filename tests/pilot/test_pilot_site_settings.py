@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fake_manager import FakeManager, recipe
 
-import stoker
 from stoker.config import parse_site
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
@@ -33,15 +32,13 @@ def probe(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_device_that_the_sites_probe_refuses_is_taken_out(manager: FakeManager, tmp_path: Path) -> None:
-    start(manager, f'probe = "{probe(tmp_path, "echo $1 is upside down; exit 5")}"')
-    assert "cpu:0 is upside down" in manager.wait_for(DeviceFault).reason
-
-
 def test_a_free_device_is_probed_as_often_as_the_site_says(manager: FakeManager, tmp_path: Path) -> None:
-    start(manager, f'probe = "{probe(tmp_path, "")}"', 'probe_every = "1 s"')
-    asked = tmp_path / "asked"
+    asked, refuses = tmp_path / "asked", tmp_path / "refuses"
+    text = f"[ ! -e {refuses} ] || {{ echo $1 is upside down; exit 5; }}"
+    start(manager, f'probe = "{probe(tmp_path, text)}"', 'probe_every = "1 s"')
     manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="the device is probed again")
+    refuses.touch()
+    assert "cpu:0 is upside down" in manager.wait_for(DeviceFault).reason
 
 
 def content(path: str) -> bytes:
@@ -87,18 +84,3 @@ def test_what_was_not_used_for_the_age_that_the_site_says_is_gone(manager: FakeM
     start(manager, 'cache_age = "1 d"')
     manager.hello()
     assert kept(manager) == {hour.name}, "two weeks is the default: the site's day has decided"
-
-
-def test_files_of_a_context_travel_and_its_loader_gets_local_paths(manager: FakeManager, tmp_path: Path) -> None:
-    weights = tmp_path / "weights"
-    weights.write_text("some weights")
-    start(manager)
-    manager.hello()
-
-    def load(path: str) -> tuple[str, str]:
-        return path, Path(path).read_text()
-
-    manager.ready(stoker.context(load, files="path")(str(weights)))
-    ((path, text),) = manager.results(manager.run(lambda context: context, [()], takes_context=True))
-    assert text == "some weights"
-    assert path.startswith(str(manager.base / "scratch")), "it is the pilot's copy"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -102,11 +102,30 @@ def _seen() -> tuple[str, list[int], str]:
     return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no spare core for a GPU pilot")
-def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    """A manager with a pilot of a GPU and a spare core, shared by this file's tests."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core leaves no spare core for a GPU pilot")
     site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")
-    environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
-    pilot = manager.start_pilot(*pilot_options(site.pilot), **environment)
+    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
+    try:
+        environment = Machine(made.base, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
+        made.start_pilot(*pilot_options(site.pilot), **environment)
+        made.hello()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def manager(spare: FakeManager) -> FakeManager:
+    spare.begin_test()
+    return spare
+
+
+def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager) -> None:
+    pilot = manager.pilots[0]
     facts = {device.device: device for device in manager.hello().devices}
     assert [(name, each.kind, each.spare) for name, each in facts.items()] == [
         ("cuda:0", "NVIDIA A10", False), ("cpu:0", "cpu", True),
@@ -125,11 +144,7 @@ def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager, tmp
     assert on_cores[1] == others[: facts["cpu:0"].cores]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no spare core for a GPU pilot")
-def test_library_on_spare_cores_has_a_host_memory_limit_on_gpus_not(manager: FakeManager, tmp_path: Path) -> None:
-    environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
-    manager.start_pilot("--devices", "gpu+cpu:1", "--gpu-cores", "1", "--probe", "never", **environment)
-    manager.hello()
+def test_library_on_spare_cores_has_a_host_memory_limit_on_gpus_not(manager: FakeManager) -> None:
     on_cores = manager.ready(recipe(_filled), library=2, devices=("cpu:0",), device_memory_bytes=GB)
     on_gpu = manager.ready(recipe(_filled, 0), devices=("cuda:0",), device_memory_bytes=2 * GB)
     assert on_cores.resident_bytes > 60_000_000

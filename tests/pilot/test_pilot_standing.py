@@ -62,30 +62,30 @@ def raise_when_cleared(folder: str) -> None:
     raise ImportError("a part of the environment that lay there")
 
 
-def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(served: FakeManager) -> None:
-    served.ready(recipe())
-    folder = scratch_of(served)
-    running, waiting = served.run(write_when_cleared, [(str(folder),), (str(folder),)])
-    served.until(lambda: served.heartbeats, what="a heartbeat")
+def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    folder = scratch_of(alone)
+    running, waiting = alone.run(write_when_cleared, [(str(folder),), (str(folder),)])
+    alone.until(lambda: alone.heartbeats, what="a heartbeat")
     clear(folder.parent)
-    left = served.gone()
+    left = alone.gone()
     assert left.failure is None, "the context is not blamed"
     assert set(left.running) | set(left.unstarted) == {running, waiting}
-    leaving = served.wait_for(PilotLeaving)
+    leaving = alone.wait_for(PilotLeaving)
     assert leaving.loss is LossReason.SCRATCH_GONE
     assert "scratch folder" in leaving.reason
-    assert served.ends() == {}, "no call ended"
-    assert served.pilots[0].wait(PATIENCE_S) == 0
+    assert alone.ends() == {}, "no call ended"
+    assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
-def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManager) -> None:
-    served.hello()
-    folder = scratch_of(served)
-    served.start(recipe(raise_when_cleared, str(folder)))
-    served.until(lambda: (folder / "lib-1").exists(), what="the library's folder")
+def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(alone: FakeManager) -> None:
+    alone.hello()
+    folder = scratch_of(alone)
+    alone.start(recipe(raise_when_cleared, str(folder)))
+    alone.until(lambda: (folder / "lib-1").exists(), what="the library's folder")
     clear(folder)
-    assert served.gone().failure is None
-    assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
+    assert alone.gone().failure is None
+    assert alone.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
 _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
@@ -102,13 +102,13 @@ def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: Fake
     assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-def test_a_folder_that_was_made_anew_by_another_is_not_its_own(served: FakeManager) -> None:
-    served.hello()
-    folder = scratch_of(served)
+def test_a_folder_that_was_made_anew_by_another_is_not_its_own(alone: FakeManager) -> None:
+    alone.hello()
+    folder = scratch_of(alone)
     clear(folder)
     folder.mkdir()
-    assert "was removed while it ran" in served.wait_for(PilotLeaving).reason
-    assert served.pilots[0].wait(PATIENCE_S) == 0
+    assert "was removed while it ran" in alone.wait_for(PilotLeaving).reason
+    assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("source", ["lab", ""])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import station_soak
 from fake_manager import FakeManager
 
 
+@pytest.mark.long
 def test_random_operations_are_answered_once(manager: FakeManager) -> None:
     soak = station_soak.StationSoak(manager, seed=2026)
     soak.run(200)

@@ -9,7 +9,7 @@ import pytest
 from fake_manager import FakeManager, recipe
 
 from stoker.pilot.agent import observing
-from stoker.protocol.to_manager import PilotLeaving, WalltimeUpdate
+from stoker.protocol.to_manager import WalltimeUpdate
 
 NOW = 1_800_000_000.0
 
@@ -129,19 +129,3 @@ def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: 
     assert hello.ends_in_s > 50_000
     manager.ready(recipe())  # without the walltime the pilot works as usual
     assert manager.results(manager.run(os.getppid, [()]))
-
-
-@pytest.mark.slow
-def test_it_ends_by_itself_before_the_axe(manager: FakeManager) -> None:
-    pilot = manager.start_pilot("--devices", "cpu:1", "--walltime-s", "16")
-    ends_at = manager.hello().ends_in_s + time.monotonic()
-    manager.ready(recipe())
-    # the pilot leaves 3.2 s to 0.8 s before its walltime ends
-    (first,) = manager.run(time.sleep, [(ends_at - time.monotonic() - 2.0,)])
-    rest = manager.run(time.sleep, [(60,), (60,)])
-    leaving = manager.wait_for(PilotLeaving, wait_s=40)
-    assert "its walltime is over in" in leaving.reason
-    assert manager.results([first]) == [None]
-    assert sorted(manager.returned()) == rest
-    assert pilot.wait(20) == 0
-    assert time.monotonic() < ends_at

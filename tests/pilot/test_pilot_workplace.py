@@ -233,18 +233,18 @@ def test_seen_folder_that_is_removed_is_seen_no_more(served: FakeManager, tmp_pa
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_result_arrives_though_the_scratch_is_gone(served: FakeManager, tmp_path: Path, slots: int) -> None:
+def test_result_arrives_though_the_scratch_is_gone(alone: FakeManager, tmp_path: Path, slots: int) -> None:
     def outlives(folder: str, touches: bool) -> str:
         if touches:
             (scratch() / "left").write_text("x")
         shutil.rmtree(folder)
         return "hours of work"
 
-    served.ready(recipe(slots=slots))
+    alone.ready(recipe(slots=slots))
     options = at(tmp_path / "run")
-    (call,) = served.run(outlives, [(str(served.base / "scratch"), True)], options=options)
-    assert served.results([call]) == ["hours of work"]
-    served.gone()
+    (call,) = alone.run(outlives, [(str(alone.base / "scratch"), True)], options=options)
+    assert alone.results([call]) == ["hours of work"]
+    alone.gone()
 
 
 def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tmp_path: Path) -> None:

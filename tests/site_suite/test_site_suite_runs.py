@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from driver.machine import Machine
 from faults.world import World
 
 from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise
+from stoker.site_tests import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS, SEES, LEDGER = "a pilot starts", "a call sees", "the memory ledger"
@@ -137,7 +139,7 @@ def test_an_error_in_the_site_file_names_its_line(world):
     assert "here.toml: line 3: [pilot] devises is not a setting; did you mean devices?" in err
 
 
-@pytest.mark.parametrize("chosen", ["nosuchtest", "(("])
+@pytest.mark.parametrize("chosen", ["nosuchtest", pytest.param("((", marks=pytest.mark.long)])
 def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n', "-k", chosen)
     out, err = process.communicate(timeout=60)
@@ -162,12 +164,18 @@ def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
     world.empty()
 
 
-@pytest.mark.parametrize("options", [[], ["--site", "missing.toml"], ["--site", "here.toml", "-n", "2"]])
-def test_pytest_says_what_the_suite_needs(world, options):
-    (world.path / "here.toml").write_text('name = "here"\n')
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "tests" / "site"), *options]
-    process = world.spawn(command, folder=world.path)
+def test_a_run_of_pytest_with_a_missing_site_file_ends(world):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "tests" / "site")]
+    process = world.spawn([*command, "--site", "missing.toml"], folder=world.path)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 4, out + err
-    said = {0: "pytest --site SITE.toml tests/site", 2: "missing.toml: no such file", 4: "run it without -n"}
-    assert said[len(options)] in err
+    assert "missing.toml: no such file" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [({}, "pytest --site SITE.toml"), ({"site_file": "here.toml", "numprocesses": 2}, "without -n")]
+)
+def test_pytest_says_what_the_suite_needs(given: dict[str, Any], says: str):
+    config = SimpleNamespace(addinivalue_line=lambda *_: None, getoption=given.get, option=SimpleNamespace(**given))
+    with pytest.raises(pytest.UsageError, match=says):
+        plugin.pytest_configure(config)  # type: ignore[arg-type]
