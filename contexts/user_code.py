@@ -126,8 +126,8 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked(top: str) -> bool:
-    """True if a top-level module is an editable install (`pip install -e`), or in another folder of a `.pth` file. False
-    if pip installed it into such a folder.
+    """True if a top-level module is an editable install (`pip install -e`), or is in another folder of a `.pth` file.
+    False if pip installed it into such a folder.
     """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
