@@ -8,35 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from batch.lab import texts
 from batch.lab.commands import OVER, until
 from batch.lab.shape import Place, Preempt, Shape
-
-
-def test_a_job_sees_the_gpus_that_it_was_granted(slurm, tmp_path):
-    out = tmp_path / "out"
-    job = slurm.submit("echo $CUDA_VISIBLE_DEVICES $SLURMD_NODENAME", "--gres=gpu:titanx:1", f"--output={out}")
-    slurm.wait(job, "COMPLETED")
-    granted, node = out.read_text().split()
-    assert granted == "0"
-    assert node in ("n3", "n4"), "only these nodes have a titanx"
-
-
-def test_a_preempted_job_goes_back_into_the_queue(slurm):
-    low = slurm.submit("sleep 100", "--partition=backfill", "--nodelist=n1", "--exclusive")
-    slurm.wait(low, "RUNNING")
-    high = slurm.submit("sleep 100", "--partition=main", "--nodelist=n1", "--exclusive")
-    slurm.wait(high, "RUNNING")
-    assert slurm.wait(low, "PENDING")["Restarts"] == "1"
-
-
-def test_a_hung_slurmctld_answers_when_it_goes_on(slurm):
-    slurm.freeze("slurmctld")
-    with pytest.raises(subprocess.TimeoutExpired):
-        slurm.run("squeue", limit_s=1)
-    slurm.thaw("slurmctld")
-    assert slurm.queue() == []
 
 
 def test_cancelled_preempted_job_is_over(make_cluster, tmp_path):
