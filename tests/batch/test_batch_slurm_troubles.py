@@ -141,6 +141,7 @@ def our_jobs(cluster) -> list[str]:
     return [line[0] for line in cluster.queue() if line[1].startswith("stoker")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_too_many_jobs_of_this_user(make_cluster, world):
     limits = {"AccountingStorageEnforce": "associations,limits"}
