@@ -127,7 +127,7 @@ _linked: dict[str, bool] = {}
 
 def is_linked(top: str) -> bool:
     """True if a top-level module is an editable install (`pip install -e`), or is in another folder of a `.pth` file.
-    False if pip installed it into such a folder.
+    False if pip installed it there.
     """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False

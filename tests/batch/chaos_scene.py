@@ -41,12 +41,11 @@ class Scene:
         self.clients: dict[str, subprocess.Popen[str]] = {}
         self._packed = packed
         if packed:
-            own = SmallEnvironment(world.path / "venv", world.path / "home")
-            own.bring_all("parsl", "rich", "click")
-        else:
-            own = SharedEnvironment(world.path / "venv")
-        chaos_clocks.install(own.packages, self.clocks, (HEAD, *cluster.shape.nodes))
-        self._python = own.python
+            small = SmallEnvironment(world.path / "venv", world.path / "home")
+            small.bring_all("parsl", "rich", "click")
+        environment = small if packed else SharedEnvironment(world.path / "venv")
+        chaos_clocks.install(environment.packages, self.clocks, (HEAD, *cluster.shape.nodes))
+        self._python = environment.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
         # a shared memory that only the session uses, so that leftovers in it are visible
         for machine in cluster.machines.values():

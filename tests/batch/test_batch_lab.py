@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batch.lab import texts
 from batch.lab.commands import OVER, until
-from batch.lab.shape import Place, Preempt, Shape
+from batch.lab.shape import Preempt, Shape
 
 
 def test_cancelled_preempted_job_is_over(make_cluster, tmp_path):
@@ -76,22 +76,3 @@ def _of(folder: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def test_what_a_site_sets_replaces_what_the_lab_would():
-    place = Place(root=Path("/lab"), port=22000, user="ana")
-    text = texts.slurm_conf(Shape(settings={"KillWait": "9", "MaxJobCount": "5"}), place)
-    assert [line for line in text.splitlines() if line.startswith(("KillWait", "MaxJobCount"))] == [
-        "KillWait=9",
-        "MaxJobCount=5",
-    ]
-
-
-def test_a_node_without_gpus_says_so():
-    place = Place(root=Path("/lab"), port=22000, user="ana")
-    shape = Shape(gpus=("", "titanx:3"))
-    assert texts.gres_conf(shape, place).splitlines()[1:] == [
-        "NodeName=n2 Name=gpu Type=titanx File=/lab/dev/nvidia[0-2]"
-    ]
-    [bare] = [line for line in texts.slurm_conf(shape, place).splitlines() if line.startswith("NodeName=n1 ")]
-    assert "Gres" not in bare

@@ -321,25 +321,6 @@ def test_a_program_that_forks_keeps_its_session(world):
     assert program.returncode == 0
 
 
-@pytest.mark.long
-def test_manager_that_makes_progress_is_always_restarted(session, world):
-    @stoker.app()
-    def work(number):
-        time.sleep(0.05)
-        return number
-
-    results = stoker.map(work, range(900), window=60)
-    got, killed_at, kills = [], time.monotonic(), 0
-    for value in results:
-        got.append(value)
-        if kills < 15 and time.monotonic() - killed_at >= 1.5:
-            kill([world.manager()])
-            killed_at, kills = time.monotonic(), kills + 1
-    assert kills == 15
-    assert got == list(range(900))
-    assert session.status().failed == 0
-
-
 def test_a_program_that_is_killed_before_it_joins_leaves_nothing(world):
     program = world.start(
         f"""
