@@ -58,9 +58,11 @@ def _is_installed(name: str) -> bool:
 
 
 def _lies_in_environment(file: str) -> bool:
-    return file.startswith((*_site_roots(), *_linked_roots())) or any(
-        file in recorded for _, recorded in recorded_folders()
-    )
+    return file.startswith((*_site_roots(), *_linked_roots())) or _is_recorded(file)
+
+
+def _is_recorded(path: str) -> bool:
+    return any(path in recorded for _, recorded in recorded_folders())
 
 
 class ModuleSource(NamedTuple):
@@ -124,14 +126,16 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked(top: str) -> bool:
-    """True if a top-level module is an editable install (`pip install -e`)."""
+    """True if a top-level module is an editable install (`pip install -e`), or is in another folder of a `.pth` file.
+    False if pip installed it there.
+    """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
     known = _linked.get(top)
     if known is None:
         place = place_of(top) or ""
         is_below = not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
-        known = top in _editable_names() or is_below
+        known = top in _editable_names() or (is_below and not _is_recorded(place))
         if top in sys.modules:
             _linked[top] = known
     return known

@@ -34,7 +34,7 @@ MOST_OPEN = 512
 MOST_PACES = 64
 MOST_TRIES = 2
 LIMIT_S = 180.0
-GATHER_S = 2.0
+GATHER_S = 10.0
 PAUSE_S = 2.0
 """Seconds between two starts of the advisor; doubles each time it dies at once."""
 LONGEST_PAUSE_S = 300.0

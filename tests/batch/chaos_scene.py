@@ -16,7 +16,7 @@ from batch.lab.cluster import Cluster
 from batch.lab.commands import until
 from batch.lab.shape import Shape
 from batch.sessions import write_site
-from environment.small import SmallEnvironment
+from environment.small import SharedEnvironment, SmallEnvironment
 from faults.world import World
 
 from stoker.pilot.agent.scratch import sweep
@@ -28,19 +28,24 @@ PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
 class Scene:
-    """A session over a cluster and this machine: `start` it, then its clients."""
+    """A session over a cluster and this machine: `start` it, then its clients. `packed`: pilots get their environment
+    as an archive, else they share the one of the programs.
+    """
 
-    def __init__(self, cluster: Cluster, world: World, *, disk: Path) -> None:
+    def __init__(self, cluster: Cluster, world: World, *, disk: Path, packed: bool) -> None:
         self.world, self.cluster, self.disk = world, cluster, disk
         self.work = world.path / "work"
         self.work.mkdir()
         self.ran, self.stop = self.work / "ran", self.work / "stop"
         self.clocks, self.mood = world.path / "clocks", world.path / "mood"
         self.clients: dict[str, subprocess.Popen[str]] = {}
-        small = SmallEnvironment(world.path / "venv", world.path / "home")
-        small.bring_all("parsl", "rich", "click")
-        chaos_clocks.install(small.packages, self.clocks, (HEAD, *cluster.shape.nodes))
-        self._python = small.python
+        self._packed = packed
+        if packed:
+            small = SmallEnvironment(world.path / "venv", world.path / "home")
+            small.bring_all("parsl", "rich", "click")
+        environment = small if packed else SharedEnvironment(world.path / "venv")
+        chaos_clocks.install(environment.packages, self.clocks, (HEAD, *cluster.shape.nodes))
+        self._python = environment.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
         # a shared memory that only the session uses, so that leftovers in it are visible
         for machine in cluster.machines.values():
@@ -60,7 +65,7 @@ class Scene:
             provider={"gpus": "1", "command_limit": "5 s"},
             pilot={"init_blocks": 3, "max_blocks": 3, "scratch": f"{scratch}/$SLURMD_NODENAME"},
             session={"interface": "10.77.0.1"},
-            environment={"kind": "packed"},
+            environment={"kind": "packed" if self._packed else "shared"},
         )
         here = write_site(
             self.world.path,

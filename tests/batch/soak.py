@@ -40,12 +40,20 @@ FIRST_S = 180.0
 
 class Soak:
     def __init__(
-        self, folder: Path, *, seed: int, every_s: float, stall_s: float, before: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        every_s: float,
+        stall_s: float,
+        packed: bool = True,
+        before: dict[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.stall_s = stall_s
         self.seed = seed
         self.every_s = every_s
+        self.packed = packed
         self.before = before or {}
         self.record: dict[str, Any] = {"seed": seed, "ok": False, "faults_total": 0, "faults": {}, "left": []}
         self.ways = 0
@@ -65,7 +73,7 @@ class Soak:
         try:
             with disks([disk, *machines]), world.entered(limit_s=60, folders=False), Cluster(SHAPE) as cluster:
                 os.environ.update(cluster.environ)
-                self._over(Scene(cluster, world, disk=disk), seconds=seconds, faults=faults)
+                self._over(Scene(cluster, world, disk=disk, packed=self.packed), seconds=seconds, faults=faults)
         except Exception as error:
             self.record.setdefault("error", f"{type(error).__name__}: {error}"[:4000])
         finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
-from batch.test_batch_slurm_up import stoker
 from docs.pages import ROOT, programs
 from docs.test_docs_commands import CLUSTER
 from faults.world import World
@@ -20,12 +20,13 @@ def test_the_commands_for_a_cluster_work_as_they_stand(slurm, world: World) -> N
     session = "rwcz"
     for command in CLUSTER:
         arguments = command.replace("rwcz", session).split()[1:]
-        done = stoker(world, *arguments)
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        process = world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", *arguments], folder=world.path)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, f"$ {command}\n{out}{err}"
         if arguments == ["up", "site.toml"]:
-            session = re.findall(r"^session (\w{4}) is up: .* submitted to backfill", done.stdout, re.MULTILINE)[0]
+            session = re.findall(r"^session (\w{4}) is up: .* submitted to backfill", out, re.MULTILINE)[0]
         if arguments[0] == "run":
-            assert done.stdout.split() == ["5", "4", "7", "5", "7"]
+            assert out.split() == ["5", "4", "7", "5", "7"]
         if arguments[0] == "status":
-            assert re.search(r"5 calls done, 0 running, 0 queued", done.stdout), done.stdout
+            assert re.search(r"5 calls done, 0 running, 0 queued", out), out
     assert world.left() == []

@@ -32,6 +32,9 @@ echo '*** maintenance on 12 December ***'
 """
 
 
+FACTORY, MANAGER = "stoker.manager.factory.main", "stoker.manager.main"
+
+
 class Site:
     def __init__(self, world, monkeypatch: pytest.MonkeyPatch, *, said: str = "&") -> None:
         self.folder = world.path / "site"
@@ -80,8 +83,15 @@ def jobs_of(session, slurm) -> list[str]:
     return [line.split()[0] for line in shown if name in line and "JobState=CANCELLED" not in line]
 
 
-@pytest.mark.parametrize("how", ["hide", "cache"])
-@pytest.mark.parametrize("full", [True, False], ids=["full", "free"])
+@pytest.mark.parametrize(
+    ("how", "full"),
+    [
+        ("hide", True),
+        ("cache", False),
+        pytest.param("hide", False, marks=pytest.mark.long),
+        pytest.param("cache", True, marks=pytest.mark.long),
+    ],
+)
 def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
     others = fill(slurm) if full else []
     site = Site(world, monkeypatch)
@@ -111,8 +121,15 @@ def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world,
     until(lambda: [line[0] for line in slurm.queue() if line[0] not in others] == [], what="the end of our job")
 
 
-@pytest.mark.parametrize("said", ["&", "thank you"], ids=["sentence", "no id"])
-@pytest.mark.parametrize("victim", ["stoker.manager.factory.main", "stoker.manager.main"], ids=["factory", "manager"])
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        pytest.param(FACTORY, "thank you", id="factory-no id"),
+        pytest.param(MANAGER, "&", id="manager-sentence"),
+        pytest.param(FACTORY, "&", id="factory-sentence", marks=pytest.mark.long),
+        pytest.param(MANAGER, "thank you", id="manager-no id", marks=pytest.mark.long),
+    ],
+)
 def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, monkeypatch, victim, said):
     site = Site(world, monkeypatch, said=said)
     site.put("hang")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from batch.lab.commands import OVER, until
-from batch.lab.shape import Preempt, Shape
+from batch.lab.shape import Shape
 from batch.sessions import block_when, status_when, write_site
 from faults.world import count_lines, note
 
@@ -73,25 +73,6 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
         assert slurm.job(block.job)["Restarts"] == "1"
         status = session.status()
         assert (status.done, status.failed) == (CALLS, 0)
-
-
-@pytest.mark.long
-def test_preempted_block_without_grace_is_replaced(make_cluster, world, stream, go):
-    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL))
-    with load(world, provider={"gpus": "a10:1"}) as session:
-        results = stream()
-        got = [next(results) for _ in range(10)]
-        [block] = session.status().jobs
-        node = cluster.job(block.job)["NodeList"]
-        cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={node}")
-        assert cluster.wait(block.job, *OVER)["JobState"] == "PREEMPTED"
-        go.touch()
-        assert [*got, *results] == list(range(CALLS))
-        status = session.status()
-        assert {job.block for job in status.jobs} != {block.block}
-        assert "preempted" in " ".join(status.ended_blocks)
-        assert "preempt" in " ".join(line.text for line in session.explain(block.block).lines).lower()
-        assert (status.done, status.failed, status.losses) == (CALLS, 0, {"preempted": 1})
 
 
 def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream, go):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,9 +14,11 @@ import pytest
 from batch.lab.commands import until
 from batch.lab.shape import Shape
 from batch.sessions import block_when, status_when, write_site
+from session.test_session_up import stoker as stoker_says
 
 import stoker
 from stoker.errors import StokerError
+from stoker.manager.cli.session_choice import status_of
 
 # ---- troubles
 
@@ -62,56 +63,6 @@ def test_a_partition_that_is_down_says_so(slurm, world):
         slurm.run("scontrol", "update", "PartitionName=backfill", "State=UP")
 
 
-@pytest.mark.long
-def test_hanging_slurmctld_is_trouble_until_it_answers(slurm, world):
-    slurm.freeze("slurmctld")
-    with load(world, provider={"command_limit": "4 s"}) as session:
-        call = stoker.app()(double)(5)
-        status = status_when(session, lambda status: status.trouble, what="trouble")
-        assert status.trouble["lab"] == "squeue has not answered for 4 s"
-        slurm.thaw("slurmctld")
-        assert call.result(60) == 10
-        status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
-        assert len(status.jobs) == 1
-        assert len(slurm.queue()) == 1
-
-
-@pytest.mark.long
-def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world, monkeypatch):
-    slow = world.path / "slow"
-    slow.mkdir()
-    made = slow / "made"
-    program = f'PATH="{os.environ["PATH"]}" sbatch --parsable "$@" >>{made}\nexec sleep 600\n'
-    (slow / "sbatch").write_text(f"#!/bin/sh\n{program}")
-    (slow / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{slow}:{os.environ['PATH']}")
-    with load(world, provider={"command_limit": "4 s"}) as session:
-        call = stoker.app()(double)(5)
-        status = status_when(session, lambda status: status.trouble, what="trouble")
-        assert status.trouble["lab"] == "sbatch has not answered for 4 s"
-        [asked] = status.jobs
-        assert call.result(60) == 10
-        status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
-        [block] = status.jobs
-        assert block.block == asked.block, str(session.explain(asked.block))
-        assert set(made.read_text().split()) <= {block.job}, "sbatch has made another job"
-        assert [line[0] for line in slurm.queue()] == [block.job]
-
-
-@pytest.mark.long
-def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
-    with load(world) as session:
-        assert stoker.app()(double)(1).result(60) == 2
-        slurm.have_jobs_written()
-        slurm.kill("slurmctld")
-        status = status_when(session, lambda status: status.trouble, what="trouble")
-        assert "slurm" in status.trouble["lab"].lower()
-        assert list(stoker.map(double, range(500))) == [2 * number for number in range(500)]
-        slurm.start("slurmctld")
-        status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
-        assert (status.lost_pilots, len(status.pilots), len(status.jobs)) == (0, 1, 1)
-
-
 # ---- unreachable
 
 
@@ -150,28 +101,25 @@ def test_slurmctld_is_away_for_a_minute(make_cluster, world):
 
 
 def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, world):
-    def stoker_says(*arguments: str) -> tuple[int, str]:
-        process = world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", *arguments], folder=world.path)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out + err
-
     cluster = make_cluster(Shape(gpus=("a10:1",)))
     site = write_site(world.path, pilot={"init_blocks": 1, "max_blocks": 1}, provider={"gpus": "1"})
-    code, said = stoker_says("up", str(site))
-    assert code == 0, said
-    session = re.search(r"session (\w+) is up", said)[1]
-    until(lambda: "1 here" in stoker_says("status", session)[1], what="a pilot")
+    up = stoker_says(world, "up", str(site))
+    assert up.returncode == 0, up.stderr
+    session = re.search(r"session (\w+) is up", up.stdout)[1]
+    until(lambda: status_of(session)[1].status.pilots, what="a pilot")
     [[job, *_]] = cluster.queue()
     cluster.have_jobs_written()
     cluster.kill("slurmctld")
-    code, said = stoker_says("down", session, "--wait", "1")
-    assert code == 1
+    down = stoker_says(world, "down", session, "--wait", "1")
+    assert down.returncode == 1
+    said = down.stdout + down.stderr
     away = "(?:slurm controller|Connection reset)"
     assert re.search(rf"left  perhaps jobs {job} of site lab: .*{away}.*; end it: scancel {job}\n", said), said
     assert re.search(r"left  its job submitter \(pid \d+\), which keeps trying to cancel them\n", said), said
     cluster.start("slurmctld")
-    until(lambda: stoker_says("down", session)[0] == 0, what="the end of the session")
-    assert cluster.queue() == []
+    until(lambda: cluster.queue() == [], what="the end of the job")
+    down = stoker_says(world, "down", session)
+    assert down.returncode == 0, down.stderr
 
 
 # ---- full
@@ -193,6 +141,7 @@ def our_jobs(cluster) -> list[str]:
     return [line[0] for line in cluster.queue() if line[1].startswith("stoker")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_too_many_jobs_of_this_user(make_cluster, world):
     limits = {"AccountingStorageEnforce": "associations,limits"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from batch.lab.commands import until
 from batch.sessions import write_site
 from faults.world import World
+from session.test_session_up import stoker
 
 PROGRAM = """
 import os, sys
@@ -28,13 +29,6 @@ if __name__ == "__main__":
     with stoker.load(session=sys.argv[1]) as session:
         print(measure("pilot").result(), sum(context.loads for context in session.status().contexts))
 """
-
-
-def stoker(world: World, *arguments: str, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
-    process = world.spawn(command, folder=world.path)
-    out, err = process.communicate(timeout=limit_s)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def run(world: World, session: str) -> str:

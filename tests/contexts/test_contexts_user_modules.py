@@ -433,16 +433,29 @@ TARGET = {
 }
 
 
-def test_pip_install_target_counts_as_installed(tmp_path: Path) -> None:
-    """HPC users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    """Return a folder into which pip installed `boxed` and `single`."""
     for name, text in TARGET.items():
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "site" / name).write_text(text)
+    return str(tmp_path / "site")
+
+
+def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> None:
+    """HPC users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
     said = subprocess.run(
         [sys.executable, "-c", INSTALLED], cwd=tmp_path, text=True, capture_output=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([target, *sys.path])},
     )  # fmt: skip
     assert said.stdout.split() == ["True", "True", "False", "False", "True", "False"]
+
+
+def test_pip_target_in_a_pth_file_is_not_linked(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library imports an edited linked package again. Stoker's own packages may be in such a folder."""
+    monkeypatch.syspath_prepend(target)
+    monkeypatch.setattr(user_code, "_linked_roots", lambda: (target + os.sep,))
+    assert [user_code.is_linked(name) for name in ("boxed", "single", "beside")] == [False, False, True]
 
 
 INSTALLED = """

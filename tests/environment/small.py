@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -15,20 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("pyzmq", "msgspec", "cloudpickle", "psutil", "nvidia-ml-py")
 
 
-class SmallEnvironment:
-    """A virtual environment at `path`. `home`: its user's state folder."""
-
-    def __init__(self, path: Path, home: Path) -> None:
-        self.path, self.home = path, home
+class _Environment:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
-        for name in NEEDED:
-            self.bring(name)
-        (self.packages / "project.pth").write_text(f"{ROOT / 'src'}\n")
-        self._compile()
-
-    def bring_all(self, *names: str) -> None:
-        for name in sorted(set[str]().union(*map(_with_requirements, names))):
-            self.bring(name)
 
     @property
     def python(self) -> str:
@@ -37,6 +28,30 @@ class SmallEnvironment:
     @property
     def packages(self) -> Path:
         return self.path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+class SharedEnvironment(_Environment):
+    """A virtual environment that finds this one's packages, so that none is copied. Files can be added to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        (self.packages / "project.pth").write_text(f"{ROOT / 'src'}\n{sysconfig.get_path('purelib')}\n")
+
+
+class SmallEnvironment(_Environment):
+    """A virtual environment at `path`. `home`: its user's state folder."""
+
+    def __init__(self, path: Path, home: Path) -> None:
+        super().__init__(path)
+        self.home = home
+        for name in NEEDED:
+            self.bring(name)
+        (self.packages / "project.pth").write_text(f"{ROOT / 'src'}\n")
+        self._compile()
+
+    def bring_all(self, *names: str) -> None:
+        for name in sorted(set[str]().union(*map(_with_requirements, names))):
+            self.bring(name)
 
     def bring(self, name: str) -> None:
         for file in importlib.metadata.files(name) or ():

@@ -121,25 +121,26 @@ def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkey
         assert steps.result(100) > 0
 
 
-@pytest.mark.parametrize("with_context", [True, False])
-def test_short_calls_do_not_wait_behind_a_long_one(world, site, with_context):
+def test_short_calls_do_not_wait_behind_a_long_one(world, site):
     @stoker.context(memory="100 MB")
     def box():
         return 1
 
-    @stoker.app(context=box() if with_context else None)
     def wait(*model_and_seconds):
         time.sleep(model_and_seconds[-1])
         return model_and_seconds[-1]
 
-    with stoker.load(site, run_dir=str(world.runs)):
-        assert wait(0).result(60) == 0
-        long = wait(600)
-        time.sleep(0.5)
-        short = [wait(0.1) for _ in range(20)]
-        assert [each.result(45) for each in short] == [0.1] * 20
-        assert not long.done()
-        long.cancel()
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        for recipe in (box(), None):
+            app = stoker.app(context=recipe)(wait)
+            assert app(0).result(60) == 0
+            long = app(600)
+            until(lambda: session.status().running, why="the long call runs")
+            short = [app(0.1) for _ in range(20)]
+            assert [each.result(45) for each in short] == [0.1] * 20
+            assert not long.done()
+            long.cancel()
+            until(lambda: not session.status().running, why="the long call has stopped")
 
 
 @pytest.mark.long

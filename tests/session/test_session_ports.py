@@ -135,22 +135,6 @@ def test_session_whose_only_port_is_taken_names_the_other(world: World) -> None:
     assert said.returncode == 0, said.stderr
 
 
-@pytest.mark.long
-def test_foreign_listener_does_not_block_a_sessions_return(world: World) -> None:
-    first = free_ports(2)
-    lost = up(world, first, first + 1)
-    name, port = lost.read().session, port_of(lost)
-    lose_manager(world, lost)
-    with socket.create_server(("127.0.0.1", port)):
-        assert states(world) == {name: "lost"}
-        code, out, err = run(world, name)
-        assert (code, out) == (0, "2\n"), err
-        lose_manager(world, lost)
-        said = stoker(world, "down", name)
-        assert said.returncode == 0, said.stderr
-        assert states(world) == {name: "over"}
-
-
 @pytest.fixture
 def folder(world: World, tmp_path: Path) -> SessionFolder:
     return session_folder(tmp_path / "session")

@@ -52,25 +52,25 @@ def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypat
         time.sleep(0.32 if os.environ.get("ON_OLD_NODE") else 0.08)
         return context * item
 
-    def speeds(session: Any) -> list[str]:
-        return [each.text for context in session.status().contexts for each in context.speeds]
+    def speed(session: Any, *, ends: str) -> str:
+        [said] = [each.text for context in session.status().contexts for each in context.speeds]
+        assert said.startswith(f"{OLD}: 0."), said
+        assert said.endswith(ends), said
+        return said
 
     (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:1"\n')
     monkeypatch.chdir(world.path)
     with stoker.load("one.toml", run_dir=str(world.runs)) as session:
         pilot = begin_slow_pilot(session, world)
         assert list(stoker.map(work, range(160))) == [2 * item for item in range(160)]
-        [said] = speeds(session)
-        assert said.startswith(f"{OLD}: 0.2"), said
-        assert said.endswith("calls")
-        assert said in str(session.explain("number"))
+        assert speed(session, ends="calls") in str(session.explain("number"))
         folder = session.folder
         pilot.terminate()
         assert pilot.wait(20) == 0
     store = PerformanceStore(world.home / "performance.sqlite")
     [known] = [found for (recipe, found) in _estimates(store).items() if OLD in found]
     store.close()
-    assert 0.2 < known[OLD].speed < 0.4
+    assert 0.1 < known[OLD].speed < 0.7, "0.25 on a quiet machine; a busy one adds the same to both"
     assert known["cpu"].speed == 1.0
 
     replay = [sys.executable, "-m", "stoker.manager.cli.main", "replay", str(folder)]
@@ -79,9 +79,7 @@ def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypat
     with stoker.load("one.toml", run_dir=str(world.runs)) as session:
         pilot = begin_slow_pilot(session, world)
         work(1).result(60)
-        [said] = speeds(session)
-        assert said.startswith(f"{OLD}: 0.2")
-        assert said.endswith("from earlier sessions")
+        speed(session, ends="from earlier sessions")
         pilot.terminate()
         assert pilot.wait(20) == 0
 

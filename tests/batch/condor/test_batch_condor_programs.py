@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 from pathlib import Path
@@ -10,7 +9,6 @@ from batch.condor.machines import machine
 from batch.test_batch_site_suite import NOT_TRIED, prove
 from environment.small import SmallEnvironment
 from faults.world import until
-from packaging.requirements import Requirement
 
 import stoker
 
@@ -234,18 +232,8 @@ if __name__ == "__main__":
 def small(tmp_path: Path) -> SmallEnvironment:
     """Return a small environment that packs quickly and in which programs can load a site."""
     made = SmallEnvironment(tmp_path / "venv", tmp_path / "home")
-    for name in needed("parsl") | needed("rich"):
-        made.bring(name)
+    made.bring_all("parsl", "rich")
     return made
-
-
-def needed(name: str, *, known: frozenset[str] = frozenset()) -> set[str]:
-    found = {name}
-    for line in importlib.metadata.requires(name) or ():
-        requirement = Requirement(line)
-        if requirement.name not in known and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            found |= needed(requirement.name, known=known | found)
-    return found
 
 
 @pytest.mark.long
