@@ -68,7 +68,9 @@ def test_every_test_here_has_a_limit(request):
     assert float(request.config.getini("faulthandler_timeout")) > 0
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "under xdist"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param([], marks=pytest.mark.long), ["-n", "1"]], ids=["alone", "under xdist"]
+)
 def test_a_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
     began = time.monotonic()
     ran = run(suite, HANGS, LIMIT, *workers)
