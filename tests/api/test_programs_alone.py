@@ -117,6 +117,7 @@ def test_a_program_that_fails_in_its_block_ends_with_its_own_error(run_program):
     assert done.stderr.rstrip().endswith("RuntimeError: my own mistake")
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path):
     program = start(
         tmp_path,

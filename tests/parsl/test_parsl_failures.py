@@ -48,6 +48,7 @@ def _rows(database: Path, query: str) -> list[tuple[Any, ...]]:
         return db.execute(query).fetchall()
 
 
+@pytest.mark.long
 def test_monitoring_shows_failures_as_parsls_own_executor_does(
     load: Callable[..., Any], local: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
