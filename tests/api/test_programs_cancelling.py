@@ -160,12 +160,13 @@ class Words:
         return "".join(self.stream(_prompt, max_new_tokens=max_new_tokens))
 
     def stream(self, _prompt, *, max_new_tokens):
-        for _ in range(max_new_tokens):
+        for number in range(max_new_tokens):
+            stoker.progress(number)  # raises where the call is to stop
             time.sleep(0.01)
             yield "a"
 
 
-@stoker.context(max_libraries=1)  # without this limit another device may load it while a call ends
+@stoker.context(max_libraries=1)  # without this limit another device may load it
 def words():
     return Words()
 

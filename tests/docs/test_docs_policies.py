@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -155,9 +156,11 @@ def test_it_makes_calls_in_bursts_wait_for_less(tmp_path: Path) -> None:
     scenario = load_scenario(EXAMPLES / "bursts.toml")
     workload = msgspec.structs.replace(scenario.workload, for_s=Duration(1200.0))
     short = msgspec.structs.replace(scenario, workload=workload)
-    default, spare = (
-        run_one(short, policy=policy, seed=0, folder=tmp_path).figures.wait_p95_s for policy in short.policies[:2]
-    )
+    waits = {
+        policy: fmean(run_one(short, policy=policy, seed=seed, folder=tmp_path).figures.wait_p95_s for seed in range(3))
+        for policy in short.policies[:2]
+    }
+    default, spare = waits.values()
     assert spare < 0.9 * default
 
 
