@@ -171,10 +171,6 @@ def test_trouble_with_the_endpoint_changes_nothing(endpoint: FakeEndpoint, log: 
     assert 1 <= len(endpoint.asked) <= 2, "a format is tried twice at most"
 
 
-def bracketed(request: dict[str, Any]) -> str:
-    return request["messages"][-1]["content"].split("[")[1].split("]")[0].strip()
-
-
 def test_padding_and_bars_make_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))

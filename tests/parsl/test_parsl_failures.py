@@ -24,8 +24,6 @@ from parsl.monitoring.remote import monitor_wrapper
 import stoker
 from stoker.manager.executor.packing import name_of, own
 
-SHORT = 'echo "it said $1"; echo "and then" >&2; exit 3'
-
 
 def good(number: int) -> int:
     return number
