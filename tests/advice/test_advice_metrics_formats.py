@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,7 +152,7 @@ def says(answer: object, *, status: int = 200, tokens: int = 10) -> Callable[[Fa
 
 
 def hangs(server: FakeEndpoint) -> None:
-    server.answer = lambda request, number: server.released.wait(20) or ""
+    server.answer = lambda request, number: server.released.wait() and ""
 
 
 TROUBLES = {
@@ -168,14 +167,8 @@ TROUBLES = {
 @pytest.mark.parametrize("name", TROUBLES)
 def test_trouble_with_the_endpoint_changes_nothing(endpoint: FakeEndpoint, log: Path, name: str):
     TROUBLES[name](endpoint)
-    began = time.monotonic()
     assert tracked(log, LineFormats(), model(endpoint, time_limit_s=0.4), looks=4) is None
     assert 1 <= len(endpoint.asked) <= 2, "a format is tried twice at most"
-    assert time.monotonic() - began < 5
-
-
-def bracketed(request: dict[str, Any]) -> str:
-    return request["messages"][-1]["content"].split("[")[1].split("]")[0].strip()
 
 
 def test_padding_and_bars_make_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):

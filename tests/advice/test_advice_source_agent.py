@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def says(answer: object) -> Callable[[FakeEndpoint], None]:
 
 ENDLESS_TOOLS = "Action: file_tree\nAction Input: "
 ENDPOINTS = {
-    "hangs": (lambda server: setattr(server, "answer", lambda *_: server.released.wait(20) or ""), "time|Timeout"),
+    "hangs": (lambda server: setattr(server, "answer", lambda *_: server.released.wait() and ""), "time|Timeout"),
     "drips": (says(DRIP), "time limit of 2 s is over"),
     "nonsense": (says("The answer is blowing in the wind."), "neither an action nor an answer"),
     "no JSON": (says(b"<html>Bad gateway</html>"), "not a chat completion"),
@@ -115,12 +114,10 @@ ENDPOINTS = {
 def test_whatever_the_endpoint_does_the_facts_stand(endpoint: FakeEndpoint, folder: Path, name: str):
     misbehave, why = ENDPOINTS[name]
     misbehave(endpoint)
-    start = time.monotonic()
     limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping endpoint begins to answer before its limit
     before, after = asked(endpoint, folder, time_limit_s=limit_s)
     assert without_notes(after) == without_notes(before)
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
-    assert time.monotonic() - start < 5
 
 
 def test_an_endpoint_that_is_down(endpoint: FakeEndpoint, folder: Path):

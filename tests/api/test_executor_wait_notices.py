@@ -229,6 +229,7 @@ def test_program_without_pilots_says_why(tmp_path) -> None:
     assert program.returncode == 0
 
 
+@pytest.mark.long
 def test_program_says_nothing_of_its_wait_if_it_is_told_not_to(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(progress, "FIRST_S", 0.1)
     asked, ask = threading.Event(), StokerExecutor.ask_status

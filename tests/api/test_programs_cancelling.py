@@ -153,14 +153,35 @@ def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
 # ---- calls of a model
 
 
-@pytest.fixture(scope="module")
-def writer(session, tmp_path_factory):
+class Words:
+    """A model whose long texts take long."""
+
+    def complete(self, _prompt, *, max_new_tokens):
+        return "".join(self.stream(_prompt, max_new_tokens=max_new_tokens))
+
+    def stream(self, _prompt, *, max_new_tokens):
+        for number in range(max_new_tokens):
+            stoker.progress(number)  # raises where the call is to stop
+            time.sleep(0.01)
+            yield "a"
+
+
+@stoker.context(max_libraries=1)  # without this limit another device may load it
+def words():
+    return Words()
+
+
+@pytest.fixture(scope="module", params=["words", pytest.param("language model", marks=pytest.mark.long)])
+def writer(session, tmp_path_factory, request):
     """Return a recipe of a model with long texts, and its process."""
-    for name in ("torch", "transformers", "tokenizers", "safetensors"):
-        pytest.importorskip(name)
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder, ends=False)
-    recipe = stoker.causal_lm(folder)
+    if request.param == "words":
+        recipe = words()
+    else:
+        for name in ("torch", "transformers", "tokenizers", "safetensors"):
+            pytest.importorskip(name)
+        folder = tmp_path_factory.mktemp("models") / "tiny"
+        write_tiny_model(folder, ends=False)
+        recipe = stoker.causal_lm(folder)
     return recipe, stoker.app(context=recipe)(holder)().result(2 * PATIENCE_S)
 
 
@@ -170,7 +191,7 @@ def holder(model):
 
 def writes(model, begun):
     open(begun, "w").close()
-    return [model.complete("abc", max_new_tokens=1_900).text for _ in range(1_000)]
+    return [str(model.complete("abc", max_new_tokens=1_900)) for _ in range(1_000)]
 
 
 def streams(model, begun):
@@ -221,14 +242,15 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
     assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid
 
 
-def test_calls_see_a_network_as_it_is_trained_in_place(writer):
-    import torch
+@pytest.mark.long
+def test_calls_see_a_network_as_it_is_trained_in_place(session):
+    torch = pytest.importorskip("torch")
 
     net = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
 
-    @stoker.app(context=writer[0])
-    def predict(model):
+    @stoker.app
+    def predict():
         return net.weight.item()
 
     for _ in range(3):

@@ -178,11 +178,10 @@ def test_a_loop_that_is_left_cancels_the_calls_that_are_left(session):
         time.sleep(seconds)
         return seconds
 
-    for seconds in stoker.map(nap, [0.05] * 1_000):
+    for seconds in stoker.map(nap, [0.05] + [600.0] * 1_000):
         assert seconds == 0.05
         break
-    # the map's other calls do not run first: after a thousand naps this call would take over 25 s
-    assert nap(0.0).result(20) == 0.0
+    assert nap(0.0).result(60) == 0.0
     assert session.status().queued == 0
 
 
@@ -428,7 +427,7 @@ def test_parsls_walltime_ends_a_call(session):
     def spin(seconds, walltime=None):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            pass
+            time.sleep(0.01)
         return word
 
     word = "first"
@@ -553,16 +552,6 @@ def test_plain_parsl_apps(session, tmp_path):
     assert (tmp_path / "copy.txt").read_text() == "hey\n"
 
 
-def test_memoization_knows_the_context(session, tmp_path):
-    def stamp(context):
-        return f"{context['word']} {time.time()}"
-
-    first = stoker.app(context=greeter("a", str(tmp_path / "log")), cache=True)(stamp)
-    other = stoker.app(context=greeter("b", str(tmp_path / "log")), cache=True)(stamp)
-    assert first().result(60) == first().result(60)
-    assert other().result(60).startswith("b ")
-
-
 def test_a_large_argument_and_result(session, until):
     @stoker.app()
     def double(array):
@@ -572,16 +561,6 @@ def test_a_large_argument_and_result(session, until):
     assert np.array_equal(double(array).result(60), array * 2)
     assert [len(part) for part in stoker.map(bytes.upper, [b"x" * 2_000_000] * 5)] == [2_000_000] * 5
     until(lambda: not list((session.folder / "objects").iterdir()))
-
-
-def test_a_call_that_runs_too_long(session):
-    @stoker.app(timeout="0.5 s")
-    def sleep():
-        time.sleep(60)
-
-    with pytest.raises(errors.CallTimeoutError, match="stoker explain") as caught:
-        sleep().result(60)
-    assert caught.value.call.startswith("c-")
 
 
 def test_a_specification_may_name_the_context(session, tmp_path):

@@ -265,9 +265,9 @@ def test_the_time_that_a_call_waits_for_its_reader_is_not_its_own():
             time.sleep(pause_s)
 
     size = MOST_BYTES // 100
-    stream = stoker.stream(stoker.app(timeout=2.0)(limited), 150, size, 0.0)
+    stream = stoker.stream(stoker.app(timeout=6.0)(limited), 150, size, 0.0)
     next(stream)
-    time.sleep(3.0)
+    time.sleep(7.0)
     assert sum(map(len, stream)) == 149 * size
     with pytest.raises(StokerError, match="its limit is 1 s"):
         list(stoker.stream(stoker.app(timeout=1.0)(limited), 100, 1, 0.1))

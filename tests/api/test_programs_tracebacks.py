@@ -89,7 +89,7 @@ def several(tmp_path_factory, stderr_of):
     return dict(zip(("call", "inputs", "pool", "advice taken"), said, strict=True))
 
 
-@pytest.mark.parametrize("way", ["python", "stoker run"])
+@pytest.mark.parametrize("way", ["python", pytest.param("stoker run", marks=pytest.mark.long)])
 def test_an_exception_of_a_call_shows_the_users_frames_alone(tmp_path, several, stderr_of, way):
     said = several["call"] if way == "python" else stderr_of(tmp_path, CALL, *STOKER_RUN)
     assert "return {" in said, "the line in the library, which is the cause"

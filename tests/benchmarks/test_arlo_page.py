@@ -24,7 +24,6 @@ from benchmarks.papers.arlo.cases import (
     Result,
 )
 from benchmarks.papers.arlo.measured import Deployed, Measured, Records, SolvingTime
-from benchmarks.papers.arlo.summary import Interval
 from benchmarks.papers.arlo.tables import TABLES, random_dispatch
 from benchmarks.papers.arlo.workload import missing
 
@@ -136,10 +135,3 @@ def test_the_records_have_every_case_and_no_other() -> None:
     cases = {case.name for several in TABLES.values() for case in several()}
     assert {result.case.name for result in of.store.in_order()} == cases
     assert of.measured is not None
-
-
-def test_intervals_are_short_where_both_ends_are_the_same() -> None:
-    assert Interval(1.01, 1.02).text() == "1.0"
-    assert Interval(-1234.5, 12.34).text() == "-1,234 to 12.3"
-    assert 2.0 in Interval(2.0, 3.0)
-    assert Interval.of([]) is None

@@ -7,9 +7,7 @@ import random
 import pytest
 from policies.test_policies_arlo import LENGTHS, Family, warmed
 
-from benchmarks.papers.arlo import runtime_queues
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues, RuntimeTooShortError
-from stoker.manager.policies.arlo import dispatch
 
 
 def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
@@ -102,20 +100,3 @@ def test_a_session_and_the_evaluation_choose_alike() -> None:
         t.run(until=t.now + 200.0)
     assert demoted > 20
     t.check()
-
-
-@pytest.mark.parametrize("caller", [dispatch, runtime_queues])
-def test_both_callers_run_the_same_algorithm_1(caller: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-
-    def choose(heads: object, thresholds: tuple[float, ...]) -> tuple[None, bool]:
-        asked.extend(thresholds)
-        return None, True
-
-    monkeypatch.setattr(caller, "choose_head", choose)
-    if caller is dispatch:
-        warmed(Family())
-    else:
-        with pytest.raises(RuntimeTooShortError):
-            loaded((128, 10, [0])).take(100)
-    assert asked[:2] == [0.85, pytest.approx(0.85 * 0.9)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking, percentile, release_one
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking, release_one
 from benchmarks.papers.arlo.queues import Served, serve
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import Trace
@@ -39,15 +39,6 @@ def test_headroom_adds_for_recent_work_and_releases_late() -> None:
     assert served.lost == 0
 
 
-def test_new_device_goes_to_the_runtime_with_fewest_devices() -> None:
-    agenda = Agenda()
-    fleet = fleet_of(1, 2, agenda)
-    headroom = Headroom(fleet, agenda, least=1)
-    assert headroom._scarcest() == 0
-    fleet.scale_up(0, 0.0)
-    assert headroom._scarcest() == 1, "of two with as many, the longer one"
-
-
 @pytest.mark.parametrize(("period_s", "grows"), [(0.018, True), (0.025, False)])
 def test_target_tracking_adds_to_the_longest_runtime_near_the_goal(period_s: float, grows: bool) -> None:
     """A long instance answers 50 requests/s: its queue grows at 55/s but not at 40/s."""
@@ -77,9 +68,3 @@ def test_the_only_instance_of_the_longest_runtime_is_never_released() -> None:
     release_one(fleet, 0.0, least=0)
     release_one(fleet, 0.0, least=0)
     assert fleet.counts == [0, 1]
-
-
-def test_a_percentile_is_a_value_that_is_there() -> None:
-    assert percentile([1, 2, 3, 4], 0.5) == 3
-    assert percentile(list(range(100)), 0.98) == 98
-    assert percentile([7.0], 0.98) == 7.0

@@ -102,22 +102,6 @@ def test_parts_that_do_not_fit_are_not_reached(tmp_path: Path, monkeypatch: pyte
     assert [part["status"] for part in record(tmp_path)["parts"][1:]] == ["not reached"] * 2
 
 
-def test_part_in_progress_shows_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run.Run(asked(tmp_path, "turns"))
-    answer = tmp_path / "work" / "turns.json"
-    writes = f'import pathlib, time; pathlib.Path({str(answer)!r}).write_text(\'{{"numbers": {{"n": 3}}}}\')'
-    scripted(made, monkeypatch, {"turns": f"{writes}; time.sleep(3)"})
-    seen: list[Any] = []
-
-    def rendered(now: dict[str, Any]) -> str:
-        seen.append(json.loads(json.dumps(now["parts"][-1])))
-        return "page"
-
-    monkeypatch.setattr(run, "render", rendered)
-    assert made.all() == 0
-    assert ("running", {"n": 3}) in [(each["status"], each["numbers"]) for each in seen]
-
-
 def test_parts_fit_into_the_time_of_one_run_and_are_there() -> None:
     typical = sum(part.typical_s for part in budget.PARTS.values()) + budget.KIT.typical_s
     assert typical <= budget.IN_ALL_S <= 480

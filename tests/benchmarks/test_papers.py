@@ -19,7 +19,7 @@ from benchmarks.papers.prompt_tuner import __main__ as prompt_tuner
 from benchmarks.papers.schedmate.scheduling import __main__ as schedmate
 from benchmarks.papers.schedmate.scheduling.records import Records as SchedmateRecords
 from benchmarks.papers.slinfer import __main__ as slinfer
-from benchmarks.papers.slinfer import data, tables
+from benchmarks.papers.slinfer import tables
 from benchmarks.papers.slinfer.cases import records
 from stoker.errors import StokerError
 
@@ -49,11 +49,6 @@ def test_without_its_data_it_is_skipped_or_refused(
     assert paper.main(["--skip", "--out", str(tmp_path)]) == 0
     assert paper.main(["--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "no trace: the evaluation is skipped\n" * 2
-
-
-def test_the_folder_of_the_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(data, "DATA", tmp_path)
-    assert f"is not here: {tmp_path}" in data.missing()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
-from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures
-from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
+from benchmarks.papers.schedmate.scheduling.simulate import OURS, Measures
+from benchmarks.papers.schedmate.scheduling.trace import missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 KEPT = Records(FOLDER / "schedmate.json")
@@ -73,37 +73,6 @@ def test_tiresias_is_beaten_only_over_all_jobs_and_by_weeks(tmp_path: Path) -> N
     assert "not reproduced" not in beaten
     slower = report.bars(report.Cells(with_ratio(tmp_path, 3.0)))
     assert slower.count("**not reproduced**") == len(settings.LOADS)
-
-
-def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> None:
-    of = with_ratio(tmp_path, 0.9)
-    of.store.drop_others([])
-    with pytest.raises(ValueError, match=r"FIFO at 0\.8 was not run"):
-        of.of(FIFO, "mean_s")
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the trace by one window in which no job waits."""
-    window = Window("a", 0, tuple(Job(float(n), 60.0, 1) for n in range(4)))
-    monkeypatch.setattr(records, "windows", lambda: (window,))
-    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.simulate.windows", lambda: (window,))
-
-
-def test_a_case_is_run_once_and_again_by_another_release(
-    tmp_path: Path, ran: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases, told = [Case(FIFO, 0.8), Case(OURS, 0.8, 1)], list[str]()
-    path = tmp_path / "schedmate.json"
-    Records(path).bring(cases, jobs=1, tell=told.append)
-    Records(path).bring(cases, jobs=1, tell=told.append)
-    assert len(told) == 2
-    (found,) = Records(path).get(cases[0]).windows
-    assert found.mean_s == pytest.approx(60.0, abs=0.3)
-    assert Records(path).kept.windows[0].gpus == (8, 8, 8)
-    monkeypatch.setattr(common, "RELEASE", "another")
-    Records(path).bring(cases[:1], jobs=1, tell=told.append)
-    assert len(told) == 3
 
 
 def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:

@@ -17,9 +17,16 @@ from stoker.manager.cli.plan import render
 from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.live.advisor import performance
+from stoker.manager.study import plan
 from stoker.manager.study.plan import RunPlan
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.session import SessionFolder
+
+
+@pytest.fixture(autouse=True)
+def _few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SEEDS", 5), ("FEW_SEEDS", 1), ("CALLS", 100)):
+        monkeypatch.setattr(plan, name, value)
 
 
 @pytest.fixture

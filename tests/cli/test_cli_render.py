@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from stoker.log_files import drop_middle
-from stoker.manager.cli import calls, doctor_machine, down, logs, status, up
-from stoker.manager.cli.doctor_machine import Finding, Level
-from stoker.manager.cli.session_remains import LeftBehind
+from stoker.manager.cli import calls, down, logs, status, up
 from stoker.manager.cli.status import out_of_sight
 from stoker.manager.live.lease import LeaseHolder
 from stoker.protocol import show_status
@@ -227,12 +225,6 @@ def test_ids_of_jobs_that_follow_each_other_are_a_range():
     assert show_status.job_ids([]) == ""
 
 
-def test_a_start_that_is_expected_tells_the_clock_and_the_wait():
-    now = datetime.datetime(2026, 11, 21, 23, 50)
-    assert show_status.start_in_words(300, now) == "23:55 (in 5 min)"
-    assert show_status.start_in_words(3600, now) == "2026-11-22 00:50 (in 1 h)"
-
-
 HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
 BACKFILL = Site(name="backfill", provider=Provider(kind=ProviderKind.SLURM, partition="backfill"))
 
@@ -273,20 +265,6 @@ def test_only_where_all_was_refused_a_session_has_come_up_in_vain():
     assert not refused(pilots=(NODE,))
     assert not refused(ended_blocks={"refused": 1, "preempted": 1})
     assert not refused(ended_blocks={})
-
-
-def test_attach_says_how_many_calls_are_open_and_down_what_is_left():
-    assert (
-        status.leave(BUSY, name="k3v9", stays=True)
-        == "session k3v9 stays up with 51,328 open calls; `stoker down k3v9` ends it"
-    )
-    assert status.leave(None, name="k3v9", stays=True) == "session k3v9 stays up; `stoker down k3v9` ends it"
-    assert status.leave(None, name="k3v9", stays=False) == "session k3v9 keeps running, and ends with its program"
-    assert down.render([LeftBehind("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
-        "session k3v9 has not ended completely:",
-        "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",
-        "try again later: stoker down k3v9; its logs: stoker logs --session k3v9",
-    ]
 
 
 def test_down_says_what_the_session_had_done_and_what_it_ended():
@@ -358,23 +336,6 @@ def test_where_a_call_printed_is_read_from_its_story():
 def test_libraries_that_died_with_a_call_are_read_from_its_story():
     texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
     assert logs.died(texts) == ["lib-2"]
-
-
-def test_findings_stand_with_their_fixes_and_a_verdict():
-    good = Finding("python", Level.OK, "Python 3.12")
-    bad = Finding("sockets", Level.NEED, "no CURVE", "pip install pyzmq")
-    odd = Finding("files", Level.WARN, "few files", "ulimit -n 4096")
-    assert doctor_machine.render([good, bad, odd]) == [
-        "  ok    Python 3.12",
-        "  need  no CURVE",
-        "        pip install pyzmq",
-        "  warn  few files",
-        "        ulimit -n 4096",
-        "",
-        "1 problem to solve before Stoker can run: the fix is below each",
-    ]
-    assert doctor_machine.render([good, odd])[-1].startswith("ready, with 1 warning;")
-    assert doctor_machine.render([good])[-1].startswith("ready; ")
 
 
 GROUPS = (

@@ -88,6 +88,7 @@ def test_programs_get_one_document(stoker: Stoker, tmp_path: Path):
     assert document["outputs"]["logs"] == ["here/logs/default-0.parquet", "here/logs/default-1.parquet"]
 
 
+@pytest.mark.long
 def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", "--set", "workload.inputs=200", "--seeds", "1", "--out", "here")
     drawn = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
@@ -164,26 +165,22 @@ def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Sto
     assert logs[0] == logs[1]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker, tmp_path: Path, jobs: str):
+def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker, tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
     policies = ["--policy", "default", "--policy", "own.py:Broken"]
-    done = stoker("simulate", "static-pool", *SMALL, *policies, "--jobs", jobs, "--seeds", "3", "--out", "here")
+    done = stoker("simulate", "static-pool", *SMALL, *policies, "--seeds", "3", "--out", "here")
     assert done.exit_code == 1
     assert isinstance(done.exception, SimulationError)
     assert str(done.exception).startswith("policy own.py:Broken, seed ")
     assert "own.py" in str(done.exception).partition("\n")[2]
     assert "ZeroDivisionError" in str(done.exception)
-    here = tmp_path / "here"
-    if jobs == "1":
-        assert "stopped: 1 of 6 runs were done, and are kept" in done.output
-    if here.exists():
-        found = results(here)
-        assert not found.complete
-        assert {Path(run.log).name for run in found.runs} == {path.name for path in (here / "logs").iterdir()}
+    assert "stopped: 1 of 6 runs were done, and are kept" in done.output
+    found = results(tmp_path / "here")
+    assert not found.complete
+    assert {Path(run.log).name for run in found.runs} == {path.name for path in (tmp_path / "here" / "logs").iterdir()}
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str):
     command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "two-kinds", "--jobs", jobs]
     options = ["--set", "workload.for=60 s", "--set", "outputs.plots=false", "--seeds", "5000", "--out", "here"]

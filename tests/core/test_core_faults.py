@@ -186,7 +186,7 @@ def test_a_gang_begins_again_and_is_bounded(cluster: Make) -> None:
     assert c.ended["g"].failure.kind is FailureKind.INFRASTRUCTURE
 
 
-@pytest.mark.parametrize("count", [200])
+@pytest.mark.parametrize("count", [40])
 def test_dead_file_server_ends_every_call_and_leaves_no_timer(cluster: Make, count: int) -> None:
     c = cluster(pilots=4).calls(count).ready()
     for _ in range(20 * count):

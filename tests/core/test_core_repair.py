@@ -19,7 +19,6 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, Failu
 from stoker.protocol.ids import BlockId
 
 Make = Callable[..., Cluster]
-HOT = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**9)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -81,15 +81,6 @@ def test_the_pages_dispatch_policy_spreads_calls_and_starts_gangs() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_the_pages_dispatch_policy_goes_on_through_a_queue() -> None:
-    """When a library ends a call, the page's policy sees it as free, and gives it the next queued call."""
-    find_it = find("least_served.py:LeastServed", folder=EXAMPLES)
-    for pilots in (1, 2):
-        lab = world(source(pilots, init_blocks=pilots), model(load_s=1.0))
-        outcome = Simulation(lab, calls(12), find_it.make()).run()
-        assert (outcome.complete, outcome.failed) == (True, {})
-
-
 def test_its_methods_are_those_that_the_page_names() -> None:
     assert "worth_loading" in vars(policies.LoadWhereWanted)
     row = r"^\| (?:dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \|$"

@@ -24,8 +24,6 @@ from parsl.monitoring.remote import monitor_wrapper
 import stoker
 from stoker.manager.executor.packing import name_of, own
 
-SHORT = 'echo "it said $1"; echo "and then" >&2; exit 3'
-
 
 def good(number: int) -> int:
     return number
@@ -48,6 +46,7 @@ def _rows(database: Path, query: str) -> list[tuple[Any, ...]]:
         return db.execute(query).fetchall()
 
 
+@pytest.mark.long
 def test_monitoring_shows_failures_as_parsls_own_executor_does(
     load: Callable[..., Any], local: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

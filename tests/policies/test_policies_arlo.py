@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
-from math import ceil, inf
 from typing import Any
 
 import pytest
@@ -352,77 +350,3 @@ def test_a_latency_table_is_linear_between_its_points_and_beyond_them() -> None:
     for points in ((), ((1, 2.0), (1, 3.0)), ((1, 2.0), (2, 1.0))):
         with pytest.raises(ValueError, match="rising points"):
             LatencyTable(points)
-
-
-numpy = pytest.importorskip("numpy", reason="numpy is not installed: pip install stoker[test]")
-optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed: pip install stoker[test]")
-
-Problem = list[tuple[int, int, float]]
-"""For each runtime: requests in one period, capacity of an instance, seconds of one request."""
-
-
-def problem(rng: random.Random, *, devices: int, runtimes: int, load: float, least: float = 0.0) -> Problem:
-    """Return requests that keep a share `load` of the devices busy. `least`: a runtime's smallest share of the work,
-    relative to the largest.
-    """
-    objective_s = 0.15
-    shares = [least + (1 - least) * rng.random() ** 3 for _ in range(runtimes)]
-    found = []
-    for number, share in enumerate(shares):
-        request_s = objective_s * (number + 2) / (runtimes + 1) / 20
-        requests = int(load * devices * objective_s / request_s * share / sum(shares))
-        found.append((requests, int(objective_s / request_s), request_s))
-    return found
-
-
-def drawn_demands(of: Problem) -> list[RuntimeDemand]:
-    return [RuntimeDemand(q, m, LatencyTable.one_by_one(s, capacity=m)) for q, m, s in of]
-
-
-def cost(served: int, count: int, request_s: float) -> float:
-    """Return the summed wait and run seconds of `served` requests on `count` serial instances (Arlo's equations 1 and
-    6).
-    """
-    if served == 0:
-        return 0.0
-    return inf if count == 0 else served * request_s * (max(1.0, served / count) + 1) / 2
-
-
-def without_demotion(devices: int, of: Problem) -> float:
-    """Return the least cost if each runtime has the instances that its own requests need in time."""
-    choices = [
-        (number, count, cost(requests, count, request_s))
-        for number, (requests, capacity, request_s) in enumerate(of)
-        for count in range(max(ceil(requests / capacity), int(number == len(of) - 1)), devices + 1)
-    ]
-    one_each = numpy.array([[float(number == row) for number, _, _ in choices] for row in range(len(of))])
-    counts = numpy.array([[float(count) for _, count, _ in choices]])
-    found = optimize.milp(
-        [each for _, _, each in choices],
-        constraints=[optimize.LinearConstraint(one_each, 1, 1), optimize.LinearConstraint(counts, devices, devices)],
-        integrality=numpy.ones(len(choices)),
-        bounds=optimize.Bounds(0, 1),
-        options={"mip_rel_gap": 1e-9},
-    )
-    assert found.success, found.message
-    return float(found.fun)
-
-
-def demotes(instances: tuple[int, ...], of: Problem) -> bool:
-    shorter = list(zip(instances, of, strict=True))[:-1]
-    return any(requests > count * capacity for count, (requests, capacity, _) in shorter)
-
-
-@pytest.mark.parametrize(("devices", "runtimes"), [(50, 8), (200, 12)])
-def test_without_demotion_in_the_optimum_both_programs_agree(devices: int, runtimes: int) -> None:
-    rng = random.Random(devices)
-    equal = 0
-    for _ in range(4):
-        of = problem(rng, devices=devices, runtimes=runtimes, load=rng.uniform(0.3, 0.6), least=0.3)
-        found, restricted = allocate(devices, drawn_demands(of)), without_demotion(devices, of)
-        if demotes(found.instances, of):
-            assert found.latency_s <= restricted * (1 + 1e-6)
-        else:
-            assert found.latency_s == pytest.approx(restricted, rel=1e-6)
-            equal += 1
-    assert equal >= 2, "most of these optima demote nothing"

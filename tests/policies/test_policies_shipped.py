@@ -75,13 +75,6 @@ def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
     assert set(ended.values()) == {1}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_each_decides_the_same_again(name: str) -> None:
-    pool = source([(0.0, 4), (40.0, 2)])
-    logs = {simulate(name, world(pool, model(item_cv=0.5)), calls(80))[0].log.digest() for _ in range(2)}
-    assert len(logs) == 1
-
-
 def test_none_of_them_depends_on_the_process() -> None:
     script = (
         "from policies.test_policies_shipped import *\n"

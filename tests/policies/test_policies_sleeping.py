@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
@@ -17,7 +15,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import Failure, FailureKind
 
-Make = Callable[..., Cluster]
 GB = 10**9
 
 

@@ -103,6 +103,7 @@ def test_a_session_without_calls_tells_nothing(tmp_path: Path) -> None:
 # ---- live
 
 
+@pytest.mark.long
 def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

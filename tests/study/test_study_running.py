@@ -44,11 +44,6 @@ def small() -> Scenario:
     return load_scenario(shipped()["awareness"], changes=["workload.inputs=400", "sources.gpu.capacity=4"])
 
 
-@pytest.fixture(scope="module")
-def long() -> Scenario:
-    return load_scenario(shipped()["two-kinds"], changes=["workload.for=30 d"])
-
-
 @pytest.fixture(autouse=True)
 def _nobody_stays() -> Iterator[None]:
     yield
@@ -61,7 +56,7 @@ def facts(runs: list[FinishedRun]) -> dict[tuple[str, int], tuple[object, bytes]
 
 def test_the_same_is_found_whatever_the_number_of_processes(small: Scenario, tmp_path: Path) -> None:
     found = []
-    for jobs in (1, 3):
+    for jobs in (1, 2):
         folder = tmp_path / str(jobs)
         folder.mkdir()
         found.append(facts(list(run_all(small, policies=POLICIES, seeds=[0, 1], folder=folder, jobs=jobs))))
@@ -86,50 +81,59 @@ def test_seeds_come_first_so_that_policies_can_be_compared_early(small: Scenario
         assert [(run.policy, run.seed) for run, _ in zip(runs, range(2), strict=False)] == [(p, 5) for p in POLICIES]
 
 
-def test_who_stops_asking_keeps_what_is_done_and_leaves_no_process(long: Scenario, tmp_path: Path) -> None:
-    short = replace(long, until_s=300.0)
-    (tmp_path / "short").mkdir()
-    runs = run_all(short, policies=POLICIES, seeds=[1], folder=tmp_path / "short", jobs=2)
-    with closing(runs):
-        first = next(runs)
-        assert len(multiprocessing.active_children()) == 2
-    assert not first.outcome.complete
-    assert [path.name for path in (tmp_path / "short").iterdir()] == [log_name(first.policy, 1)]
-
-
-def test_a_process_that_is_killed_is_told_with_what_it_did(long: Scenario, tmp_path: Path) -> None:
-    def kill(policy: str, seed: int, now_s: float, ended: int) -> None:
-        for process in multiprocessing.active_children():
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)
-
-    with pytest.raises(
-        SimulationError, match=r"^policy default, seed [34]: the process .* died \(signal 9\); .*memory"
-    ):
-        list(run_all(long, policies=["default"], seeds=[3, 4], folder=tmp_path, jobs=2, tell=kill))
-
-
-RAISES = """from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+BROKEN = """import os, time
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.core.seams import Policies
 
-class Broken(HottestFirst):
+class Raises(HottestFirst):
     def pull(self, view, library):
         return self.count[library.id]
 
-def broken(*, provisioning=None):
-    asked = provisioning or KeepBlocks()
-    return Policies(Broken(), LoadWhereWanted(provisioning=asked), asked)
+class Hangs(HottestFirst):
+    def pull(self, view, library):
+        time.sleep(600)
+
+class Dies(HottestFirst):
+    def pull(self, view, library):
+        os.kill(os.getpid(), 9)
+
+def broken(dispatch):
+    provisioning = KeepBlocks()
+    return Policies(dispatch(), LoadWhereWanted(provisioning=provisioning), provisioning)
+
+raises, hangs, dies = (lambda each=each: broken(each) for each in (Raises, Hangs, Dies))
 """
 
 
-def test_a_policy_that_raises_is_told_with_its_own_lines_alone(small: Scenario, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(RAISES)
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(BROKEN)
+    return tmp_path / "mine.py"
+
+
+def test_closing_runs_keeps_logs_and_leaves_no_process(small: Scenario, broken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    with closing(run_all(small, policies=[f"{broken}:hangs", "default"], seeds=[1], folder=folder, jobs=2)) as runs:
+        assert next(runs).policy == "default"
+        assert len(multiprocessing.active_children()) == 2
+    assert [path.name for path in folder.iterdir()] == [log_name("default", 1)]
+
+
+def test_a_process_that_is_killed_is_told_with_what_it_did(small: Scenario, broken: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        SimulationError, match=r"^policy mine.py:dies, seed [34]: the process .* died \(signal 9\); .*memory"
+    ):
+        list(run_all(small, policies=[f"{broken}:dies"], seeds=[3, 4], folder=tmp_path, jobs=2))
+
+
+def test_a_policy_that_raises_is_told_with_its_own_lines_alone(small: Scenario, broken: Path, tmp_path: Path) -> None:
     with pytest.raises(SimulationError) as told:
-        list(run_all(small, policies=[f"{tmp_path / 'mine.py'}:broken"], seeds=[0], folder=tmp_path))
+        list(run_all(small, policies=[f"{broken}:raises"], seeds=[0], folder=tmp_path))
     head, *lines = str(told.value).splitlines()
-    assert head == "policy mine.py:broken, seed 0 failed:"
-    assert 'mine.py", line 6, in pull' in lines[0]
-    assert lines[-1] == "AttributeError: 'Broken' object has no attribute 'count'"
+    assert head == "policy mine.py:raises, seed 0 failed:"
+    assert 'mine.py", line 7, in pull' in lines[0]
+    assert lines[-1] == "AttributeError: 'Raises' object has no attribute 'count'"
     assert "core.py" not in str(told.value)
 
 
@@ -199,42 +203,26 @@ def square(task: int, tell: Tell) -> tuple[int, int]:
     return task * task, os.getpid()
 
 
-def do(todo: list[int], *, count: int, told: list[object] | None = None) -> list[tuple[int, int]]:
-    with Workers(square, count=count) as workers:
-        return list(workers.each(todo, hear=lambda *what: told.append(what) if told is not None else None))
-
-
 def test_every_task_is_done_once_by_as_many_processes_as_are_wanted() -> None:
     told: list[object] = []
-    done = do([1, 2, 3, 4, 5, 6, 7, 12], count=2, told=told)
+    with Workers(square, count=2) as workers:
+        done = list(workers.each([1, 2, 3, 4, 5, 6, 7, 12], hear=lambda *what: told.append(what)))
+        assert [result for result, _ in workers.each([3], hear=lambda *_: None)] == [9], "fewer tasks than processes"
+        assert list(workers.each([], hear=lambda *_: None)) == []
     assert sorted(result for result, _ in done) == [1, 4, 9, 16, 25, 36, 49, 144]
     assert 1 <= len({pid for _, pid in done}) <= 2
     assert os.getpid() not in {pid for _, pid in done}
     assert sorted(told) == [("doing", task) for task in (1, 2, 3, 4, 5, 6, 7, 12)]  # type: ignore[type-var]
 
 
-def test_more_processes_than_tasks_is_fine() -> None:
-    with Workers(square, count=2) as workers:
-        assert [result for result, _ in workers.each([3], hear=lambda *_: None)] == [9]
-        assert list(workers.each([], hear=lambda *_: None)) == []
-
-
-def test_an_error_comes_back_as_itself() -> None:
-    with pytest.raises(ConfigError, match="ten is too many") as caught:
-        do([1, 10, 2], count=1)
-    assert caught.value.key == "task"
-
-
-def test_a_death_is_told_with_its_task() -> None:
-    with pytest.raises(DiedError, match=r"did 11 died \(exit code 7\)") as caught:
-        do([11], count=1)
-    assert (caught.value.task, caught.value.code) == (11, 7)
-
-
-def test_who_stops_asking_leaves_no_process() -> None:
-    with Workers(square, count=2) as workers, closing(workers.each([13, 4, 13], hear=lambda *_: None)) as results:
-        assert next(results)[0] == 16
-        assert len(multiprocessing.active_children()) == 2
+def test_errors_and_deaths_are_raised_with_their_facts() -> None:
+    with Workers(square, count=1) as workers:
+        with pytest.raises(ConfigError, match="ten is too many") as caught:
+            list(workers.each([1, 10, 2], hear=lambda *_: None))
+        assert caught.value.key == "task"
+        with pytest.raises(DiedError, match=r"did 11 died \(exit code 7\)") as died:
+            list(workers.each([11], hear=lambda *_: None))
+        assert (died.value.task, died.value.code) == (11, 7)
 
 
 def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:

@@ -184,16 +184,7 @@ def test_policies_in_files_are_relative_to_the_scenario() -> None:
 # ---- faults
 
 FAULTS = {
-    ("shared =", "shred ="): "line 34: [world.links] shred is not a setting; did you mean shared?",
-    ('"1.2 GB/s"', '"1.2 Gb/s"'): "line 34: [world.links] shared: '1.2 Gb/s' is not a rate; write a number and a unit,"
-    " as in 1.2 GB/s or 10 Gbit/s",
     ('"1.2 GB/s"', '"0 GB/s"'): "line 34: [world.links] shared: the bandwidth must be more than 0",
-    ('memory = "12 GB"', 'memory = "12 GX"'): "line 12: [world.devices.NVIDIA TITAN X] memory: '12 GX' is not a size;"
-    " write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
-    ('memory = "12 GB"', "memory = 12"): "line 12: [world.devices.NVIDIA TITAN X] memory: 12 is not a size: the unit of"
-    ' 12 is missing; write "12 GB" or "12 MB"',
-    ('"1.2 GB/s"', "1.2"): "line 34: [world.links] shared: 1.2 is not a rate: the unit of 1.2 is missing; write"
-    ' "1.2 GB/s" or "1.2 Gbit/s"',
     ('memory = "12 GB"', ""): "line 11: [world.devices.NVIDIA TITAN X] memory is missing",
     ('memory = "12 GB"', 'capacity = "12 GB"'): "line 12: [world.devices.NVIDIA TITAN X] capacity is not a setting;"
     " did you mean capacity in [world.sources]?",
@@ -202,23 +193,15 @@ FAULTS = {
     ("[900.5, 1]", "[0, 1]"): "line 23: [world.sources.old] capacity: 0 s does not come after 0 s",
     ("[900.5, 1]", "[900.5, -1]"): "line 23: [world.sources.old] capacity[1][1] must be a whole number of at least 0",
     ('"oldest"', '"oldes"'): "line 24: [world.sources.old] preempt = 'oldes' is not available; did you mean 'oldest'?",
-    ("max_blocks = 4", 'max_blocks = "4"'): "line 18: [world.sources.new] max_blocks must be a whole number, not text"
-    " in quotes",
-    ('size = "3.4 GB"', "size = -1"): "line 29: [world.contexts.llm.files.weights] size: -1 is not a size: it is"
-    " negative",
-    ('"sweep"', '"sweet"'): "line 4: [workload] kind = 'sweet' is not available; did you mean 'sweep'?",
     ('kind = "sweep"\n', ""): "line 3: [workload] kind is missing; there are 'sweep', 'constant', 'poisson', 'bursts',"
     " 'diurnal', 'trace'",
-    ("inputs =", "input ="): "line 6: [workload] input is not a setting; did you mean inputs?",
     ("inputs = 100\n", ""): "line 3: [workload] inputs is missing",
-    ("[workload]", "[work_load]"): "line 3: work_load is not a setting; did you mean workload?",
     ('name = "small"\n', 'name = "small"\nseeds = 0\n'): "line 2: seeds must be a whole number of at least 1",
     ('name = "small"\n', 'name = "small"\npolicies = []\n'): "line 2: policies: name at least one",
     ('name = "small"\n', 'name = "small"\npolicies = ["defalt"]\n'): "line 2: policies = 'defalt' is not a policy; did"
     " you mean 'default'? (a policy of your own: \"module:Class\" or \"path.py:Class\")",
     ('name = "small"\n', 'name = "small"\npolicies = ["a.py:B", "b/a.py:B"]\n'): "line 2: policies: a.py:B is listed"
     " twice",
-    ('name = "small"\n', 'name = "small\n'): "line 1: not TOML: a closing quote is missing",
     ('kind = "a10"', 'kind = "a100"'): "line 16: [world.sources.new] kind = 'a100' is not a device of this world; did"
     " you mean a10?",
     ('"new"', '"old"'): "line 21: [world.sources.old] name = 'old': another source has the same name",

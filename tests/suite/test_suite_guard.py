@@ -23,8 +23,14 @@ def pytest_configure(config):
 
 STARTS_CHILDREN = """
 import pathlib, subprocess, time
+import pytest
 
-def test_that_starts_children():
+@pytest.fixture
+def last():
+    yield
+    time.sleep(AFTER_S)
+
+def test_that_starts_children(last):
     children = [subprocess.Popen(words) for words in WORDS]
     pathlib.Path("part").write_text(" ".join(str(child.pid) for child in children))
     pathlib.Path("part").rename("children")
@@ -43,9 +49,10 @@ def tests(tmp_path: Path) -> Path:
 
 
 def _start(
-    folder: Path, *, wait_s: float, options: list[str], words: list[list[str]], program: str = STARTS_CHILDREN
+    folder: Path, *, wait_s: float, options: list[str], words: list[list[str]], after_s: float = 0.0
 ) -> subprocess.Popen[bytes]:
-    text = program.replace("WAIT_S", str(wait_s)).replace("WORDS", repr(words))
+    """Start a test that starts processes and waits, with a fixture that takes `after_s` seconds after it."""
+    text = STARTS_CHILDREN.replace("WAIT_S", str(wait_s)).replace("AFTER_S", str(after_s)).replace("WORDS", repr(words))
     (folder / "test_children.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "test_children.py"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])}
@@ -57,9 +64,9 @@ def _children(folder: Path, run: subprocess.Popen[bytes]) -> list[int]:
     return [int(pid) for pid in (folder / "children").read_text().split()]
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "workers"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_pytest_leaves_no_process(tests: Path, number: signal.Signals, options: list[str]) -> None:
+@pytest.mark.parametrize("options", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)], ids=["alone", "workers"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_pytest_leaves_no_process(tests: Path, number: signal.Signals, options: list[str]) -> None:
     run = _start(tests, wait_s=600, options=options, words=ORDINARY)
     children = _children(tests, run)
     assert all(map(is_alive, children))
@@ -75,27 +82,9 @@ def test_finished_pytest_leaves_no_process(tests: Path) -> None:
     assert not any(map(is_alive, children))
 
 
-HANGS_IN_A_FIXTURE = """
-import pathlib, subprocess, time
-import pytest
-
-@pytest.fixture
-def stubborn():
-    yield
-    while True:
-        time.sleep(1)
-
-def test_that_starts_children(stubborn):
-    children = [subprocess.Popen(words) for words in WORDS]
-    pathlib.Path("part").write_text(" ".join(str(child.pid) for child in children))
-    pathlib.Path("part").rename("children")
-    time.sleep(WAIT_S)
-"""
-
-
-@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "workers"])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.long), ["-n", "2"]], ids=["alone", "workers"])
 def test_interrupted_pytest_ends_although_a_fixture_hangs(tests: Path, options: list[str]) -> None:
-    run = _start(tests, wait_s=600, options=options, words=[*ORDINARY, *STUBBORN], program=HANGS_IN_A_FIXTURE)
+    run = _start(tests, wait_s=600, options=options, words=[*ORDINARY, *STUBBORN], after_s=600)
     children = _children(tests, run)
     run.send_signal(signal.SIGINT)
     run.wait(timeout=60)

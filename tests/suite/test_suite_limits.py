@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -68,11 +67,11 @@ def test_every_test_here_has_a_limit(request):
     assert float(request.config.getini("faulthandler_timeout")) > 0
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "under xdist"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param([], marks=pytest.mark.long), ["-n", "1"]], ids=["alone", "under xdist"]
+)
 def test_a_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
-    began = time.monotonic()
     ran = run(suite, HANGS, LIMIT, *workers)
-    assert time.monotonic() - began < 150, "the helper sleeps for ten minutes"
     assert ran.returncode == 1, ran.stdout
     assert "1 failed, 1 passed" in ran.stdout
     assert re.search(r"Timeout \(>3\.0s\)", ran.stdout)

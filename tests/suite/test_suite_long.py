@@ -43,6 +43,11 @@ TestMachine = Machine.TestCase
 def test_long(number):
     note("long")
 
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 2])
+def test_other_long(number):
+    note("other")
+
 def test_short():
     note("short")
 """
@@ -67,13 +72,15 @@ def test_each_test_runs_in_the_short_or_in_the_long_part(suite: Path) -> None:
     assert set(short) == {"property", "small", "machine", "short"}
     assert short["property"] <= SHORT_EXAMPLES
     assert short["machine"] <= SHORT_EXAMPLES + 5, "Hypothesis makes a few more machines than examples"
-    assert set(long) == {"long", "property", "machine"}
+    assert set(long) == {"long", "other", "property", "machine"}
     assert long["long"] == 2
     assert long["property"] == 100
     assert long["machine"] >= 100
     assert set(run(suite, "--all")) == set(short) | set(long)
 
 
-def test_a_long_test_that_is_named_runs(suite: Path) -> None:
-    assert run(suite, "tests/test_one.py::test_long") == {"long": 2}
-    assert run(suite, "tests/test_one.py::test_long[2]") == {"long": 1}
+def test_long_tests_that_are_named_run(suite: Path) -> None:
+    assert run(suite, "tests/test_one.py::test_long[2]", "tests/test_one.py::test_other_long") == {
+        "long": 1,
+        "other": 2,
+    }
