@@ -32,7 +32,7 @@ def key(world):
     """A function that makes keys; all keys are removed afterwards."""
 
     def make(name, *options):
-        return keys(world, "add", name, *options)
+        return keys("add", name, *options)
 
     yield make
     (world.home / "serve" / "keys.json").unlink(missing_ok=True)
