@@ -51,7 +51,8 @@ OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 def test_status_shows_the_models_that_are_served(gateway):
     with client_of(gateway) as client:
         assert text_of(chat(client, stream=True))
-    shown = until(lambda: re.search(r"^  models    small .*$", stoker("status", gateway.session), re.MULTILINE), why="a row")
+    row = re.compile(r"^  models    small .*$", re.MULTILINE)
+    shown = until(lambda: row.search(stoker("status", gateway.session)), why="a row")
     assert "1 hot" in shown[0]
     said = stoker("status", gateway.session)
     assert f"served at {gateway.url} (pid " in said
