@@ -1,4 +1,4 @@
-"""What a gateway's models do: tools, `/v1/responses`, the tokens of a text, echoed prompts, adapters, and scores.
+"""Tools, `/v1/responses`, the tokens of a text, echoed prompts, adapters and scores of a running gateway.
 
 A random model calls a tool only where a schema holds it.
 """
