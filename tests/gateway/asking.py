@@ -15,7 +15,16 @@ from gateway.running import LIMIT_S, RunningGateway
 
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is two plus two?"}]
+SITE = "https://lab.example"
 BODY = {"model": "small", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
+
+
+def preflight_of(site: str) -> dict[str, str]:
+    """Return the headers with which a browser asks whether a page of another site may send a request."""
+    return {
+        "Origin": site, "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }  # fmt: skip
 
 
 def client_at(url: str, key: str = "none", **options) -> openai.OpenAI:

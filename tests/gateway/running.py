@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from faults.world import World
+from cli.command_line import Stoker
 from faults.world import until as wait_until
 from free_port import free_port
 from tiny_model import write_tiny_model
@@ -138,9 +138,7 @@ class RunningGateway:
     def end(self) -> None:
         if self.is_alive:
             self.stop()
-        subprocess.run(
-            [*SERVE, "down", self.session], cwd=self.folder, capture_output=True, timeout=LIMIT_S, check=True
-        )
+        stoker("down", self.session)
 
 
 def _read(process: subprocess.Popen[str], said: list[str]) -> None:
@@ -150,9 +148,10 @@ def _read(process: subprocess.Popen[str], said: list[str]) -> None:
     said.append("")
 
 
-def keys(world: World, *arguments: str) -> str:
-    del world  # this process has the world's environment
-    done = subprocess.run(
-        [*SERVE, "serve", "keys", *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=True
-    )
-    return done.stdout.strip()
+def stoker(*words: str) -> str:
+    """Return what `stoker WORDS` prints. It runs in this process, which has the world's environment."""
+    return Stoker().ok(*words).stdout
+
+
+def keys(*words: str) -> str:
+    return stoker("serve", "keys", *words).strip()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from gateway.asking import CHAT, client_of
+from gateway.asking import CHAT, client_of, openai
 from gateway.running import LIMIT_S, until
 from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
@@ -131,7 +131,7 @@ def test_clients_that_leave_and_batches_cost_no_other_its_model(world, gateway, 
         client_of(gateway) as api,
     ):
         for kind, stream in (
-            ("chat", False), ("chat", True), ("two choices", False), ("completions", False), ("completions", True),
+            ("chat", True), ("two choices", False), ("completions", False), ("completions", True),
             ("embeddings", False),
         ):  # fmt: skip
             leave(gateway, kind, stream=stream)
@@ -139,8 +139,10 @@ def test_clients_that_leave_and_batches_cost_no_other_its_model(world, gateway, 
         file = api.files.create(file=("requests.jsonl", io.BytesIO(data)), purpose="batch")
         batch = api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
         until(lambda: other.get("/status").json()["calls"]["running"] > 1, why="the batch runs")
-        api.batches.cancel(batch.id)
+        assert api.batches.cancel(batch.id).status == "cancelling"
         until(lambda: api.batches.retrieve(batch.id).status == "cancelled", why="the batch is cancelled")
+        with pytest.raises(openai.ConflictError):
+            api.batches.cancel(batch.id)
         until(lambda: open_calls(other) == 1, why="its calls have ended")
     assert len(ask(gateway, "chat", max_tokens=2)["choices"]) == 1
     assert libraries(world) == before, "no library ended"

@@ -1,5 +1,5 @@
-"""Clients with keys and limits, of other sites, and of third parties; wide embeddings, unusual histories, options that
-an engine lacks, request ids.
+"""Clients with keys, limits and usage, of other sites, and of third parties; wide embeddings, unusual histories,
+options that an engine lacks, request ids.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import inspect
 import io
+import itertools
 import json
 import os
 import re
@@ -19,13 +20,13 @@ from importlib.util import find_spec
 import httpx
 import openai
 import pytest
-from gateway.asking import BODY, CHAT, QUESTION, chat, client_of, is_refused, model_of
-from gateway.running import LIMIT_S, MODELS, SERVE, keys, until
+from cli.command_line import Stoker
+from gateway.asking import BODY, CHAT, QUESTION, SITE, chat, client_of, is_refused, model_of, preflight_of
+from gateway.running import LIMIT_S, MODELS, SERVE, keys, stoker, until
 from openai.types import CreateEmbeddingResponse
 from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
-SITE = "https://lab.example"
 TEXTS, WIDTH = 2048, 4096
 MORE = """
 [models.broken]
@@ -40,7 +41,12 @@ kind = "embedding"
 path = "models/cold"
 
 [models."gpt-5.5"]
-path = "models/brief"
+path = "models/short"
+
+[models.brief]
+path = "models/tiny"
+max_model_len = 48
+chat_template = "one two three {{ messages[0].content }}"
 """
 
 
@@ -52,7 +58,7 @@ def write_models():
         (models / "broken" / "model.safetensors").write_bytes(b"x" * 100)
         write_tiny_model(models / "wide", width=WIDTH, layers=1)
         write_tiny_model(models / "cold", seed=1)
-        write_tiny_model(models / "brief", longest=400)
+        write_tiny_model(models / "short", longest=400)
         (folder / "models.toml").write_text(MODELS + MORE)
 
     return write
@@ -61,11 +67,10 @@ def write_models():
 @pytest.fixture
 def key(world):
     """A function that makes keys; all keys are removed afterwards."""
-    made = []
+    made = itertools.count()
 
-    def make(*limits):
-        made.append(f"ana{len(made)}")
-        return keys(world, "add", made[-1], *limits)
+    def make(*options, name=""):
+        return keys("add", name or f"key{next(made)}", *options)
 
     yield make
     (world.home / "serve" / "keys.json").unlink(missing_ok=True)
@@ -121,6 +126,95 @@ def test_tokens_of_a_request_that_its_client_left_count(gateway, key, stream):
         until(lambda: is_refused(ana, "tokens_per_minute"), why="the tokens count")
 
 
+# ---- usage
+
+
+def usage(*options: str) -> dict[tuple[str, str], dict]:
+    """Return the rows that the command line shows by key and model."""
+    said = json.loads(stoker("serve", "usage", "--json", *options))
+    return {(row["key"], row["model"]): row for row in said["usage"]}
+
+
+def asked(gateway, own, **filters) -> httpx.Response:
+    headers = {"authorization": f"Bearer {own}"}
+    return httpx.get(f"{gateway.url}/v1/usage", params=filters, headers=headers, timeout=LIMIT_S)
+
+
+def test_each_request_counts_for_its_key_with_its_tokens(gateway, key):
+    admin, own = key("--admin"), key("--concurrent", "1", name="ana")
+    with client_of(gateway, own) as ana:
+        answers = [chat(ana).usage, chat(ana, n=2).usage]
+        *_, last = chat(ana, stream=True, stream_options={"include_usage": True})
+        answers.append(last.usage)
+        left = chat(ana, stream=True, max_tokens=1500)
+        taken = sum(bool(chunk.choices[0].delta.content) for chunk, _ in zip(left, range(20), strict=False))
+        assert is_refused(ana, "concurrent_requests")
+        left.close()
+        until(lambda: not is_refused(ana, "concurrent_requests"), why="the place of the stream is free")
+        with pytest.raises(openai.InternalServerError, match="model gone cannot be used"):
+            chat(ana, model="gone")
+        with pytest.raises(openai.NotFoundError):
+            chat(ana, model="unknown")
+        vectors = ana.embeddings.create(model="vectors", input=["one", "two"]).usage
+    rows = {(row["key"], row["model"]): row for row in asked(gateway, admin).json()["data"]}
+    small = rows["ana", "small"]
+    assert small["requests"] - small["refused"] == len(answers) + 2
+    assert small["refused"] >= 1
+    assert small["failed"] == 0
+    assert small["completion_tokens"] >= sum(one.completion_tokens for one in answers) + taken
+    assert small["prompt_tokens"] >= sum(one.prompt_tokens for one in answers)
+    assert rows["ana", "vectors"]["prompt_tokens"] == vectors.prompt_tokens
+    assert (rows["ana", "gone"]["requests"], rows["ana", "gone"]["failed"]) == (1, 1)
+    assert ("ana", "unknown") not in rows
+    assert usage("--key", "ana", "--model", "small") == {("ana", "small"): small}
+
+
+def test_a_key_sees_its_own_usage_alone(gateway, key):
+    ben, admin = key(name="ben"), key("--admin")
+    with client_of(gateway, ben) as client:
+        assert chat(client).choices
+    [row] = asked(gateway, ben).json()["data"]
+    assert (row["key"], row["model"], row["requests"]) == ("ben", "small", 1)
+    refused = asked(gateway, ben, key="ana")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_an_admin")
+    assert asked(gateway, admin, key="ben", by="day").json()["data"][0]["requests"] == 1
+    assert asked(gateway, admin, by="hour").status_code == 400
+
+
+def test_a_model_has_the_length_and_template_of_its_settings(gateway):
+    with client_of(gateway) as client:
+        small, brief = (chat(client, model=model, max_tokens=8).usage.prompt_tokens for model in ("small", "brief"))
+        assert brief > small
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 48 tokens"):
+            chat(client, model="brief", max_tokens=60)
+        assert {model.id: getattr(model, "max_model_len", 0) for model in client.models.list()}["brief"] == 48
+
+
+@pytest.mark.long
+def test_a_killed_gateway_loses_no_counts(gateway, key):
+    def requests() -> int:
+        return usage("--key", "eva").get(("eva", "small"), {}).get("requests", 0)
+
+    own = key(name="eva")
+    lines = (
+        {"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": {**BODY, "max_tokens": 200}} for n in range(40)
+    )
+    data = "".join(json.dumps(one) + "\n" for one in lines).encode()
+    with client_of(gateway, own) as client:
+        for _ in range(3):
+            assert chat(client).choices
+        file = client.files.create(file=("r.jsonl", io.BytesIO(data)), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        until(lambda: requests() > 3, why="requests of the batch are counted")
+        gateway.kill()
+        assert requests() > 3
+        gateway.start()
+    with client_of(gateway, own) as client:
+        assert chat(client).choices
+        until(lambda: client.batches.retrieve(batch.id).status == "completed", why="the end of the batch")
+    until(lambda: requests() == 44, why="each request is counted once")
+
+
 # ---- errors
 
 
@@ -157,20 +251,15 @@ def test_the_list_of_models_says_how_much_each_reads(gateway):
 
 # ---- pages of other sites
 
-PREFLIGHT = {
-    "Origin": SITE, "Access-Control-Request-Method": "POST",
-    "Access-Control-Request-Headers": "authorization,content-type",
-}  # fmt: skip
-
 
 def test_pages_of_other_sites_may_ask_with_a_key_alone(gateway, key):
     with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as http:
         refused = http.post(CHAT, json=BODY, headers={"Origin": SITE})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_page")
-        open_preflight = http.options(CHAT, headers=PREFLIGHT)
+        open_preflight = http.options(CHAT, headers=preflight_of(SITE))
         assert not any(name.startswith("access-control") for name in (*refused.headers, *open_preflight.headers))
         own = key()
-        preflight = http.options(CHAT, headers=PREFLIGHT)
+        preflight = http.options(CHAT, headers=preflight_of(SITE))
         assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, "*")
         assert "authorization" in preflight.headers["access-control-allow-headers"]
         answer = http.post(CHAT, json=BODY, headers={"Origin": SITE, "Authorization": f"Bearer {own}"})
@@ -181,24 +270,10 @@ def test_pages_of_other_sites_may_ask_with_a_key_alone(gateway, key):
         assert http.options(CHAT).status_code == 204
 
 
-def test_the_sites_that_may_ask_can_be_named(world, gateway, key):
-    key()
-    gateway.stop()
-    gateway.start("--origin", SITE)
-    try:
-        with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as http:
-            assert http.options(CHAT, headers=PREFLIGHT).headers["access-control-allow-origin"] == SITE
-            other = http.options(CHAT, headers={**PREFLIGHT, "Origin": "https://other.example"})
-            assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
-    finally:
-        gateway.stop()
-        gateway.start()
-
-
 # ---- embeddings
 
 
-def test_as_many_and_as_wide_vectors_as_openais_are_given(client, gateway):
+def test_as_many_and_as_wide_vectors_as_openais_are_given(client):
     texts = [f"{number}" for number in range(TEXTS)]
     packed = client.embeddings.create(model="wide", input=texts)  # the client requests base64
     assert [len(one.embedding) for one in packed.data] == [WIDTH] * TEXTS
@@ -207,11 +282,17 @@ def test_as_many_and_as_wide_vectors_as_openais_are_given(client, gateway):
     some = client.embeddings.create(model="wide", input=[texts[0], texts[-1]], encoding_format="float")
     CreateEmbeddingResponse.model_validate(some.model_dump(), strict=True)
     assert some.data[1].embedding == pytest.approx(packed.data[-1].embedding, abs=1e-5)
+
+
+@pytest.mark.long
+def test_many_wide_vectors_are_written_as_numbers(client, gateway):
+    texts = [f"{number}" for number in range(TEXTS)]
     body = {"model": "wide", "input": texts, "encoding_format": "float"}
     with httpx.stream("POST", f"{gateway.url}/v1/embeddings", json=body, timeout=LIMIT_S) as plain:
         found = json.loads(plain.read())
-    assert found["data"][-1]["embedding"] == pytest.approx(packed.data[-1].embedding, abs=1e-5)
-    assert (len(found["data"]), found["usage"]["total_tokens"]) == (TEXTS, packed.usage.total_tokens)
+    last = client.embeddings.create(model="wide", input=texts[-1]).data[0].embedding
+    assert found["data"][-1]["embedding"] == pytest.approx(last, abs=1e-5)
+    assert (len(found["data"]), found["usage"]["total_tokens"]) == (TEXTS, sum(map(len, texts)))
 
 
 def test_dimensions_are_those_of_the_model_or_refused(client):
@@ -222,6 +303,7 @@ def test_dimensions_are_those_of_the_model_or_refused(client):
     assert refused.value.param == "dimensions"
 
 
+@pytest.mark.long
 def test_a_batch_file_embeds_as_many_texts(gateway, tmp_path):
     body = {"model": "any", "input": ["xy"] * 600, "encoding_format": "base64", "dimensions": WIDTH}
     lines = [
@@ -307,14 +389,14 @@ def test_a_wrong_option_is_refused_without_a_load(client, gateway, stream, body,
     assert model_of(gateway, "cold")["state"] == "cold"
 
 
-def test_a_check_of_a_batch_refuses_what_the_engine_has_not(gateway):
+def test_a_check_of_a_batch_refuses_what_the_engine_has_not(gateway, monkeypatch):
     lines = [
         {"custom_id": str(n), "method": "POST", "url": CHAT, "body": {"model": "cold", "messages": QUESTION, **body}}
         for n, (body, _) in enumerate(UNSUPPORTED)
     ]
     (gateway.folder / "check.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["batch", "check.jsonl", "--models", "models.toml", "--check", "--json"]
-    done = subprocess.run([*SERVE, *words], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=False)
+    monkeypatch.chdir(gateway.folder)
+    done = Stoker()("batch", "check.jsonl", "--models", "models.toml", "--check", "--json")
     refused = json.loads(done.stdout)["refused"]
     assert [line["error"]["param"] for line in refused] == [param for _, param in UNSUPPORTED]
 

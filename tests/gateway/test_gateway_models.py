@@ -1,0 +1,489 @@
+"""Tools, `/v1/responses`, the tokens of a text, echoed prompts, adapters and scores of a running gateway.
+
+A random model calls a tool only where a schema holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+
+import pytest
+from adapter_folders import write_tiny_lora, write_tiny_soft_prompt
+from gateway.asking import CHAT, QUESTION, chat, client_of, figures, model_of, openai
+from gateway.bodies import strict
+from gateway.running import LIMIT_S, MODELS, until
+from lazily import lazily
+from openai.types.chat import ChatCompletion
+from tiny_encoder import write_tiny_encoder
+
+from stoker.apps.gateway.scoring import RERANK, SCORE
+
+torch, transformers = lazily("torch", "transformers")
+pytestmark = pytest.mark.slow
+MORE = """
+[models.base]
+path = "models/tiny"
+
+[models.legal]
+base = "base"
+adapter = "lora"
+ttft = "10 min"
+
+[models.soft]
+base = "base"
+adapter = "soft"
+
+[models.damaged]
+base = "base"
+adapter = "damaged"
+
+[models.encoder]
+path = "models/encoder"
+kind = "embedding"
+
+[models.cross]
+path = "models/cross"
+kind = "embedding"
+
+[models.labels]
+path = "models/labels"
+kind = "embedding"
+"""
+
+
+@pytest.fixture(scope="module")
+def write_models():
+    def write(folder):
+        (folder / "models.toml").write_text(MODELS + MORE)
+        write_tiny_lora(folder / "lora", seed=1)
+        write_tiny_lora(folder / "damaged", seed=2, scale=float("nan"))
+        write_tiny_soft_prompt(folder / "soft", seed=3)
+        write_tiny_encoder(folder / "models" / "encoder")
+        write_tiny_encoder(folder / "models" / "cross", head=True, num_labels=1)
+        write_tiny_encoder(folder / "models" / "labels", head=True, num_labels=3)
+
+    return write
+
+
+# ---- tools
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "hot": {"$ref": "#/$defs/Hot"}},
+    "required": ["city", "hot"],
+    "additionalProperties": False,
+    "$defs": {"Hot": {"type": "boolean"}},
+}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": PARAMETERS}}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def ask(client, **fields):
+    asked = {"model": "small", "messages": QUESTION, "max_tokens": 400, "temperature": 1, "seed": 3}
+    return client.chat.completions.create(**asked, **fields)
+
+
+def check(name: str, arguments: str) -> None:
+    found = json.loads(arguments)
+    if name == "get_time":
+        assert found == {}
+    else:
+        assert name == "get_weather"
+        assert found.keys() == {"city", "hot"}
+        assert found["city"] in ("Rome", "Paris")
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_is_asked_for_is_made(client, choice):
+    options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
+    whole = ask(client, **options)
+    assert ChatCompletion.model_validate(whole.model_dump(), strict=True).choices[0].finish_reason == "tool_calls"
+    [call] = whole.choices[0].message.tool_calls
+    assert whole.choices[0].message.content is None
+    check(call.function.name, call.function.arguments)
+    chunks = list(ask(client, **options, stream=True, stream_options={"include_usage": True}))
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    parts = [part for delta in deltas for part in delta.tool_calls or ()]
+    assert not any(delta.content for delta in deltas)
+    assert [part.function.name for part in parts if part.function.name] == [call.function.name]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage.completion_tokens >= len(call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny"}
+    messages = [*QUESTION, whole.choices[0].message, result]
+    again = client.chat.completions.create(model="small", messages=messages, tools=[WEATHER], max_tokens=4)
+    assert again.choices[0].finish_reason in ("stop", "length")
+
+
+def test_openais_client_collects_a_streamed_call(client):
+    with client.chat.completions.stream(
+        model="small", messages=QUESTION, max_tokens=400, seed=3, tools=[WEATHER], tool_choice=NAMED
+    ) as stream:
+        kinds = {event.type for event in stream}
+        [call] = stream.get_final_completion().choices[0].message.tool_calls
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    check(call.function.name, call.function.arguments)
+
+
+def test_the_model_may_answer_without_a_call(client):
+    answer = ask(client, tools=[WEATHER])
+    assert answer.choices[0].message.content
+    assert not answer.choices[0].message.tool_calls
+
+
+@pytest.mark.long
+def test_a_batch_has_calls(client):
+    body = {"model": "small", "messages": QUESTION, "max_tokens": 400, "tools": [WEATHER], "tool_choice": NAMED}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
+    file = client.files.create(file=("in.jsonl", line.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    done = until(lambda: _ended(client, batch.id), why="the end of the batch")
+    [answer] = client.files.content(done.output_file_id).text.splitlines()
+    [call] = json.loads(answer)["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    check(call["function"]["name"], call["function"]["arguments"])
+
+
+def _ended(client, id):
+    batch = client.batches.retrieve(id)
+    return batch if batch.status != "in_progress" else None
+
+
+def test_a_schema_that_cannot_be_held_is_refused_by_its_field(client):
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(client, tools=[wrong], tool_choice="required", stream=stream)
+        assert refused.value.param == "tool_choice"
+
+
+# ---- responses
+
+
+def test_openais_client_gets_responses(client):
+    asked = {"model": "small", "input": "Hi", "max_output_tokens": 30, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert strict(whole).usage.output_tokens
+    with client.responses.stream(**asked) as stream:
+        *_, last = [strict(event) for event in stream]
+    assert last.response.output_text == whole.output_text
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "name": "f", "parameters": parameters, "strict": False}
+    called = client.responses.create(
+        **{**asked, "max_output_tokens": 400}, tools=[tool], tool_choice={"type": "function", "name": "f"}
+    )
+    [call] = called.output
+    assert (call.name, json.loads(call.arguments)) == ("f", {})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    again = client.responses.create(**{**asked, "input": [{"role": "user", "content": "Hi"}, call, result]})
+    assert again.usage.input_tokens > whole.usage.input_tokens
+
+
+# ---- tokens: they are counted as the model does, without loading it
+
+
+def test_tokens_of_a_text_are_the_models_and_make_the_text_again(http, client, gateway):
+    asked = {"model": "swift", "prompt": "What is two plus two?", "return_token_strs": True}
+    found = http.post("/tokenize", json=asked).json()
+    assert found.keys() == {"count", "max_model_len", "tokens", "token_strs"}
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) == 21
+    assert found["max_model_len"] == 2048
+    assert http.post("/detokenize", json={"model": "swift", "tokens": found["tokens"]}).json() == {
+        "prompt": asked["prompt"]
+    }
+    assert model_of(gateway, "swift")["state"] == "cold"
+    assert chat(client).usage.prompt_tokens == found["count"]
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "a"}, "model"),
+        ("/tokenize", {"model": "small"}, "prompt"),
+        ("/tokenize", {"model": "small", "prompt": 1}, "prompt"),
+        ("/tokenize", {"model": "small", "messages": []}, "messages"),
+        ("/tokenize", {"model": "gone", "prompt": "a"}, "model"),
+        ("/detokenize", {"model": "small", "tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"model": "small", "tokens": [99_999]}, "tokens"),
+    ],
+)
+def test_what_cannot_be_tokenized_is_refused_by_its_field(http, address, body, param):
+    answer = http.post(address, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+# ---- token ids, echoed prompts and candidates, as evaluation harnesses request them
+
+PROMPTS = ["Paris lies in France.", "Water boils at 100 °C, on most days", "x"]
+ECHO = {"model": "small", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
+"""What lm-eval sends for log-likelihoods."""
+
+
+@pytest.fixture(scope="module")
+def own(gateway):
+    """Return the model's own log-probabilities after each token of a prompt, by Transformers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(gateway.folder / "models" / "tiny")
+
+    def after_tokens(ids):
+        with torch.inference_mode():
+            return torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), dim=-1)
+
+    return after_tokens
+
+
+@pytest.fixture(scope="module")
+def tokenizer(gateway):
+    return transformers.AutoTokenizer.from_pretrained(gateway.folder / "models" / "tiny")
+
+
+def test_echoed_likelihoods_are_those_of_transformers(client, own, tokenizer):
+    rows = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    with ThreadPoolExecutor(8) as threads:  # batched with requests that write
+        others = [
+            threads.submit(client.completions.create, model="small", prompt=prompt, max_tokens=30)
+            for prompt in PROMPTS * 3
+        ]
+        answer = client.completions.create(**ECHO, prompt=rows)
+        assert all(other.result().choices for other in others)
+    assert answer.usage.prompt_tokens == sum(map(len, rows))
+    assert answer.usage.completion_tokens == len(rows)
+    for prompt, ids, choice in zip(PROMPTS, rows, answer.choices, strict=True):
+        found, expected = choice.logprobs, own(ids)
+        assert choice.text.startswith(prompt)
+        assert len(found.tokens) == len(ids) + 1
+        assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+        greedy = expected[-1].max().item()
+        per_token = [expected[place, token].item() for place, token in enumerate(ids[1:])] + [greedy]
+        assert found.token_logprobs[1:] == pytest.approx(per_token, abs=1e-4)
+        likeliest = [max(each.values()) for each in found.top_logprobs[1:]]
+        assert likeliest == pytest.approx(expected.max(dim=-1)[0].tolist(), abs=1e-4)
+
+
+def test_an_echo_of_no_new_tokens_is_the_prompt(client):
+    whole = client.completions.create(**{**ECHO, "max_tokens": 0}, prompt=PROMPTS[0])
+    [choice] = whole.choices
+    assert (choice.text, choice.finish_reason) == (PROMPTS[0], "length")
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(PROMPTS[0]), 0)
+    assert "".join(choice.logprobs.tokens) == PROMPTS[0]
+    assert choice.logprobs.text_offset == list(range(len(PROMPTS[0])))
+    plain = client.completions.create(model="small", prompt=PROMPTS[0], max_tokens=0, echo=True)
+    assert (plain.choices[0].text, plain.choices[0].logprobs) == (PROMPTS[0], None)
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be a whole number from 1") as refused:
+        client.completions.create(model="small", prompt="x", max_tokens=0)
+    assert refused.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("most", [0, 5])
+def test_a_streamed_echo_is_the_whole_one(client, most, logprobs):
+    asked = {**ECHO, "max_tokens": most, "prompt": PROMPTS[:2], "logprobs": logprobs}
+    whole = client.completions.create(**asked)
+    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage == whole.usage
+    for index, choice in enumerate(whole.choices):
+        parts = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert parts[-1].finish_reason == choice.finish_reason
+        for name in ("tokens", "text_offset", "token_logprobs") if logprobs else ():
+            found = itertools.chain.from_iterable(getattr(part.logprobs, name) for part in parts if part.logprobs)
+            expected = getattr(choice.logprobs, name)
+            assert list(found) == (pytest.approx(expected, abs=1e-4) if name == "token_logprobs" else expected)
+
+
+def test_token_ids_write_what_their_text_writes(client, tokenizer):
+    asked = {"model": "small", "max_tokens": 8, "temperature": 0}
+    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    texts = [choice.text for choice in client.completions.create(**asked, prompt=PROMPTS).choices]
+    assert [choice.text for choice in client.completions.create(**asked, prompt=ids).choices] == texts
+    one = client.completions.create(**asked, prompt=ids[0], echo=True)
+    assert one.choices[0].text == PROMPTS[0] + texts[0]
+    assert one.usage.prompt_tokens == len(ids[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_beyond_the_vocabulary_are_refused_by_field(client, stream):
+    with pytest.raises(openai.BadRequestError, match="the token 40000; this model's tokens are 0 to") as refused:
+        client.completions.create(model="small", prompt=[5, 40_000], max_tokens=4, stream=stream)
+    assert refused.value.param == "prompt"
+
+
+def test_best_of_returns_the_likeliest_of_its_candidates(client):
+    asked = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 6, "seed": 5, "temperature": 1.5}
+    every = client.completions.create(**asked, n=6, logprobs=0)
+    best = client.completions.create(**asked, n=2, best_of=6)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    expected = [sorted(every.choices[start : start + 6], key=mean, reverse=True)[:2] for start in (0, 6)]
+    assert [choice.text for choice in best.choices] == [choice.text for each in expected for choice in each]
+    assert [choice.logprobs for choice in best.choices] == [None] * 4
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert best.usage == every.usage  # all candidates count
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
+def test_lm_eval_finds_what_its_own_backend_finds(gateway):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    folder = str(gateway.folder / "models" / "tiny")
+    served = LocalCompletionsAPI(
+        f"{gateway.url}/v1/completions", model="small", tokenizer=folder, batch_size=4, num_concurrent=2
+    )
+    own = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=2)
+    ends = itertools.product(PROMPTS, (" yes", " no", " perhaps not"))
+    asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(ends)]
+    for found, expected in zip(served.loglikelihood(asked), own.loglikelihood(asked), strict=True):
+        assert found == (pytest.approx(expected[0], abs=1e-3), expected[1])
+    how = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False}
+    asked = [Instance("generate_until", {}, (prompt, how), number) for number, prompt in enumerate(PROMPTS)]
+    assert served.generate_until(asked) == own.generate_until(asked)
+
+
+# ---- a base and its adapters
+
+NAMES = ("base", "legal", "soft")
+PROMPT = "The quick brown fox"
+
+
+def written(http, name, **options):
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **options}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == name
+    return answer.json()["choices"][0]["text"], answer.json()["usage"]
+
+
+def pefts_model(folder, adapter):
+    import peft
+
+    tiny = folder / "models" / "tiny"
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
+    if adapter:
+        model = peft.PeftModel.from_pretrained(model, folder / adapter).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
+    return model, tokenizer, tokenizer([PROMPT], return_tensors="pt")["input_ids"]
+
+
+def pefts_text(folder, adapter):
+    model, tokenizer, ids = pefts_model(folder, adapter)
+    with torch.inference_mode():
+        made = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+    return tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_base_and_adapters_write_pefts_texts_in_one_context(gateway, http):
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        found = dict(zip(NAMES, pool.map(lambda name: written(http, name), NAMES), strict=True))
+    texts = {name: text for name, (text, _) in found.items()}
+    assert texts == {"base": pefts_text(gateway.folder, ""), "legal": pefts_text(gateway.folder, "lora"),
+                     "soft": pefts_text(gateway.folder, "soft")}  # fmt: skip
+    assert {usage["prompt_tokens"] for _, usage in found.values()} == {len(PROMPT)}
+
+    def all_hot():
+        found = figures(gateway)
+        return found if all(each["hot"] for each in found["models"] if each["name"] in NAMES) else None
+
+    contexts = [each["name"] for each in until(all_hot, why="the figures show the library")["contexts"]]
+    [shared] = [name for name in contexts if any(each in name for each in NAMES)]
+    assert all(each in shared for each in NAMES)
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("legal", "lora"), ("soft", "soft")])
+def test_echoed_prompts_of_adapters_have_pefts_likelihoods(gateway, http, name, adapter):
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+    found = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+    model, _, ids = pefts_model(gateway.folder, adapter)
+    with torch.inference_mode():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -ids.shape[1] : -1]
+    expected = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert found[0] is None
+    assert found[1:] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_adapters_are_listed_with_their_base(http):
+    listed = {each["id"]: each.get("parent") for each in http.get("/v1/models").json()["data"]}
+    assert {name: base for name, base in listed.items() if base} == dict.fromkeys(("legal", "soft", "damaged"), "base")
+
+
+def test_request_that_outgrows_a_soft_prompt_is_refused(http):
+    body = {"model": "soft", "prompt": PROMPT, "max_tokens": 2048 - len(PROMPT) - 4}
+    answer = http.post("/v1/completions", json=body, timeout=LIMIT_S)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_damaged_adapter_is_refused_by_name(http):
+    answer = http.post("/v1/completions", json={"model": "damaged", "prompt": PROMPT})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+    assert "the adapter damaged cannot be served" in answer.json()["error"]["message"]
+
+
+# ---- scores, by embeddings and by a cross-encoder
+
+QUERY, DOCUMENTS = "paris in france", ["water boils", "paris lies in france", "france"]
+
+
+def cross_scores(folder, query, documents):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    rows = tokenizer([query] * len(documents), documents, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        return torch.sigmoid(model(**rows).logits[:, 0]).tolist(), int(rows["attention_mask"].sum())
+
+
+@pytest.mark.parametrize("name", ["encoder", "labels"])
+def test_scores_of_an_encoder_are_cosines_of_its_embeddings(gateway, http, name):
+    with client_of(gateway) as client:
+        found = client.embeddings.create(model=name, input=[QUERY, *DOCUMENTS])
+    query, *rows = (torch.tensor(each.embedding) for each in found.data)
+    expected = [torch.cosine_similarity(query, row, dim=0).item() for row in rows]
+    answer = http.post(SCORE, json={"model": name, "text_1": QUERY, "text_2": DOCUMENTS}).json()
+    assert answer["id"].startswith("score-")
+    assert (answer["object"], answer["model"]) == ("list", name)
+    assert [(each["index"], each["object"]) for each in answer["data"]] == [(n, "score") for n in range(3)]
+    assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-5)
+    assert answer["usage"] == {"prompt_tokens": found.usage.prompt_tokens, "total_tokens": found.usage.prompt_tokens}
+    pairs = http.post(SCORE, json={"model": name, "text_1": [QUERY] * 3, "text_2": DOCUMENTS}).json()
+    assert [each["score"] for each in pairs["data"]] == pytest.approx(expected, abs=1e-5)
+
+
+def test_scores_of_a_cross_encoder_are_its_own(gateway, http):
+    expected, tokens = cross_scores(gateway.folder / "models" / "cross", QUERY, DOCUMENTS)
+    answer = http.post(SCORE, json={"model": "cross", "text_1": QUERY, "text_2": DOCUMENTS}).json()
+    assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-5)
+    assert answer["usage"]["total_tokens"] == tokens
+
+
+def test_a_rerank_lists_the_best_documents_first(gateway, http):
+    expected, _ = cross_scores(gateway.folder / "models" / "cross", QUERY, DOCUMENTS)
+    order = sorted(range(3), key=lambda index: -expected[index])
+    asked = {"model": "cross", "query": QUERY, "documents": DOCUMENTS, "user": "ana"}
+    answer = http.post(RERANK, json=asked).json()
+    assert answer["id"].startswith("rerank-")
+    assert [each["index"] for each in answer["results"]] == order
+    assert [each["document"]["text"] for each in answer["results"]] == [DOCUMENTS[index] for index in order]
+    scores = [each["relevance_score"] for each in answer["results"]]
+    assert scores == pytest.approx([expected[index] for index in order], abs=1e-5)
+    first = http.post(RERANK, json={**asked, "top_n": 1, "return_documents": False}).json()
+    assert first["results"] == [{"index": order[0], "relevance_score": pytest.approx(max(expected), abs=1e-5)}]
+
+
+@pytest.mark.parametrize("name", ["encoder", "cross"])
+def test_a_text_that_is_too_long_to_score_is_refused(http, name):
+    refused = http.post(RERANK, json={"model": name, "query": QUERY, "documents": ["paris", "water " * 60]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_dimensions_beyond_the_models_own_are_refused(http):
+    refused = http.post("/v1/embeddings", json={"model": "encoder", "input": "paris", "dimensions": 64})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "dimensions")
+    assert "dimensions is 64, and this model's vectors have 32 numbers" in error["message"]
