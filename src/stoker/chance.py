@@ -1,8 +1,8 @@
 """Random numbers that are the same on every machine and for every policy.
 
 Each number depends only on the seed, its purpose and its subject (the number of the call or block). So two policies
-meet the same world: block 7 waits equally long in the queue, call 7 takes equally long. Source: SplitMix64 (Steele, Lea
-and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), used as a hash of a counter.
+meet the same world. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014), used as a hash of a counter.
 """
 
 from __future__ import annotations

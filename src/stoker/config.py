@@ -60,8 +60,7 @@
     python = ""                   Python on compute nodes
 
 Every setting is optional. Times need a unit: ms, s, m (or min), h, d. Sizes need a unit: kB, MB, GB, TB, or KiB to TiB.
-Errors name file, line, setting and the nearest valid setting (`config_errors`). A setting without effect is an error,
-too: for example a walltime for this machine, or `finish_within` without "demand".
+A setting without effect is an error: for example a walltime for this machine, or `finish_within` without "demand".
 """
 
 from __future__ import annotations
@@ -213,9 +212,6 @@ def with_default_policy(site: Site, policy: str) -> Site:
     Args:
         site: A checked site.
         policy: Name of the policy.
-
-    Returns:
-        The changed site, or the given site.
     """
     plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
     if policy not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
@@ -238,14 +234,11 @@ _SHIPPED = Path(__file__).parent / "site_configs"
 
 
 def parse_site(text: str, *, file: str) -> Site:
-    """Parse the text of a site file.
+    """Return the site in the text of a site file.
 
     Args:
         text: TOML.
         file: The file's name, for errors.
-
-    Returns:
-        The checked site.
 
     Raises:
         ConfigError: The site is wrong; with `file`, `line` and `key`, if known.
@@ -295,14 +288,11 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """Convert a value to bytes or seconds: a `dec_hook` for msgspec.
+    """Return a value in bytes or seconds: a `dec_hook` for msgspec.
 
     Args:
         kind: `Size` or `Duration`.
         value: The value in the file.
-
-    Returns:
-        Bytes or seconds.
 
     Raises:
         UnitError: The value is invalid.

@@ -1,8 +1,7 @@
 """Errors in TOML files, in one line: file, line, setting, problem and the nearest valid setting.
 
-msgspec finds the fault and gives its path (`$.pilot.memory`). The functions here derive all valid settings from the
-root struct. A path consists of names in the file; a table in a list also has its index, from 0. Structs may be nested,
-in lists and in tables by name, and may be members of a tagged union.
+msgspec finds the fault and gives its path (`$.pilot.memory`). A path consists of names in the file; a table in a list
+also has its index, from 0.
 """
 
 from __future__ import annotations
@@ -228,14 +227,11 @@ class ConfigFault(typing.NamedTuple):
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """Parse TOML.
+    """Return the values of TOML by key.
 
     Args:
         text: The text.
         file: Name of the file, for errors.
-
-    Returns:
-        The values by key.
 
     Raises:
         ConfigError: The text is not TOML; with the line.

@@ -1,11 +1,10 @@
 """Network addresses, and limits for processes with many connections. Standard library only (for the starter).
 
 Many systems set a soft limit of 1,024 descriptors, because software with `select` fails with higher ones. A process
-with many connections raises its own limit. Its child processes get the former limit back, because they may use
-`select`.
+with many connections raises its own limit, and gives its child processes the former limit.
 
-A stranger may open connections and send nothing, while an honest peer proves its key within milliseconds. So new
-connections are always accepted. If too many are unproven, the oldest one of the address with the most is closed.
+A peer proves its key within milliseconds, so new connections are always accepted. If too many are unproven, the oldest
+connection of the address with the most is closed.
 """
 
 from __future__ import annotations

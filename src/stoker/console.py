@@ -2,8 +2,6 @@
 
 A terminal shows a progress bar (`progress_display`). A pipe gets plain lines with the same facts: every 10 s of work,
 every minute of a wait, and when the wait's cause changes. With `json_only` these lines go to stderr.
-
-The `stoker` command prints with the functions here. `WholeNumber` and `ByteSize` are types of click options.
 """
 
 from __future__ import annotations

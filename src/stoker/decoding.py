@@ -1,8 +1,7 @@
 """Damaged bytes and wrong formats: exceptions of decoders, and messages for users.
 
 Besides DecodeError, msgspec and `json` raise UnicodeDecodeError (a ValueError) for text that is not UTF-8,
-RecursionError for deep nesting, and MemoryError and OverflowError for impossible lengths. Their messages seldom help:
-msgspec reports "invalid character (byte 0)" for a UTF-16 file and for a packed file.
+RecursionError for deep nesting, and MemoryError and OverflowError for impossible lengths.
 """
 
 from __future__ import annotations

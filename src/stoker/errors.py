@@ -113,8 +113,8 @@ class CallCancelledError(CallError):
 
 
 class StreamDiffersError(CallError):
-    """A call that streams its result ran again, and its pieces differ from those that the client has. Facts: `piece`
-    (the first known difference, from 0), `handed_on`.
+    """A streaming call ran again, and its pieces differ from the client's. Facts: `piece` (the first known difference,
+    from 0), `handed_on`.
     """
 
 

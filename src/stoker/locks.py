@@ -60,8 +60,8 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """True if a process holds a lock on a file (with `exclusively`: an exclusive lock); None if unknown. The check
-    takes a lock for a moment. With `exclusively` this is a shared lock, so that checks do not see each other.
+    """True if a process holds a lock on a file (with `exclusively`: an exclusive lock); None if unknown. With
+    `exclusively` the check itself takes a shared lock, so that checks do not see each other.
     """
     try:
         with file.open("rb") as opened:

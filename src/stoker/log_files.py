@@ -142,8 +142,8 @@ _SUBJECTS = 256
 
 
 class SeldomLog:
-    """A log that warns at most once per subject, and `most` times in total, in `every_s` seconds. A line states how
-    many lines on its subject were left out. Thread-safe.
+    """A log that warns at most once per subject, and `most` times in total, in `every_s` seconds. A line states the
+    number of omitted lines. Thread-safe.
     """
 
     def __init__(

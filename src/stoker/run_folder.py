@@ -12,8 +12,8 @@
                           exists and .part does not
     summary.json          the facts of the last attempt
 
-Two runs with equal `parameters` are the same run: the second resumes the first. A process locks the folder that it
-uses. An unusable folder raises ConfigError. A full disk raises StokerError and leaves existing files intact.
+Two runs with equal `parameters` are the same run. A process locks its folder. An unusable folder raises ConfigError. A
+full disk raises StokerError and leaves existing files intact.
 """
 
 from __future__ import annotations

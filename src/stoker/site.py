@@ -1,7 +1,6 @@
 """The values in a site file. `stoker.config` reads files into these structs.
 
-A site is one way to get machines: a batch system, the resources of a job, and how a pilot uses them. Each struct checks
-itself; an error's message begins with the name of the setting.
+Each struct checks itself; an error's message begins with the name of the setting.
 """
 
 from __future__ import annotations
@@ -128,13 +127,11 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 
 
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The batch system that starts pilots, and the resources of one block (one job).
+    """The batch system that starts pilots, and the resources of one block (one job). `config` describes the settings.
 
     `gpus`, `cores`, `memory_bytes`: per node. GPUs are `"2"`, or `"a10:2"` with a type; 0 cores or bytes: the site's
-    default. `options`: lines for the head of the submit script; with Slurm's `--array` a block is the whole array.
-    `site_options` lists refused options. `poll_s`: usual time between two queries. `listing_lag_s`: how long a listing
-    may lack an existing job. `price`: of a device-hour (0: unknown). `exclude_nodes`: most nodes kept free of blocks
-    because their devices failed (0: none); `probe_nodes_s`: time between two probes of such a node.
+    default. `site_options` lists refused `options`. `price`: of a device-hour (0: unknown). `exclude_nodes`: 0 excludes
+    none.
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -216,11 +213,9 @@ GPU_CORES = 2
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a node that a pilot uses, and the number of blocks.
+    """The part of a node that a pilot uses, and the number of blocks. `config` describes the settings.
 
-    `probe`: "auto" (our own, on GPUs), "never", or the path of a program, which gets the device's name.
-    `probe_every_s`: for a device without a context (0: only at the pilot's start). `gpu_cores`: reserved for each GPU
-    if `mixed`.
+    `probe_every_s`: 0 probes only at the pilot's start. `gpu_cores`: reserved for each GPU if `mixed`.
     """
 
     devices: Devices = "auto"
@@ -295,11 +290,10 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The policies of a session, and the settings of provisioning.
+    """The policies of a session, and the settings of provisioning. `config` describes the settings.
 
-    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `keep_pending`: queued blocks while
-    calls wait (opportunistic). `idle_s`: idle time after which a block is released (0: see `idle_release_s`).
-    `finish_within_s`: time in which waiting calls should finish (demand).
+    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `idle_s`: if 0, see
+    `idle_release_s`.
     """
 
     name: str = "default"

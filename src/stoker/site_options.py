@@ -1,8 +1,7 @@
 """Check a site's `options` and texts: options that Stoker sets itself, job arrays, control characters.
 
-Stoker finds a job by its name and folder if its submission got no answer. It reads the job's end from its output, and
-its id from the submit command's answer. If a site file changed these, Stoker would lose jobs and submit them
-repeatedly.
+Stoker finds a job by its name, its folder, its output and the submit command's answer. If a site file changed these,
+Stoker would lose jobs and submit them repeatedly.
 """
 
 from __future__ import annotations

@@ -25,15 +25,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def read_struct(text: str, shape: type[S], *, file: str) -> S:
-    """Parse TOML as a msgspec Struct.
+    """Return TOML as a msgspec Struct.
 
     Args:
         text: TOML; sizes and times (`stoker.config.Size`, `Duration`) have units.
         shape: The Struct's class.
         file: The file's name, for errors.
-
-    Returns:
-        The Struct.
 
     Raises:
         ConfigError: The text is not TOML, or a setting is wrong.

@@ -1,8 +1,8 @@
 """Tracebacks of a user's errors without the frames of Stoker.
 
-An error of a call passes through functions of Stoker and Parsl, which tell the user nothing. After `hide_own_frames`,
-Python's hook for uncaught errors and notebooks show only the user's frames. The traceback of an unexpected exception in
-Stoker stays complete, and so does `error.__traceback__` of an error that the program catches.
+After `hide_own_frames`, Python's hook for uncaught errors and notebooks show only the user's frames. The traceback of
+an unexpected exception in Stoker stays complete, and so does `error.__traceback__` of an error that the program
+catches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sizes and times in text (`"4 GB"`, `"90 s"`, `"1h30m"`): parse and format them.
 
-Prefixes are decimal or binary (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, even as a Python number, because users
-who write `memory=16` mean GB. A duration in text needs a unit; a Python number is seconds. Zero needs no unit.
+Prefixes are decimal or binary (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, even as a Python number. A duration in
+text needs a unit; a Python number is seconds. Zero needs no unit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write files, and append bytes, completely or not at all. Standard library only (for the starter).
 
-A writer writes a draft in the same folder and renames it: a reader sees the old file or the new file. After an error
-the draft is removed and the old file stays. A killed writer leaves its draft, whose name starts with a dot.
+A writer writes a draft in the same folder and renames it. After an error the draft is removed. A killed writer leaves
+its draft, whose name starts with a dot.
 """
 
 from __future__ import annotations

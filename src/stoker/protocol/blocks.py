@@ -1,7 +1,6 @@
 """Blocks (batch jobs that start pilots) in messages between manager and factory.
 
-The manager decides the number of blocks. The *factory*, a separate process, submits, watches and cancels them, because
-the commands of a batch system may be slow or hang.
+The manager decides the number of blocks. The *factory*, a separate process, submits, watches and cancels them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check the numbers in messages, because the decoder checks only types.
 
-An impossible number (a negative slot count, a NaN) would break the manager's state later, far from the cause.
+An impossible number (a NaN) would break the manager's state later.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of messages about calls: a call, its options, its end; and lists of calls.
 
-A process may have a million of these structs. They are frozen and acyclic, so the garbage collector skips them.
+These structs are frozen and acyclic, so the garbage collector skips them.
 """
 
 from __future__ import annotations

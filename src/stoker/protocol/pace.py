@@ -1,19 +1,18 @@
 """Estimate how fast work is done, and how long the remaining work takes. Pure.
 
-`WorkPace` is the estimator of every progress bar and forecast. The last functions here count calls that ended in the
-last 30 s.
+`WorkPace` is the estimator of every progress bar and forecast.
 
 Results arrive in bursts, when a device ends a batch. A count over a fixed window would double or halve with each burst.
-`WorkPace` avoids this:
+Therefore `WorkPace` does this:
 
 - It measures from burst to burst. The rate is the number of results after the first burst, divided by the time between
   the first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
 - It follows changes slowly. The rate approaches a new measurement with a time constant of 10 s, and by at most a factor
   of 1.4 in 10 s (1.7 if the two differ by more than a factor of 3).
-- The time before the first burst may include the load of a model. It counts until as much time has passed again with
-  gaps half as long.
-- Between bursts the time left decreases, because the next burst is partly computed. If no result arrives for 1.5 times
-  the longest gap, the rate decreases by at most a factor of 1.4 in 10 s.
+- The time before the first burst may include a model's load. It counts until as much time has passed again with gaps
+  half as long.
+- Between bursts the time left decreases. If no result arrives for 1.5 times the longest gap, the rate decreases by at
+  most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
 
 Times are seconds on any monotonic clock.
@@ -206,7 +205,7 @@ def recent_since_s(counts: Counts, *, now: float) -> float:
 def recent_per_second(counts: Counts, *, now: float) -> float:
     """Return the rate from the first to the last burst in the window; 0.0 without counts.
 
-    A rate up to now would double with each burst and then halve. This rate decreases only if a burst is overdue.
+    The rate decreases only if a burst is overdue.
     """
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:

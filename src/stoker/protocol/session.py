@@ -19,11 +19,9 @@
         gateways/                the models of each `stoker serve` (`GatewayNote`)
         pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
-The user's state folder is `STOKER_HOME`, by default `$XDG_STATE_HOME/stoker` or `~/.local/state/stoker`. Its folder
-`sessions/` has a link to each session, named by id.
+The folder `sessions/` of the user's state folder (`contexts.folders`) has a link to each session, named by id.
 
 A gateway rewrites its note every few seconds and removes it at the end. An old note shows that its gateway was killed.
-`stoker status` reads notes without a key.
 """
 
 from __future__ import annotations

@@ -157,14 +157,13 @@ JOURNAL = "journal"
 class SessionFacts(msgspec.Struct, frozen=True):
     """The whole session at one moment. Rates are calls per second over the last 30 s.
 
-    An ended call counts once, in `done`, `failed` or `cancelled`. `left_s`: seconds until all open calls are done,
-    counted from the first pilot's start (0: none or unknown). `pilot_in_s`: seconds until the expected start of a
-    pilot. `emptied_blocks`: the program's own blocks that have lost all their pilots. `gone_pilots` includes
-    `lost_pilots`; `losses` counts these by reason. `jobs`: blocks that are not over. `ended_blocks`: numbers of blocks
-    by kind of end. `trouble`: faults of batch systems, of connections between pilots (`peers`), and of the journal
-    (`journal`), which delays calls and results. `excluded_nodes`: nodes on which no block may start.
-    `failure_groups`: the largest. `longest`: the calls that have run longest and still run. `slowest`: the longest runs
-    that ended with a result.
+    `left_s`: seconds until all open calls are done, counted from the first pilot's start (0: none or unknown).
+    `pilot_in_s`: seconds until the expected start of a pilot. `emptied_blocks`: the program's own blocks that have lost
+    all their pilots. `gone_pilots` includes `lost_pilots`; `losses` counts these by reason. `jobs`: blocks that are not
+    over. `ended_blocks`: numbers of blocks by kind of end. `trouble`: faults of batch systems, of connections between
+    pilots (`peers`), and of the journal (`journal`), which delays calls and results. `excluded_nodes`: nodes on which
+    no block may start. `failure_groups`: the largest. `longest`: the longest runs of running calls. `slowest`: the
+    longest runs that ended with a result.
     """
 
     session: str

@@ -9,9 +9,9 @@ Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps 
 sends unacknowledged frames again after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. It
 refuses a frame that skips a number, because all unacknowledged frames follow after the next hello.
 
-A manager that restarts after losing the end of its journal lacks frames that it had acknowledged. The sender no longer
-has these frames, so its hello states their last number. The receiver continues from that number (`Inbox.skip_to`) and
-asks its peer to repeat the lost content.
+A manager that lost the end of its journal lacks frames that it had acknowledged. The sender's hello states the last
+number of these frames. The receiver continues from this number (`Inbox.skip_to`) and asks its peer to repeat the lost
+content.
 """
 
 from __future__ import annotations
@@ -171,8 +171,7 @@ class Inbox:
         """Continue after this number, because the sender keeps no earlier frames. True if acknowledged frames were lost
         here.
 
-        Frames handled after a skipped number are handled again when repeated: without the skipped ones they may have
-        meant nothing.
+        Frames handled after a skipped number are handled again when repeated.
         """
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)

@@ -5,19 +5,10 @@
     tuned = run_job(model, Order(job, samples))  inside a call, on every rank: `model` is a causal LM context
     write_tuned(tuned, folder)                   a folder for `peft.PeftModel.from_pretrained`
 
-Python imports each name on first use, because a login node has no PyTorch. `run_job` and `fill_bank` need PyTorch and
-run inside libraries: write `tuning.run_job(...)` there, not `from stoker.tuning import`.
+Python imports each name on first use. `run_job` and `fill_bank` need PyTorch and run inside libraries: write
+`tuning.run_job(...)` there, not `from stoker.tuning import`.
 
-job.py         a job and its data
-order.py       the argument and the result of a call
-call.py        a job as a call on a library
-tune.py        the loop, and its checkpoints
-passes.py      the soft prompt on a model; gradients and measurements
-encoding.py    samples and prompts as tokens; the samples of an iteration
-metrics.py     accuracy, ROUGE-L, BLEU and loss, as sums over ranks
-exchange.py    sums over ranks; gang_store.py is where ranks meet
-pace.py        times of a job and of lookups
-bank/          candidates for initial prompts, and the search by score
+`call.py` runs a job on a library; `tune.py` has the loop, and `bank/` finds initial prompts.
 """
 
 from __future__ import annotations

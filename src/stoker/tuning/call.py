@@ -2,7 +2,7 @@
 bank.
 
 **Initial prompt.** It is the job's own, else the bank's best, else one made from the job's targets. A lookup in the
-bank must fit its budget (`pace.BUDGET`). It scores a fixed number of prompts (`lookup.default_limit`). The bank stores
+bank scores a fixed number of prompts (`lookup.default_limit`), and must fit its budget (`pace.BUDGET`). The bank stores
 the seconds per score for each kind of device and number of virtual tokens. If they are unknown, the call measures a few
 scores.
 
@@ -11,7 +11,7 @@ scheduler decides about a job before it knows the gang's size (`Features.shared_
 data.
 
 **Resuming.** After an eviction or the loss of a rank, a call resumes from the state that rank 0 last reported. Reports
-are at least 0.2 s apart, because a report replaces an unsent one.
+are at least 0.2 s apart.
 """
 
 from __future__ import annotations

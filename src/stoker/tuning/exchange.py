@@ -2,10 +2,10 @@
 
 The ranks meet at a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job there, so two
 gangs on one address get an error, not wrong sums. The ranks then form a process group of torch.distributed, Gloo on
-CPUs or NCCL on GPUs. This is not the process's default group, because calls in two slots of a library must not share a
+CPUs or NCCL on GPUs. Calls in two slots of a library must not share a group, so this is not the process's default
 group.
 
-Sums are 64-bit numbers. Every rank gets the same bits, so all ranks stop at the same iteration.
+Sums are 64-bit numbers. Every rank gets the same bits.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def meet(
         device: The PyTorch name of this rank's device.
         limit_s: Seconds to wait for other ranks, also in each exchange.
         listener: Rank 0's listening socket at the rendezvous; this function takes ownership.
-        key: The ranks' common secret (`stoker.gang().key`). Without it anyone who reaches the address can join.
+        key: The ranks' common secret (`stoker.gang().key`). Without a key anyone who reaches the address can join.
 
     Raises:
         ConfigError: The rank or the address is impossible.

@@ -1,8 +1,7 @@
 """The store where a gang's ranks meet: names and values on rank 0, for ranks that prove the gang's key.
 
-torch.distributed's own store answers anyone who reaches its port: a stranger could read a job's name, or break the gang
-with a wrong value. Here both sides of a connection first prove the key (`pilot.transfer.wire`). Every header carries a
-MAC and the digest of its value. Values are not encrypted.
+torch.distributed's own store answers any stranger who reaches its port. Here both sides of a connection first prove the
+key (`pilot.transfer.wire`). Every header carries a MAC and the digest of its value. Values are not encrypted.
 
 Gloo and NCCL find their ranks through this store. Their own connections check no key (docs/security.md).
 """

@@ -34,8 +34,8 @@
 
 Only `[data] path` is required.
 
-A hash of the seed and a sample's input decides the sample's part: training, evaluation or held out. Equal inputs are in
-one part, so the final measurement uses inputs that the tuning has not seen.
+A hash of the seed and a sample's input decides the sample's part: training, evaluation or held out. So equal inputs are
+in one part.
 """
 
 from __future__ import annotations
@@ -207,14 +207,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job:
-    """Read the job in a TOML file.
+    """Return the checked job in a TOML file.
 
     Args:
         path: The file. Its paths are relative to its folder.
         now_s: The current time in seconds since the epoch; None: the clock's.
-
-    Returns:
-        The checked job.
 
     Raises:
         ConfigError: The job is wrong; with `file`, `line` and `key`, if known.
@@ -280,13 +277,10 @@ class SplitData(msgspec.Struct, frozen=True):
 
 
 def read_samples(data: Data) -> tuple[Sample, ...]:
-    """Read all samples of a data set.
+    """Return all samples of a data set, in the order of the file.
 
     Args:
         data: The data set.
-
-    Returns:
-        Samples in the order of the file.
 
     Raises:
         ConfigError: The file is empty or a row is invalid; with file, line and field.
@@ -302,15 +296,12 @@ def read_samples(data: Data) -> tuple[Sample, ...]:
 
 
 def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
-    """Split samples by distinct inputs.
+    """Return the three parts of samples, split by distinct inputs.
 
     Args:
         samples: All samples.
         data: Has `evaluation_samples` (at most a third of the inputs) and the share `held_out`.
         seed: Chooses the split.
-
-    Returns:
-        The three parts.
 
     Raises:
         ConfigError: The samples have fewer than three distinct inputs.

@@ -2,11 +2,11 @@
 
 PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. We add the
 remaining evaluations, at their longest time. The first iteration after a start does not count, because it includes
-one-time work. Only recent iterations count, so a slow one does not spoil the forecast for long. For a number of devices
-without measurements, computation scales with the batch per device, the exchange does not.
+one-time work. Only recent iterations count. For a number of devices without measurements, computation scales with the
+batch per device, the exchange does not.
 
-PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO. A job's wait is not subtracted. The time of a score depends on
-the device and on `virtual_tokens`, so a pace is used only for jobs with the same ones.
+PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO. A job's wait is not subtracted. A pace is used only for jobs with
+the same kind of device and `virtual_tokens`.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes all three
 after each call. It computes the embeddings itself, because PEFT would load the tokenizer from the hub again. The model
-stays in evaluation mode: with dropout the numbers would depend on how the batch is split over ranks.
+stays in evaluation mode, because dropout depends on the batch's split over ranks.
 
 All results are sums over samples or tokens; the caller adds the sums of all ranks and then divides. Rows are padded on
 the right, so a row's results do not depend on the other rows (up to rounding). Only the positions before target tokens
-pass through the output layer, which takes most of the memory for a large vocabulary.
+pass through the output layer, to save memory.
 
-Accuracy needs no generation. The model generates exactly the target if and only if each target token is the most likely
-one after the tokens before it.
+Accuracy needs no generation. The model generates the target if and only if each target token is the most likely one
+after the tokens before it.
 """
 
 from __future__ import annotations

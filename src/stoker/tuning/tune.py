@@ -1,18 +1,17 @@
 """Soft-prompt tuning of a context's model, on one device or a gang, with checkpoints.
 
 A soft prompt is a few vectors before the embeddings of the input. Gradient descent trains only these vectors (Lester et
-al., arXiv:2104.08691; PromptTuner §2, §5.1). The initial vectors are the embeddings of a text.
+al., arXiv:2104.08691; PromptTuner §2, §5.1).
 
-Ranks are synchronous, and each has the whole model. In an iteration every rank computes the summed loss of its part of
-the batch, and its gradient. The ranks add these and their token counts, divide, and make the same step. So the number
-of ranks changes the results by rounding only.
+Ranks are synchronous, and each has the whole model. Every rank computes the summed loss of its part of the batch, and
+its gradient. The ranks add these and their token counts, divide, and make the same step. So the number of ranks changes
+only rounding.
 
 If the progress report of a rank raises `Evicted`, this rank announces it in the next exchange. All ranks then leave
 after the same iteration with the same checkpoint.
 
 A checkpoint is a safetensors file with a JSON header; reading it runs no code. A job may resume on any number of
-devices, because the iteration alone decides which samples come next. If the file is unreadable, the job logs a warning
-and starts again.
+devices. If the file is unreadable, the job logs a warning and starts again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Build a bank on first use: read the features of thousands of prompts from the model, and cluster them. Score prompts.
 
-Reading takes minutes, so the file `readings` keeps each feature. A killed build, or a build with other settings,
-continues from this file.
+The file `readings` keeps each feature, so a killed build, or a build with other settings, continues from this file.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean over its first 64 tokens of the model's last hidden
-state. The paper names no layer; we use the last, because only it decides the score. We use the mean, because a prompt's
-last token is often punctuation.
+state. The paper names no layer; only the last layer decides the score. We use the mean, because a prompt's last token
+is often punctuation.
 
 A prompt's score is the loss with which tuning starts from it, on the same tokens. Equation 1 takes the mean over
 samples, tuning over target tokens. Both are equal for targets of equal length.

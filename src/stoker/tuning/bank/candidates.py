@@ -42,14 +42,11 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """Read the prompts of a file. Equal texts are read once.
+    """Return the prompts of a file in order, equal texts once.
 
     Args:
         path: A `.jsonl`, `.jsonl.xz`, `.csv` or `.parquet` file with the field `text`, and optionally `source`, `name`,
             `licence`, `task`.
-
-    Returns:
-        The prompts in the order of the file.
 
     Raises:
         ConfigError: A row has no text, or the file no rows; with file and line.

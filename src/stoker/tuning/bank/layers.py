@@ -2,14 +2,14 @@
 
 **Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
 the same for every text (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed
-there, each dimension is centred and divided by its standard deviation over the prompts of the bank. Each feature is
-then scaled to length one. The scale is fixed when a bank is built.
+there, each dimension is centred and divided by its standard deviation over the bank's prompts, and each feature is
+scaled to length one. The scale is fixed when a bank is built.
 
 **K-medoids** over cosine distances (PromptTuner §4.3.1) is PAM with the accounting of FasterPAM (Schubert and
 Rousseeuw, Information Systems 101, 2021). Each point is tried in place of all K medoids at once, and an improving swap
 is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the start without random numbers, so
-every machine gets the same result. Sums of floats round: a swap must gain more than `_LEAST` of the whole cost, or the
-loop might not end.
+every machine gets the same result. A swap must gain more than `_LEAST` of the whole cost, or rounding might keep the
+loop from ending.
 
 **Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid).
 Above the bank's capacity, the candidate nearest to this representative is removed. We decide what the paper leaves
@@ -21,10 +21,9 @@ open:
 - Of equal candidates the oldest is chosen, also for removal.
 - Representatives stay until the bank is rebuilt.
 
-**Groups** are our addition: a lookup scores all members of a cluster, and the largest cluster has over a hundred. When
-a lookup reaches a group of more than `largest_group` members, K-medoids divides it into about the square root of this
-number. A change of the cluster drops the division. The paper found three layers for the whole bank too costly to build
-(§4.3.4).
+**Groups** are our addition, because the largest cluster has over a hundred members. When a lookup reaches a group of
+more than `largest_group` members, K-medoids divides the group into about the square root of this number. A change of
+the cluster drops the division. The paper found three layers for the whole bank too costly to build (§4.3.4).
 """
 
 from __future__ import annotations

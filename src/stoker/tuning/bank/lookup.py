@@ -1,8 +1,7 @@
 """Search a bank for a task's initial prompt by score, with a limit on the number of scored prompts.
 
 PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster. A score is
-equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements this for comparison. Its
-cost is the cluster's size, and the best prompt is often elsewhere.
+equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements this for comparison.
 
 `look_up` searches best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja and Lowe, PAMI 2014).
 Groups are queued by the score of their representatives, and the best group is taken next. A large group is replaced by

@@ -4,9 +4,9 @@
     readings    every candidate that was ever read, with its raw feature (`build.py`)
     lock        held (flock) by a writer
 
-The file `bank` starts with a head and the members. Each insertion appends one record with its outcome, so every process
-derives the same bank. A writer takes the lock, reads new insertions, and appends its own. Readers take no lock. If the
-file has more insertions than the bank has members, the writer rewrites it.
+Each insertion appends one record with its outcome, so every process derives the same bank. A writer takes the lock,
+reads new insertions, and appends its own. Readers take no lock. If the file has more insertions than the bank has
+members, the writer rewrites it.
 
 Both files are sequences of frames: the length of a record, the checksum of the record, the checksum of these two fields
 (4 bytes each, little-endian), and the record. A batch of records is one `write(2)`, then `fsync`. Bytes after the last
@@ -16,8 +16,7 @@ intact frame are either:
   were never acknowledged, and the next writer removes them.
 - *damaged*: anything else. Damage is reported. `build.py` rebuilds the bank from both files' intact records.
 
-SQLite's write-ahead log fails on network file systems. With its other journals readers must write after a writer has
-died.
+Why not SQLite: docs/decisions/042.
 """
 
 from __future__ import annotations
