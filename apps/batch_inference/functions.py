@@ -3,8 +3,7 @@
     answered = answer.with_options(context=causal_lm("models/small"))
     embedded = embed.with_options(context=encoder("models/e5"))
 
-`run.py` makes a recipe for each model and maps `answer` or `embed` over its requests. The functions get the loaded
-model as their first argument.
+`run.py` makes a recipe for each model. The functions get the loaded model as their first argument.
 """
 
 from __future__ import annotations

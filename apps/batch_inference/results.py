@@ -1,8 +1,7 @@
 """Write the two output files in OpenAI's form.
 
-The log of a run has a record for each request that a model answered or refused. A request whose call failed (for
-example because it ran too long) is not in the log, so a resumed run tries it again. Requests that the check refused are
-not in the log either; the next attempt checks them again.
+The log of a run has a record for each request that a model answered or refused. A request whose call failed is not in
+the log, so a resumed run tries it again. The next attempt also checks refused requests again.
 """
 
 from __future__ import annotations

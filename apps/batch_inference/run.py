@@ -1,6 +1,6 @@
 """Run one batch, from its file to its answers.
 
-The requests of all models are submitted at once. One request is one call; a model's engine batches concurrent calls.
+One request is one call; a model's engine batches concurrent calls.
 
 The limits of a gateway's key apply to its batches: each call starts with a permit from the gateway (`PermitFile`).
 While no gateway runs, a batch starts no calls.

@@ -103,7 +103,7 @@ def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int
     """Return the parser of a request's answer; None if the whole answer is ordinary text.
 
     Args:
-        request: The request.
+
         template: The model's chat template; empty if it has none.
         prompt: The prompt that the template made.
         place: The index of the prompt in the request.

@@ -1,7 +1,7 @@
 """The files that a run names: a TOML file, and the rows of its data file.
 
 Every pass reads the file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a checksum
-of each row (4 bytes). Later passes compare the rows with their checksums, so that no changed row reaches a model.
+of each row (4 bytes). Later passes compare it, so no changed row reaches a model.
 """
 
 from __future__ import annotations

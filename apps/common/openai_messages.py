@@ -25,8 +25,8 @@ class SaidCall(msgspec.Struct, frozen=True):
 class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a conversation.
 
-    `role`: system, user, assistant or tool. `name`: its author, for some chat templates. `calls`: the function calls of
-    an assistant. `call_id`: the call that a tool answers. `reasoning`: an assistant's, for some chat templates.
+    `role`: system, user, assistant or tool. `name`: its author. `calls`: the function calls of an assistant. `call_id`:
+    the call that a tool answers. `reasoning`: an assistant's.
     """
 
     role: str

@@ -30,11 +30,8 @@ class Endpoint(enum.Enum):
     """The kind of a request; the value is the path of its URL."""
 
     CHAT = "/v1/chat/completions"
-    """Writes the next message of a conversation."""
     COMPLETIONS = "/v1/completions"
-    """Continues a text."""
     EMBEDDINGS = "/v1/embeddings"
-    """Returns a vector for each text."""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):

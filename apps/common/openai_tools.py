@@ -1,7 +1,7 @@
 """The tools of a request: the functions that a model may call, and the JSON schema of a call that it must make.
 
-A call that the request requires is held by a schema, with vLLM's shapes: the arguments of the named function, or else a
-list of objects with `name` and `parameters`.
+The schema of a required call has vLLM's shapes: the arguments of the named function, or a list of objects with `name`
+and `parameters`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Separate a model's reasoning from its answer, piece by piece as the model writes them.
 
-A model that reasons writes its thoughts between two marks before its answer. The first mark may already stand at the
-end of the prompt, because some chat templates write it. Blank lines around the thoughts are dropped.
+A model writes its thoughts between two marks before its answer. Some chat templates write the first mark at the end of
+the prompt. Blank lines around the thoughts are dropped.
 """
 
 from __future__ import annotations

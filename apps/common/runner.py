@@ -1,6 +1,6 @@
 """Run an application: open or resume its folder, make and keep its calls, and report.
 
-An application passes a `RunSpec` and a function that makes the results and returns an `Outcome`:
+An application passes a `RunSpec` and a function that returns an `Outcome`:
 
     def run(...) -> int:
         spec = RunSpec(app=APP, prefix="mine", parameters=..., options=..., key=("id",), total=len(items), ...)

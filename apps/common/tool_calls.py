@@ -1,10 +1,9 @@
 """Find the function calls in a model's text, piece by piece as the model writes it.
 
-Each family of models writes calls in its own format (`FORMATS`). In all of them a call is a JSON object with a name and
-arguments; the formats differ in the marks around it. A parser holds back text that may begin a call. If the text turns
-out to be no call, the parser returns it as ordinary text.
+Each family of models writes calls in its own format (`FORMATS`). The formats differ in the marks around a JSON object
+with a name and arguments. A parser holds back text that may begin a call.
 
-Arguments pass through as the model wrote them, even if they are not valid JSON: the client judges them, as with OpenAI.
+Arguments pass through as the model wrote them, even if they are not valid JSON, as with OpenAI.
 """
 
 from __future__ import annotations

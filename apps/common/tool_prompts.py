@@ -1,7 +1,7 @@
 """The messages and tools of a request as a chat template gets them.
 
-A chat template that has no tools still serves requests with tools: a text in front of the conversation describes the
-functions and the format of a call (`PLAIN_FORMAT`), and calls and their results become texts.
+For a chat template without tools, a text in front of the conversation describes the functions and the format of a call
+(`PLAIN_FORMAT`), and calls and their results become texts.
 """
 
 from __future__ import annotations

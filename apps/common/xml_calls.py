@@ -2,7 +2,7 @@
 
     <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 
-The type of a parameter in the function's schema says whether a value is JSON. All other values are texts.
+The type of a parameter in the function's schema says whether a value is JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run embeddings from the data file to the results: Parquet with a row per text, or a NumPy array in file order.
 
-The data file is read once to send calls and once to write results, so it may be larger than memory. The log has each
-vector as base64 of its float32 numbers; only keys and positions of records are in memory. A text without a vector has
-an `error`, and NaN in a NumPy array.
+The data file may be larger than memory: it is read once to send calls and once to write results, and only keys and
+positions of records are in memory. The log has each vector as base64 of its float32 numbers. A text without a vector
+has an `error`, and NaN in a NumPy array.
 """
 
 from __future__ import annotations

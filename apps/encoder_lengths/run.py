@@ -1,7 +1,4 @@
-"""Measure one profile: the latency by length, the lengths worth a runtime, and the line for a program.
-
-With `--texts`, lengths are chosen for a sample of the user's texts.
-"""
+"""Measure one profile: the latency by length, the lengths worth a runtime, and the line for a program."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@
         for scores in stoker.map(scored, questions):          each pilot loads the model once
             ...
 
-`@app` decorates a function whose first argument is the loaded model; callers leave this argument out. Your own context
-is a loader under `@context` (`prompt_tuning/functions.py` has one). Equal loaders make one context, so other
-applications of a session share this model.
+The first argument of a function under `@app` is the loaded model; callers leave this argument out. Your own context is
+a loader under `@context` (`prompt_tuning/functions.py` has one). Applications of a session share this model.
 
 A question is several filled templates and the three possible answer words. Its scores are the log-probabilities of the
 words.

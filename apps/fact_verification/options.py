@@ -1,12 +1,12 @@
 """The options of a run, its labelled claims and prompt templates, and the identity of a run.
 
-Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence. A row's `id` (or
-its line number) identifies it in results. Evidence is text, or a list of texts that are joined. FEVER's own `evidence`
-has no text and is ignored.
+Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence (a text or a list
+of texts). A row's `id` (or its line number) identifies it in results. FEVER's own `evidence` has no text and is
+ignored.
 
-A template is a text with `{claim}` (and `{evidence}`) and the answer word for each label. It ends where the model's
-answer begins. Words of one token are cheapest, because one pass scores all three. The text before `{claim}` is computed
-once for all claims, so put the instructions first.
+A template is a text with `{claim}` (and `{evidence}`), up to the model's answer, and the answer word for each label.
+Words of one token are cheapest, because one pass scores all three. The text before `{claim}` is computed once for all
+claims, so put the instructions first.
 
     [[prompts]]                                 a TOML file, or a JSONL file with one template a line
     name = "plain"

@@ -1,16 +1,14 @@
 """Answers, rows, figures and the report from scores.
 
-Answers are computed at the end from all scores of a prompt, so a resumed run gives the same rows as an uninterrupted
-run.
+Answers are computed at the end from all scores of a prompt, so a resumed run gives the same rows.
 
 **Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M answers 90 % of the claims alike. *Batch
 calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024) subtracts the mean
 score of each label over all claims of a prompt and then takes the best label.
 
-**Interval.** Wilson's score interval, which unlike the normal interval is right near 0 and 1 and for few claims.
+**Interval.** Wilson's score interval, which is right near 0 and 1 and for few claims.
 
-**Comparison.** Two prompts are compared claim by claim (McNemar's exact test): only claims count for which one prompt
-alone is right.
+**Comparison.** McNemar's exact test: only claims count for which one of two prompts is right.
 """
 
 from __future__ import annotations

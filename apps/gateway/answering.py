@@ -212,7 +212,7 @@ class Admission:
         """Raise TryLater for a request that would wait too long, or while the journal cannot be written.
 
         Args:
-            model: The model.
+
             ttft_s: The wanted time to first token; 0 = none.
             waits_s: Seconds that the client accepts to wait (`Prefer: wait=`); None if it does not say.
         """

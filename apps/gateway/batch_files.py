@@ -138,7 +138,7 @@ class KeptAnswers(msgspec.Struct, frozen=True):
 def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str) -> KeptAnswers:
     """Write the two output files of a batch from its log and its input file. Raises OSError.
 
-    Each request without an answer gets a line in `errors` with this code and message.
+    A request without an answer gets a line in `errors` with this code and message.
     """
     seen: set[str] = set()
     completed = 0

@@ -1,12 +1,12 @@
 """The process of an open batch: find or stop it, retry its steps, and apply its key's limits.
 
-A full disk, or too many open files, is temporary. A step that fails for this reason is retried after a growing pause;
-the batch shows the reason while it waits.
+A step that fails because of a full disk or too many open files is retried after a growing pause; the batch shows the
+reason.
 
-Each request of a batch counts as if its client had sent it. The batch's `stoker batch` gets permits from the gateway
-(batch_inference/run.py). A part of each limit is reserved for other requests of the key (`KeyLimits.for_batches`). With
-a token limit, the number of running requests of the key (and of its group) is the tokens left in this minute divided by
-the mean tokens of ended requests; each batch may run at least one.
+The batch's `stoker batch` gets permits from the gateway (batch_inference/run.py). A part of each limit is reserved for
+other requests of the key (`KeyLimits.for_batches`). With a token limit, the number of running requests of the key (and
+of its group) is the tokens left in this minute divided by the mean tokens of ended requests; each batch may run at
+least one.
 """
 
 from __future__ import annotations

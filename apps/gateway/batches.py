@@ -1,7 +1,6 @@
 """`/v1/batches`: each batch is a `stoker batch` that joins the gateway's session.
 
-The state of a batch is in its folder, so the batch continues with the next gateway, which finds its running `stoker
-batch` or starts it again. Steps that fail because a disk is full are retried (`batch_process`).
+The state of a batch is in its folder. The next gateway finds the batch's running `stoker batch` or starts it again.
 """
 
 from __future__ import annotations

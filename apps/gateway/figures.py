@@ -157,7 +157,6 @@ class GatewayMetrics:
         return is_late
 
     def samples(self) -> list[Sample]:
-        """Return the counters and histograms."""
         return [
             (family.name, each.name, tuple(each.labels.items()), each.value)
             for family in self._registry.collect()

@@ -1,7 +1,7 @@
 """The functions of the gateway that run on a pilot.
 
-A call answers one choice of a request, or embeds or scores all its texts. It yields pieces of the answer, or an
-ApiError if the model refuses.
+A call answers one choice, or embeds or scores all texts, of a request. It yields pieces, or an ApiError if the model
+refuses.
 """
 
 from __future__ import annotations

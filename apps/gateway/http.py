@@ -271,8 +271,6 @@ class Gateway:
 
 
 def model_routes(answering: Answering, tokenizing: Tokenizing, guarded: Guarding) -> list[Route]:
-    """Return the routes that need a model."""
-
     def answers(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request, caller: Caller) -> Response:
             return await answering.answer(request, endpoint, caller)

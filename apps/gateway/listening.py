@@ -104,8 +104,8 @@ def _remove_dead_socket(path: str) -> None:
 GRACE_S = 5
 """Seconds that open streams have to end when the gateway stops."""
 _IDLE_S = 75
-"""Seconds that an idle connection stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after 15 s), so
-both sides do not close at the same time, which would lose a request.
+"""Seconds that an idle connection stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after 15 s): if
+both sides closed at once, a request would be lost.
 """
 
 

@@ -1,8 +1,8 @@
 """Objectives of requests for the session's policy, and the lengths by which the policy judges them.
 
-A policy that honours a time to first token, such as `slinfer`, admits requests itself. It needs the length of a prompt
-and the expected length of its answer: a prompt's tokens are counted by the model's own tokenizer, and an answer is
-expected to be as long as the mean of the model's last answers, at most the request's limit (SLINFER §VII-A).
+A policy that honours a time to first token, such as `slinfer`, admits requests itself. The model's own tokenizer counts
+a prompt's tokens. The expected length of an answer is the mean of the model's last answers, at most the request's limit
+(SLINFER §VII-A).
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class RequestLengths:
         return {"input_length": max(1, tokens), "expected_output": self.expected(most), "most_output": most}
 
     def record(self, tokens: int) -> None:
-        """Record the length of an answer."""
         self._answers.append(tokens)
 
     def expected(self, most: int | None) -> int:
@@ -125,7 +124,7 @@ def objectives_of(headers: Mapping[str, str], *, honoured: frozenset[str], write
     """Read the objectives in the headers of a request, in seconds by option. Raises RequestRefused.
 
     Args:
-        headers: The headers of the request, by lower-case name.
+        headers: By lower-case name.
         honoured: Objectives that the session's policy supports.
         writes: The model writes texts.
     """

@@ -1,7 +1,6 @@
 """The page at `/`: its events, and the history of the last day that they contain.
 
-All open pages share the figures of one second. A page that reads slowly gets fewer events: its next event is made when
-it has read the last one.
+All open pages share the figures of one second. A page's next event is made when it has read the last one.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ log = logging.getLogger("stoker.gateway")
 class FigureHistory:
     """Means of some values in equal steps of time.
 
-    The steps begin at 1 s and double, up to `longest_s`, whenever there are more than `most` of them; then the oldest
-    steps are dropped. The defaults keep 25 hours.
+    The steps begin at 1 s and double, up to `longest_s`, when there are more than `most`; then the oldest are dropped.
+    The defaults keep 25 hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:

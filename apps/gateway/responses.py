@@ -1,7 +1,7 @@
 """`/v1/responses` without stored state: its requests as chat requests, and its answers and events.
 
-The gateway stores no responses: a client sends the whole conversation as `input`. Function calls and their results are
-items of their own there; in a chat request a call belongs to the assistant's message before it.
+A client sends the whole conversation as `input`. Function calls and their results are separate items there; in a chat
+request a call belongs to the assistant's message before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run one gateway. The session keeps its models loaded when the gateway ends.
 
-A gateway keeps its address. Each pair of a site file and a models file has a folder in the user's state folder, with
-the gateway's port and session, and a lock against a second gateway of the same files.
+Each pair of a site file and a models file has a folder in the user's state folder, with the gateway's port and session,
+and a lock against a second gateway.
 """
 
 from __future__ import annotations

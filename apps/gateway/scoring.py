@@ -1,7 +1,6 @@
 """`/v1/score` and `/v1/rerank` in vLLM's form: how well two texts, or a query and documents, go together.
 
-A cross-encoder (a classifier with one label) reads both texts together. Of other encoders, the score is the cosine of
-the embeddings.
+The score comes from a cross-encoder (a classifier with one label), or is the cosine of other encoders' embeddings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The served models by name: their contexts, figures, and state in the session.
 
-If a model's folder is unreadable, only requests for this model fail; the next request reads the folder again.
+If a model's folder is unreadable, only its requests fail; the next request reads the folder again.
 
-Admission forecasts the first token. If the model is not loaded, the forecast is the rest of the load, from the time of
-earlier loads. For a loaded model it is the later of two forecasts:
+Admission forecasts the first token: for a model that is not loaded, from the time of earlier loads. For a loaded model
+the later of two forecasts counts:
 
 - The session's: waiting calls leave the queue as fast as running calls end, so a new call waits `queued * run_s /
   running`.

@@ -1,7 +1,7 @@
 """A session's figures for Prometheus. `stoker dashboard` and the gateway both answer `/metrics` with them.
 
 Names follow vLLM's where they mean the same: `vllm:num_requests_running` is `stoker_num_requests_running` here, with
-the label `model_name`. A context is a model; its name is the gateway's if a gateway serves it.
+the label `model_name`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Usage per key, model and day, in an SQLite file that all gateways of a user share.
 
-The event loop only adds to counts in memory. A thread adds these counts to the file every second, so a killed gateway
-loses about one second. While the file cannot be written, the counts stay in memory.
+A thread adds the counts in memory to the file every second, so a killed gateway loses about one second.
 
-A batch runs in its own process, also while no gateway runs. A gateway reads the totals of a batch from its answers. The
-file keeps the totals that it has counted, and adds the difference.
+A gateway reads the totals of a batch from its answers. The file keeps the counted totals, and adds the difference.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _DRAINED = 16
-"""A too large body is read and dropped up to this multiple of the limit, because clients read the answer only after
-sending the body.
-"""
+"""Multiple of the limit up to which a too large body is read: clients read the answer only after sending the body."""
 
 
 _SERVER_ERROR = 500

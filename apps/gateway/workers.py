@@ -1,9 +1,9 @@
 """The worker processes of a gateway (`stoker serve --workers N`), seen from the process that starts them.
 
-The workers inherit the gateway's listening socket, so a connection that waits for a worker is not lost when one ends.
-A worker answers requests for models over its own connection to the session. It sends all other requests here, and asks
-here before it starts a request of a key. So this process alone counts for limits, runs batches, and knows the figures
-of all workers. A socket pair connects it with each worker (`peers`).
+The workers inherit the gateway's listening socket, so a connection that waits for a worker is not lost when one ends. A
+worker answers requests for models over its own connection to the session. It sends all other requests here over a
+socket pair (`peers`), and asks here before it starts a request of a key. So this process alone counts for limits, runs
+batches, and knows all figures.
 """
 
 from __future__ import annotations

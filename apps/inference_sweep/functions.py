@@ -2,8 +2,7 @@
 
     written = generate.with_options(context=causal_lm("models/small", dtype="bfloat16"))
 
-`run.py` makes a recipe for each model and maps `generate` over each. The function gets the loaded model as its first
-argument.
+`run.py` makes a recipe for each model. The function gets the loaded model as its first argument.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Run one sweep, from its file to its results.
 
-The calls of all models are submitted at once: contexts that fit a device together are hot side by side, and the manager
-decides when to load the others.
+The calls of all models are submitted at once; the manager decides when to load each model.
 
-The data file is read once to send calls, and once per combination to write the final file. The file may be larger than
-memory: only keys and positions of records are in memory. If a model refuses a row, its column `error` has the reason.
-Such a row is only in the log of the attempt, so a resumed run tries it again.
+The data file may be larger than memory: only keys and positions of records are in memory. If a model refuses a row, its
+column `error` has the reason. Such a row is only in the log of the attempt, so a resumed run tries it again.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ COLUMNS: dict[str, type] = {
     "model": str, "prompt": str, **{name: kind for name, (kind, _, _) in PARAMETERS.items()}, "id": str, "input": str,
     "output": str, "infer_s": float, "started_at": float, "worker": str, "error": str,
 }  # fmt: skip
-"""The columns of the final file."""
 
 
 class SweepCall(msgspec.Struct, frozen=True):

@@ -2,16 +2,8 @@
 
     from stoker.apps.prompt_tuning import tune
 
-This application uses the tuner and the bank of `stoker.tuning`.
-
-functions.py  the context and the decorated functions; start here
-submit.py     `tune(job)`, the future of a tuned prompt
-run.py        jobs from files to results, attached or detached; prompts for a bank
-watch.py      one submitted job: its state in the session, its results
-serving.py    a tuned prompt in a models file
-board.py      the state of each job on disk and as text; options of a submission
-report.py     met and missed deadlines, with reasons
-cli.py        `stoker tune`, and `stoker run prompt_tuning`
+This application uses the tuner and the bank of `stoker.tuning`. `functions.py` has the context and the decorated
+functions; start there. `cli.py` has `stoker tune`, and `stoker run prompt_tuning`.
 """
 
 from __future__ import annotations

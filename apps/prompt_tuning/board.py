@@ -54,7 +54,6 @@ class Phase(enum.Enum):
 
     @property
     def is_over(self) -> bool:
-        """True if the job has ended."""
         return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
 
 

@@ -4,8 +4,7 @@
     tuned = tune_prompt.with_options(context=recipe, gang=(1, 4), deadline="15 min")(order)      a future
 
 The loader under `@context` runs once in a library; a function under `@app` gets its result as first argument. A gang
-calls the function on several devices at once, one rank each. A login node imports this module to name the functions;
-`stoker.tuning` imports their dependencies in the library.
+calls the function on several devices at once, one rank each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run jobs from files to results, here or in a detached process; and `stoker tune bank`.
 
-All errors in a job's file, data or model path are reported before anything is submitted. After that a failed job does
-not end the others. `--detach` forks a process after the check and before any thread starts. This process locks the run
-folders, keeps the session's client, and logs what an attached one would display.
+All errors in a job's file, data or model path are reported before anything is submitted. `--detach` forks a process
+after the check and before any thread starts. This process locks the run folders, keeps the session's client, and logs
+the display.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One submitted job: its state in the session, and its results in its run folder.
 
-Reports of a call and forecasts of the manager arrive as events. Queries give a call's devices, and why it waits. If the
-policy does not forecast ends, the end is extrapolated from the iterations so far.
+If the policy does not forecast ends, the end is extrapolated from the iterations so far.
 """
 
 from __future__ import annotations
