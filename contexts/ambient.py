@@ -1,7 +1,7 @@
 """Functions that user code calls inside a library, for example for its device or its progress.
 
-The *library* scope belongs to the process. The *call* scope is a context variable, so each slot has its own. A thread
-that the user's function starts uses the call that began last.
+The *library* scope belongs to the process. The *call* scope is a context variable of each slot. A thread that the
+user's function starts uses the call that began last.
 
 To stop a call, the library calls `CallStop.ask`, which wakes the call's waits. The waits and `progress(...)` then raise
 `Evicted`.
@@ -88,9 +88,8 @@ class Gang:
     """The rank of this process in its gang, from 0 to `size` - 1.
 
     `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is rank 0's socket at this port;
-    it is closed when the call ends, unless the function called `detach`. The function chooses the protocol, for example
-    a store of torch.distributed (`master_listen_fd`). The port is open to the network, so check on each connection that
-    the peer knows `key`.
+    it is closed when the call ends, unless the function called `detach`. The port is open to the network, so check on
+    each connection that the peer knows `key`.
     """
 
     rank: int

@@ -1,7 +1,7 @@
 """Choose the next step of a language model's engine.
 
 A *prefill* step reads prompts; a request's last prefill step writes its first token. A *decode* step writes one more
-token per request (SLINFER §III-A). The engine, the pilot and the simulator follow the same rules:
+token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
 
 - A request joins when a row and memory are free: earliest due token first, then the oldest request.
 - A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps. With `mixes`,

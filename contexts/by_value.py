@@ -1,8 +1,7 @@
 """Pickle the user's own functions, classes and modules by value, with cloudpickle.
 
 Type variables and sentinels are compared with `is`, so each gets an id and is unique in a process. Classes of modules
-that travel are pickled by name, with the simple attributes that the program has set: a function that imports `Color`
-can compare it with a `Color` argument.
+that travel are pickled by name, with the simple attributes that the program has set.
 
 Open files are refused: a copy would write elsewhere, and the copy of a temporary file would remove the original.
 """

@@ -6,7 +6,7 @@ r"""A ready-made context: a causal language model through Transformers, on a CPU
     def verify(model, claims):
         return model.label_scores([f"Claim: {claim}\nAnswer:" for claim in claims], [" true", " false"])
 
-This module does not import the context's module, `language_model`: a login node has no GPU library.
+This module imports no GPU library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compile an encoder's network for one batch shape with torch.compile; on a GPU as CUDA graphs.
 
 One thread compiles and computes: a CUDA graph belongs to its thread. The compiler's cache folder is kept as a snapshot,
-which other pilots find by its *form*. PyTorch's `save_cache_artifacts` would leave out the shared objects of a CPU. A
-damaged snapshot is moved aside; a snapshot of another machine is replaced.
+which other pilots find by its *form*. A damaged snapshot is moved aside; a snapshot of another machine is replaced.
 """
 
 from __future__ import annotations

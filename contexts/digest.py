@@ -1,7 +1,7 @@
 """Compute the digest of a value's *content*, code included. The digest is equal in every process.
 
-A pickle would depend on identities, orders of sets, modules and line numbers. Instead, the value is walked in a fixed
-order, and each part is fed to SHA-256 after its type and length.
+The value is walked in a fixed order, and each part is fed to SHA-256 after its type and length. (A pickle depends on
+identities, orders of sets, and line numbers.)
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
               Not file names, line numbers, or the module. Depends on Python's minor version.

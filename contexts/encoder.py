@@ -6,9 +6,8 @@
     def embed(model, texts):
         return model.embed(texts)
 
-A *runtime* pads every batch to one length (Arlo §3.1). A family lists a model's runtimes, shortest first. The policy
-chooses among the runtimes that are long enough for a call's input (docs/embeddings.md). This module imports no GPU
-library.
+A *runtime* pads every batch to one length (Arlo §3.1). The policy chooses among the runtimes that are long enough for a
+call's input (docs/embeddings.md). This module imports no GPU library.
 """
 
 from __future__ import annotations

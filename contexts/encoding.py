@@ -1,11 +1,9 @@
 """An encoder as a context, for embeddings and classification; and its time profile per text length.
 
 An embedding is the mean of the last hidden states (`mean`), the first token's state (`cls`), or the last token's
-(`last`). Padding is masked, so results depend on the batch only by rounding. Calls of several slots share batches
-(`joined_batches`).
+(`last`). Padding is masked, so results depend on the batch only by rounding.
 
-The profile (Arlo §3.3, Fig. 2) measures uncompiled lengths in rotation, so that a slow phase of the machine affects all
-lengths equally.
+The profile (Arlo §3.3, Fig. 2) measures uncompiled lengths in rotation, so a slow phase affects all lengths equally.
 """
 
 from __future__ import annotations

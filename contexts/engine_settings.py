@@ -1,7 +1,7 @@
 """Settings of a language model's engine: the context's length, the chat template, and vLLM's own arguments.
 
-The program refuses settings that the engine cannot have (`EngineSettings.check`). The rest depends on the model and on
-vLLM's version, so the library checks it when it loads the model.
+`EngineSettings.check` refuses settings that the engine cannot have. The library checks the rest when it loads the
+model.
 """
 
 from __future__ import annotations

@@ -86,14 +86,11 @@ class RecipeFactory:
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loader in this process, for a test.
+        """Return the loaded context: run the loader in this process, for a test.
 
         Args:
             *args: Arguments of the loader.
             **kwargs: Keyword arguments of the loader.
-
-        Returns:
-            The loaded context.
         """
         return self.loader(*args, **kwargs)
 

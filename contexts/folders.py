@@ -3,8 +3,8 @@
 `STOKER_HOME` names the state folder; else it is `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes may share
 this folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
-Another process sees the program's folder if the path has the same inode. On the program's machine the device must match
-as well. On other machines the file system must be shared: two nodes with one disk image have the same inodes.
+Another process sees the program's folder if the path has the same inode, and on the program's machine the same device.
+On other machines the file system must be shared: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations

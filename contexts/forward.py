@@ -1,13 +1,11 @@
 """Run a causal model over rows of token ids that share a prefix; compute log-likelihoods of labels.
 
-Rows are padded on the right. A token sees only earlier tokens, so a row gives the same numbers (up to rounding) in
-every batch. A prompt and all its labels are one pass: a mask lets each label see only the prompt and itself (the tree
-attention of SpecInfer, arXiv:2305.09781).
+Rows are padded on the right. A row gives the same numbers (up to rounding) in every batch. A prompt and all its labels
+are one pass: a mask lets each label see only the prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781).
 
 The keys and values (KV) of common beginnings are computed once. The cache keeps the last few prompts whole. If a new
 prompt begins like one of them, the common beginning becomes a *shared* prefix, unless a known shared prefix is almost
-as long: two claims that start with "The" should not displace the template. The least recently used shared prefix is
-dropped first.
+as long. The least recently used shared prefix is dropped first.
 """
 
 from __future__ import annotations

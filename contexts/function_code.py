@@ -1,8 +1,8 @@
 """Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
-The source of a notebook cell exists only in its process: a `SourceLines` after the function pickles the lines.
-`Captured` compares the captured objects by identity. If all are immutable, the function's pickle stays valid until a
-name is bound to another object. Otherwise the function is pickled at every call.
+A `SourceLines` after a notebook's function pickles its lines, which exist only in the notebook's process. `Captured`
+compares the captured objects by identity. If all are immutable, the function's pickle stays valid until a name is bound
+to another object.
 """
 
 from __future__ import annotations

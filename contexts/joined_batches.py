@@ -1,8 +1,8 @@
 """Compute rows of many callers in shared batches of similar length.
 
-One caller at a time *leads*. It computes batches of its longest row and similar rows of all callers, until its own rows
-are done. Then the caller that has waited longest leads. A batch's longest row has at most twice the tokens of its
-shortest, plus a few. No batch is larger than the smallest `batch_size` of its callers.
+One caller at a time *leads*. It computes batches of its longest row and similar rows of all callers (at least about
+half as long), until its own rows are done. Then the caller that has waited longest leads. No batch is larger than the
+smallest `batch_size` of its callers.
 """
 
 from __future__ import annotations

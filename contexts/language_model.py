@@ -1,8 +1,7 @@
 """A causal language model as a context, and how a library loads it.
 
-The engine (`inference/`) writes the calls of all slots in one batch. Label scores are computed between two steps of the
-batch; all labels share one reading of the prompt. The batch changes results only by rounding errors. Random draws are
-seeded by the prompt's index in the call.
+The engine (`inference/`) writes the calls of all slots in one batch, and computes label scores between two steps. The
+batch changes results only by rounding errors. Random draws are seeded by the prompt's index in the call.
 """
 
 from __future__ import annotations

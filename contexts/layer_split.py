@@ -1,8 +1,7 @@
 """Split a model's layers over several GPUs.
 
-Each device holds a run of layers; together they compute one after another, so a model that is too large for one device
-runs at about the speed of one. The first device also holds everything else: embedding, last norm and head, which may
-share weights.
+Each device holds a run of layers, and the devices compute one after another (docs/decisions/094). The first device also
+holds embedding, last norm and head, which may share weights.
 """
 
 from __future__ import annotations

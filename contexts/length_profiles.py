@@ -2,8 +2,8 @@
 
     <state folder>/encoder-lengths/<digest>.json        one file per model, its options and device kind
 
-The chosen lengths give the lowest mean latency of the expected texts. A length is left out if the mean rises by at most
-`LEAST_GAIN` without it.
+The chosen lengths give the lowest mean latency of the expected texts. Without an omitted length the mean rises by at
+most `LEAST_GAIN`.
 """
 
 from __future__ import annotations
@@ -182,14 +182,11 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of a model for later programs.
+    """Keep the profile of a model for later programs; return the written file.
 
     Args:
         path: The model's folder or hub name.
         profile: The model's measured times.
-
-    Returns:
-        The written file.
     """
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER

@@ -1,7 +1,7 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet, `huggingface_hub` retries six times
-per file, half a minute each. `HubWatch` reads its log and switches to local files, as with `HF_HUB_OFFLINE=1`.
+An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet, `huggingface_hub` retries for
+minutes per file. `HubWatch` reads its log and switches to local files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations

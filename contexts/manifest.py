@@ -1,15 +1,14 @@
 """The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-A manifest lists files, folders and links. For each file it has the SHA-256 of its 4 MiB parts (a hash tree of one
-level, as in BitTorrent): 0.8 MB for 100 GB. Each field is encoded with its length:
+For each file a manifest has the SHA-256 of its 4 MiB parts (a hash tree of one level, as in BitTorrent): 0.8 MB for 100
+GB. Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
                                                                         name "folder"
                                                                         name "link" target
 
-A *piece* is a run of whole parts of at most 4 MiB that is sent at once. `stoker.pilot.starter` reads manifests before
-anything is installed, so this module needs the standard library alone.
+A *piece* is a run of whole parts of at most 4 MiB that is sent at once. Standard library only (for the starter).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Facts about a model before it is loaded, such as its longest input, pooling, cache size and token counts.
 
-They are read from the model's files without a GPU library, so that a login node can check a recipe.
+They are read without a GPU library, so that a login node can check a recipe.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""What a pilot imports for every ready-made model, so that all of them share one zygote. It lacks the module of the
-model's own class, which a library imports in hundredths of a second."""
+"""What a pilot imports for every ready-made model, so that all of them share one zygote."""
 
 
 class CallableModule(types.ModuleType):

@@ -2,8 +2,8 @@
 
 A file's content is its bytes and its owner's execute permission. A folder's content is its names, files, folders and
 links. A link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of parts
-are remembered by path, size, mtime, ctime and inode. Files changed within the last two seconds are not remembered: a
-second change could go unnoticed (as in git).
+are remembered by path, size, mtime, ctime and inode. Files changed within the last two seconds are not remembered (as
+in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -279,7 +279,7 @@ _FILE = "index.jsonl"
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Let the session's seed process send these objects from their sources. Raises OSError.
 
-    Several clients may append at once, so a line that a killed client left unfinished is ended, not cut off.
+    Several clients may append at once, so an unfinished line is ended, not cut off.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:

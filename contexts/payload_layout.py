@@ -1,7 +1,7 @@
 """The bytes of a payload, and short readable texts of arguments. Nothing is unpickled.
 
-`short_payload` reads a pickle with stand-ins for all classes and functions, so no foreign code runs. Values of
-parameters with secret names (`token`, `password`) are hidden.
+`short_payload` reads a pickle with stand-ins for all classes and functions. Values of parameters with secret names
+(`token`, `password`) are hidden.
 """
 
 from __future__ import annotations

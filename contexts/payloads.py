@@ -6,8 +6,8 @@ The first byte names the form:
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
     M       a function or loader with its modules: version, length of the table, pickled table, padding, value
 
-A class pickled by value includes its attributes, so a library sees the program's `Config.lr = 2`. With `keep_classes`
-the program ignores the library's attributes. Threads share a new class once its attributes are set.
+A class pickled by value includes its attributes. With `keep_classes` the program ignores the library's attributes.
+Threads share a new class once its attributes are set.
 """
 
 from __future__ import annotations

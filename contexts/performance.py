@@ -1,7 +1,7 @@
 """Kept measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
 
 All sessions share one SQLite file. A quantity is kept as count, mean and sum of squared deviations (Welford). A damaged
-file is moved aside with a warning. Without a file nothing is remembered.
+file is moved aside with a warning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A recipe: how to load a context, from which files, and with which needs; and the options of `@context`.
 
-A recipe's key is a digest of its content, so equal recipes name the same context (`digest`).
+Recipes with equal content have the same key (`digest`), and so the same context.
 """
 
 from __future__ import annotations

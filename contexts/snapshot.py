@@ -1,8 +1,8 @@
 """Load a Transformers model, and keep a converted copy that loads faster.
 
-A GGUF file is dequantized, and its tokenizer rebuilt, at every load. A *snapshot* is the result of `save_pretrained` in
-the computed dtype. A lock file lets one process convert while others wait. A snapshot that fails to load is made again.
-A full disk does not fail the load. Other pilots find the snapshot by its *form*: a digest of the source and the dtype.
+A *snapshot* is the result of `save_pretrained` in the computed dtype: a load need not dequantize a GGUF file again. One
+process converts while others wait. A snapshot that fails to load is made again. A full disk does not fail the load.
+Other pilots find the snapshot by its *form*: a digest of the source and the dtype.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Seconds of an engine's step, by the tokens read and the mean number of tokens attended to.
 
 SLINFER (§VI-B) measures prefill by prompt length, and decode by batch and mean length, at powers of two, and
-interpolates linearly. Our prefill also has two dimensions, because a step may read a part of a prompt: 512 tokens cost
-twice as much after 4,000 others. Our engine computes attention over all rows of one size, up to the longest row
-(`padded_length`).
+interpolates linearly. Our prefill also has two dimensions, because a step may read a part of a prompt. Our engine
+computes attention over all rows of one size, up to the longest row (`padded_length`).
 
 A *cell* holds the samples nearest to the same powers of two.
 """

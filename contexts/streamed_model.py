@@ -1,9 +1,8 @@
 """Load a Transformers model onto a GPU: stream weights from safetensors files into device tensors.
 
-Transformers copies one tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here
-several threads read the files into pinned buffers and copy them asynchronously; other dtypes are converted on the
-device (docs/decisions/092). Transformers then builds the model around these tensors. If anything fails, Transformers
-reads the weights itself.
+Several threads read the files into pinned buffers and copy these asynchronously; other dtypes are converted on the
+device (docs/decisions/092). Transformers then builds the model around the tensors, or reads the weights itself if
+anything fails.
 """
 
 from __future__ import annotations

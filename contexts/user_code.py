@@ -1,8 +1,7 @@
 """Distinguish the user's own code from installed code.
 
 Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) is pickled by name,
-and a digest names its version. A pilot may not be able to import the user's own modules. They are pickled by value, and
-a digest covers their content.
+and a digest names its version. The user's own modules are pickled by value, and a digest covers their content.
 """
 
 from __future__ import annotations

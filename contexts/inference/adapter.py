@@ -1,6 +1,6 @@
 """The interface of an inference engine, the text of its requests, and its turns on shared devices.
 
-An engine writes tokens for many requests at once with one model. One thread calls it (`engine_thread`):
+One thread calls an engine (`engine_thread`):
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -320,8 +320,8 @@ class ModelTexts:
 
 
 class Written:
-    """The written text of one request. A piece of text is returned once its characters are complete, or once they can
-    no longer become complete.
+    """The written text of one request. A piece of text is returned once its characters are complete, or can no longer
+    become complete.
     """
 
     def __init__(

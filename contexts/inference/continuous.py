@@ -1,8 +1,8 @@
 """The default engine: continuous batching over a Transformers model, on a CPU or a GPU.
 
-On a GPU, decode steps may run as captured graphs that are launched ahead. Step n+1 starts with the tokens that step n
-left on the device; only then are the tokens of step n read. Between two calls of `step` at most one launched step is
-unread. The device computes in launch order, so:
+On a GPU, decode steps may run as captured graphs that are launched ahead (docs/decisions/091). Step n+1 starts with the
+tokens that step n left on the device; only then are the tokens of step n read. At most one launched step is unread
+between two calls of `step`:
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
 - A request that ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at once,

@@ -1,12 +1,11 @@
 """Choose the number of compute threads of a library that shares its cores.
 
-PyTorch's threads spin between two operations: two libraries with two threads each on two cores ran at 1/30 of the speed
-of one thread each (docs/decisions/066). If `n` threads got clearly less than `n` cores while no core was idle, a
-library continues with as many threads as it got cores. When cores become idle, it tries more threads; the pause between
-tries doubles after each failure.
+PyTorch's threads spin between two operations and slow other libraries on the same cores (docs/decisions/066). If `n`
+threads got clearly less than `n` cores while no core was idle, a library continues with as many threads as it got
+cores. When cores become idle, it tries more threads; the pause between tries doubles after each failure.
 
-Each computing thread keeps OpenMP helper threads. If their number exceeds the cores, a decode step takes 1.7 times as
-long (docs/decisions/058), so the thread that loaded a model releases its helpers.
+Each computing thread keeps OpenMP helper threads. Too many helpers slow decode steps (docs/decisions/058), so the
+thread that loaded a model releases its helpers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Run decode steps as captured graphs, one graph per shape of the batch.
 
-An eager decode step launches hundreds of small kernels, which takes longer than the kernels run. A graph launches them
-at once. A *shape* is the row length and row count (a power of two, or all rows) of each used array, and how tokens are
-chosen. A shape is captured after a few eager uses. When an array gets other memory, its graphs are dropped. Each replay
-leaves its tokens and positions in `RowBuffers` as inputs of the next step. Only reading a step's tokens waits for the
-device.
+A graph launches the hundreds of small kernels of a decode step at once. A *shape* is the row length and row count (a
+power of two, or all rows) of each used array, and how tokens are chosen. A shape is captured after a few eager uses.
+When an array gets other memory, its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as
+inputs of the next step.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A lean decoder of the Llama family over a batch of requests of any lengths, and its key-value rows.
 
-On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058). Here
-all tokens form one tensor `[tokens, width]`. Attention takes one request at a time while its prompt is read, and all
-rows of an array while they decode. `decoder_of` compares the decoder with the model on a few tokens.
+Transformers' modules are slow for small models on a CPU (docs/decisions/058). Here all tokens form one tensor `[tokens,
+width]`. Attention takes one request at a time in prefill, and all rows of an array in decode. `decoder_of` compares the
+decoder with the model on a few tokens.
 
 A request has one row of keys and values in an array of rows of equal length, a power of two. Attention therefore
-computes at most twice what is needed. When a request leaves, the last row moves to its place, so steps copy nothing.
-Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs another kernel.
+computes at most twice what is needed. When a request leaves, the last row moves to its place. Paged memory (vLLM §4.1,
+arXiv:2309.06180) wastes less, but needs another kernel.
 """
 
 from __future__ import annotations

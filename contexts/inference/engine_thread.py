@@ -1,8 +1,8 @@
 """One thread steps the engine; the library's slots submit requests to it and wait for their texts.
 
-The calls of all slots share one batch. Other uses of the model (label scores) are jobs; the thread runs one after each
-step. Code that needs the model exclusively (tuning) holds it. When a call is asked to stop (`ambient.CallStop`), its
-waits raise at once, its requests leave before the next step, and its waiting jobs do not run.
+The thread runs one job (another use of the model, for example label scores) after each step. Code that needs the model
+exclusively (tuning) holds it. When a call is asked to stop (`ambient.CallStop`), its waits raise at once, its requests
+leave before the next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations

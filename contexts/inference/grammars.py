@@ -1,9 +1,8 @@
 """Grammars of requests, compiled by llguidance for one tokenizer.
 
-A request may hold its text to a JSON schema, a regular expression, a list of texts, or a grammar. The thread of the
-call compiles the form and computes its first tokens, so the engine's thread does not wait for the compiler, and a form
-without a text is refused before other requests meet it. llguidance counts the work of a compilation and of a step and
-stops at a limit.
+The form of a text is a JSON schema, a regular expression, a list of texts, or a grammar. The thread of the call
+compiles the form and computes its first tokens, so the engine's thread does not wait, and a form without a text is
+refused early. llguidance counts the work of a compilation and of a step and stops at a limit.
 """
 
 from __future__ import annotations

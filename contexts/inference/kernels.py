@@ -1,14 +1,13 @@
 """The fastest matrix products, decode attention and token draws for this processor.
 
-On a CPU, PyTorch's linear layer reorders the weights at every call. For few rows this takes longer than the product
-(docs/decisions/058), so oneDNN keeps a reordered copy. The copy is `float32` on a processor without `bfloat16`
-instructions. The attention function never depends on the batch: a request gets the same tokens on all pilots of one
-kind.
+On a CPU, oneDNN keeps a reordered copy of the weights, which PyTorch's linear layer would reorder at every call
+(docs/decisions/058). The copy is `float32` on a processor without `bfloat16` instructions. The attention function never
+depends on the batch.
 
 A token is drawn by the inverse of its distribution function: the first token at which the sum of probabilities exceeds
 the request's next random number. Tokens are in the order of the vocabulary; with `top_p`, likeliest first. The
-request's own generator on the host makes the numbers. A captured step uses the same operations. (Not `torch.where` with
-a number, which copies the number to the device and waits.)
+request's own generator on the host makes the numbers. (`torch.where` with a number would copy the number to the device
+and wait.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """PEFT adapters in the continuous engine: requests of several adapters and of the base share each step.
 
 The low-rank matrices of all adapters of a step are stacked: one product with every A, a mask that keeps each row's own
-part, and one product with every B of a projection. So each adapter is read once a step, and the number of operations
-does not depend on the number of adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). Rows of the base take no
-part.
+part, and one product with every B of a projection. So the number of operations does not depend on the number of
+adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). Rows of the base take no part.
 
 A soft prompt takes the first positions of its request.
 """

@@ -2,7 +2,7 @@
 
 A profile times steps at powers of two of the tokens that a step reads and attends to. It keeps the median of repeats.
 Then 100 random workloads of other sizes are compared with the table. Requests share a long beginning that is read once,
-so a profile takes minutes instead of hours on a CPU.
+to save hours on a CPU.
 """
 
 from __future__ import annotations

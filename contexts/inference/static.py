@@ -1,8 +1,7 @@
 """The engine for all other architectures, with batches that begin and end together; and the choice of an engine.
 
-All waiting prompts are read together, and the batch runs until its last text has ended. This is slower than continuous
-batching if lengths differ, but supports everything that Transformers computes. `own_engine` chooses the continuous
-engine if it supports the model.
+All waiting prompts are read together, and the batch runs until its last text has ended. This supports everything that
+Transformers computes. `own_engine` chooses the continuous engine if it supports the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules for the next token of a request: a grammar, penalties, biases, and a shorter choice.
 
-The rules have vLLM's names, meaning and order: biases, then penalties, then the grammar, then `min_p` and `top_k`. The
-rows of a step that have rules are computed together. All numbers are `float32` on the device of the logits.
+The rules have vLLM's names, meaning and order: biases, then penalties, then the grammar, then `min_p` and `top_k`. All
+numbers are `float32` on the device of the logits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PEFT adapters in vLLM: a LoRA by vLLM's own requests, a soft prompt as embeddings before the prompt's tokens.
 
-vLLM reserves room for LoRA matrices when it starts, so the adapters' files are read then. An adapter whose files are
-damaged fails alone, at its first use.
+vLLM reserves room for LoRA matrices when it starts, so the adapters' files are read then. A damaged adapter fails
+alone, at its first use.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ NO_ADAPTER = VLLMAdapter()
 
 
 class VLLMAdapters:
-    """The adapters of a base by name."""
-
     def __init__(self, folders: Mapping[str, str], *, base: str, on_gpu: bool) -> None:
         """Read the files of the adapters. `base`: the folder of the base's files."""
         self._folders = folders

@@ -1,11 +1,10 @@
 """vLLM as an engine in this process (Kwon et al., arXiv:2309.06180).
 
-vLLM allocates its whole cache when it starts, so the cache cannot be resized. Sleep (level 1, not on CPUs) moves the
-weights to host memory and drops the cache. Sleep broke between versions of vLLM. Therefore each sleep measures the
-freed memory, and each wake compares the tokens of a fixed prompt.
+vLLM's cache cannot be resized. Sleep (level 1, not on CPUs) moves the weights to host memory and drops the cache. Sleep
+broke between versions of vLLM. Therefore each sleep measures the freed memory, and each wake compares the tokens of a
+fixed prompt.
 
-Each token of a label is scored by its own request. These requests share the cached prefix; vLLM's `prompt_logprobs`
-would read every prompt again.
+Each token of a label has its own request, because vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """One model in vLLM (`adapter.InferenceEngine`); also scores labels (`forward.TailScorer`)."""
+    """An `adapter.InferenceEngine` in vLLM; also a `forward.TailScorer`."""
 
     name = "vllm"
 
