@@ -37,8 +37,6 @@ Shapes = dict[str, tuple[int, int]]
 
 
 class BaseShapes(msgspec.Struct, frozen=True):
-    """Sizes of a base model."""
-
     layers: int
     width: int
     projections: Shapes

@@ -119,7 +119,7 @@ class TextSink(Protocol):
 
 
 class RelayedTexts(Iterable[str]):
-    """Texts that a function yields as one object: its library sends each text as a piece, without the call's thread."""
+    """Texts that a function yields as one object: its library sends each text as a piece."""
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
@@ -139,7 +139,7 @@ ALONE = Gang(rank=0, size=1)
 
 
 MOST_STATE_BYTES = 16_000_000
-"""Largest checkpoint in bytes; it is sent in one frame (the manager accepts 64 MB) and kept in the journal."""
+"""Largest checkpoint in bytes; one frame (at most 64 MB) carries it."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (pickled; empty for None); returns True if the call is evicted."""

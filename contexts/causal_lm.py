@@ -101,7 +101,7 @@ def configured_language_model(
     chat_template: str = "",
     vllm: dict[str, Any] | None = None,
 ) -> CausalLM:
-    """`language_model` with settings of its engine: a loader of another name keeps the keys of the other's recipes."""
+    """`language_model` with settings of its engine."""
     from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
 
     return load_model(
@@ -125,7 +125,7 @@ def adapted_language_model(
     chat_template: str = "",
     vllm: dict[str, Any] | None = None,
 ) -> CausalLM:
-    """`configured_language_model` with adapters: a loader of another name keeps the keys of the other's recipes."""
+    """`configured_language_model` with adapters."""
     from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
 
     return load_model(

@@ -1,7 +1,6 @@
 """Compute the digest of a value's *content*, code included. The digest is equal in every process.
 
-The value is walked in a fixed order, and each part is fed to SHA-256 after its type and length. (A pickle depends on
-identities, orders of sets, and line numbers.)
+The value is walked in a fixed order, and each part is fed to SHA-256 after its type and length.
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
               Not file names, line numbers, or the module. Depends on Python's minor version.

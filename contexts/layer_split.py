@@ -38,7 +38,7 @@ def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
 def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
     """Have each part of a model move its inputs to its device; the model's own inputs and results are on `first`.
 
-    `from_pretrained` does this too, but takes the first device by chance.
+    `from_pretrained` would take the first device by chance.
     """
     from accelerate import dispatch_model
 
@@ -46,7 +46,6 @@ def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
 
 
 def device_at(split: dict[str, str], name: str) -> str:
-    """Return the device of a weight."""
     while name not in split:
         name = name.rpartition(".")[0]
     return split[name]

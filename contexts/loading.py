@@ -167,10 +167,9 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _AGAIN = "No local file found. Retrying"
-"""Log message when the hub did not answer the first request about a file. The second request waits a minute, six times.
-"""
+"""Log message when the hub did not answer the first request about a file."""
 _CONNECT_S = 2.0
-"""Seconds to connect to the hub: enough for a slow hub, while a firewall never answers."""
+"""Seconds to connect to the hub; a firewall never answers."""
 _REQUESTING = "thrown while requesting"
 
 

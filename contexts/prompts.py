@@ -56,7 +56,7 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Texts per call of a tokenizer. A tokenizer cannot be interrupted, so stop requests are checked between calls."""
+"""Texts per call of a tokenizer. Stop requests are checked between calls."""
 
 
 class PromptReader:

@@ -35,7 +35,7 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_HEADER_BYTES = 100_000_000
 BUFFER_BYTES = 8 << 20
-"""Size of a pinned buffer; pinning a large buffer would delay the first copy."""
+"""Size of a pinned buffer; a large buffer delays the first copy."""
 _BUFFERS = 2
 _MOST_READERS = 8
 

@@ -57,7 +57,7 @@ class CompletionStream(Iterator[CompletionToken]):
         self._tokens.close()
 
     def texts(self) -> CompletionTexts:
-        """Return the texts alone, for a function that yields them as one object; use these or the tokens."""
+        """Return the texts alone, for a function that yields them as one object, in place of the tokens."""
         return self._texts
 
 

@@ -7,7 +7,7 @@ stamp imports it again.
 In a library, import statements find sent modules before the search path. A process has one version of a module at a
 time. If a call brings another version, `before_replacing` is called, which may end the library. Otherwise the module is
 imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a function finds only the
-modules sent with it.
+modules sent with it. A replaced module of the context stays the same object.
 """
 
 from __future__ import annotations

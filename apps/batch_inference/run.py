@@ -48,7 +48,6 @@ RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
 _SHOWN_ERRORS = 5
 Recipes = Mapping[tuple[Endpoint, str], Recipe]
 Failures = dict[str, ApiError]
-"""Errors of failed calls by `custom_id`."""
 
 
 def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
@@ -249,9 +248,7 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
 
 
 def stop_or_error(error: Exception, *, line: int) -> ApiError:
-    """Return the error of one request. Raises errors that concern all requests and stop the run, for example a lost
-    session.
-    """
+    """Return the error of one request. Raises errors that stop the run, for example a lost session."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error

@@ -54,7 +54,7 @@ class AnswerDelta(msgspec.Struct, frozen=True):
 class AnswerParser:
     """Parses one answer, piece by piece.
 
-    `seed` makes the ids of calls, so that an answer that is written again has the same ids.
+    `seed` makes the ids of calls.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ Job = tuple[StokerApp, Iterable[Any]]
 
 
 class Stopped(BaseException):
-    """The run must stop after Ctrl-C, SIGTERM or SIGHUP.
-
-    Not a KeyboardInterrupt, because `stoker.map` would print advice for programs.
-    """
+    """Ctrl-C, SIGTERM or SIGHUP stops the run. Not a KeyboardInterrupt, for which `stoker.map` would print advice."""
 
 
 @contextlib.contextmanager

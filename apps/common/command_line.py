@@ -90,7 +90,7 @@ def resolve(
 
 
 def command(app: str, arguments: str, *, through_make: bool = False) -> str:
-    """Return the command line that runs `app`. Only the app that `make run` runs may use `through_make`."""
+    """Return the command line that runs `app`."""
     if through_make and "MAKELEVEL" in os.environ:
         escaped = arguments.replace("$", "$$").replace('"', '\\"')
         return f'make run ARGS="{escaped}"'

@@ -330,7 +330,7 @@ _PART_BYTES = 250_000
 
 
 def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    """Return the answer to a conversation, one message per choice. `usage` replaces the sum over choices."""
+    """Return the answer to a conversation, one message per choice."""
     return {
         "id": f"chatcmpl-{name}",
         "object": "chat.completion",
@@ -383,7 +383,7 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
 
 
 def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """Yield `embedding_body` as JSON in parts of about `_PART_BYTES`: the body may have hundreds of megabytes."""
+    """Yield `embedding_body` as JSON in parts of about `_PART_BYTES`."""
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):

@@ -142,7 +142,6 @@ REFUSED = frozenset(
         "thinking_token_budget",
     }
 )  # fmt: skip
-"""Fields that are refused with any value."""
 _OWN_TEMPLATE_OPTIONS = frozenset(
     {
         "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",

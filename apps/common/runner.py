@@ -36,7 +36,6 @@ from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
 
 Records = RecordLog | Mapping[tuple[Any, ...], Record]
-"""Records by key."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

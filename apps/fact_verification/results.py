@@ -55,8 +55,7 @@ def raw_answers(scores: Sequence[Sequence[float]]) -> list[int]:
 def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the best label per row after batch calibration.
 
-    Scores are compared as shares of the labels' joint probability, so that a claim with unlikely words has no larger
-    weight.
+    Scores are shares of the labels' joint probability, so that a claim with unlikely words has no larger weight.
     """
     if not scores:
         return []

@@ -113,9 +113,7 @@ def with_formats(asked: Asked, settings: ModelSettings) -> Asked:
 
 
 def tokens_asked(asked: Asked) -> tuple[int, int]:
-    """Estimate the tokens that a request reads (four characters each) and writes, for a client that leaves before they
-    are counted.
-    """
+    """Estimate the tokens that a request reads (four characters each) and writes, for a client that leaves early."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:

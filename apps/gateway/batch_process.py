@@ -99,7 +99,7 @@ class MonitoredBatch:
 def find_process(pid: int, run: Path) -> psutil.Process | None:
     """Return the `stoker batch` of this run folder, preferably with this process id.
 
-    A gateway that was killed, or whose disk was full, may have started a process without storing its id.
+    An earlier gateway may have started a process without storing its id.
     """
     try:
         named = psutil.Process(pid) if pid else None

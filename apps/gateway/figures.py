@@ -213,7 +213,6 @@ class RequestFigures:
         self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun)
 
     def finished(self, reasons: Iterable[str]) -> None:
-        """Count ended choices by their finish reasons."""
         for reason in reasons:
             self._metrics.finished.labels(self._model.name, reason).inc()
 
@@ -264,7 +263,7 @@ class RequestFigures:
 
 
 class GatewayFigures:
-    """The page's figures. `is_open`: True while no key is required; then the page quotes errors of calls."""
+    """The page's figures. `is_open`: no key is required; the page quotes errors of calls."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool],
@@ -336,9 +335,7 @@ log = logging.getLogger("stoker.gateway")
 
 
 class GatewayNotes:
-    """The note that `stoker status` shows for one gateway. `name`: of the note's file, equal after restarts; `address`:
-    where the gateway listens.
-    """
+    """The note that `stoker status` shows for one gateway. `name`: of the note's file."""
 
     def __init__(
         self, session: Session, models: ServedModels, *, name: str, address: str, workers: WorkerFigures | None = None

@@ -297,7 +297,7 @@ def application_of(
 
 
 def keep_garbage_cheap() -> None:
-    """Make the garbage collector skip permanent objects and run less often: a 20 ms collection delays all streams."""
+    """Make the garbage collector skip permanent objects and run less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)

@@ -138,8 +138,6 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keys with shared limits."""
-
     name: str
     limits: KeyLimits = KeyLimits()
 
@@ -310,7 +308,7 @@ class Caller(msgspec.Struct):
 
     @property
     def is_limited(self) -> bool:
-        """True if its requests have limits. A group may get limits while its requests run."""
+        """True if its requests have limits."""
         return self.limits != KeyLimits() or self.group is not None
 
     def reached(self, used: LimitsUsed, *, now: float) -> LimitReached | None:
@@ -321,10 +319,7 @@ class Caller(msgspec.Struct):
 
 
 class HeldRequest:
-    """A running request of a key, and of its group. `tokens` are counted when the request ends.
-
-    `ends`: called once with the tokens (`KeyUse.end`).
-    """
+    """A running request of a key, and of its group. `ends`: called once with the tokens (`KeyUse.end`)."""
 
     def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
@@ -419,7 +414,7 @@ class Guard:
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
     """Raise RequestRefused for pages of other sites.
 
-    Any page in a browser on this machine can send requests, also under a host name of its own (DNS rebinding).
+    Any page in a browser on this machine can send requests (also by DNS rebinding).
     """
     name = urlsplit(f"//{host}").hostname or ""
     is_own = "." not in name or _is_address(name) or name == socket.getfqdn()

@@ -27,8 +27,7 @@ log = logging.getLogger("stoker.gateway")
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
 """Headers of requests, and the options of a call that they set."""
 _COUNTED = 20_000
-"""Characters of a prompt that are tokenized; the rest counts in proportion. This bounds the time to a few milliseconds.
-"""
+"""Characters of a prompt that are tokenized; the rest counts in proportion."""
 _AT_ONCE = 2_000
 """Longest prompt in characters that is tokenized in the event loop's own thread."""
 TOKEN_CHARACTERS = 4

@@ -89,7 +89,7 @@ async def _show_page(_request: Request) -> Response:
 
 
 PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _give_grafana)]
-"""The page, and a dashboard for Grafana. They contain nothing of a session, so they need no key."""
+"""The page, and a dashboard for Grafana. They need no key."""
 
 
 def _short(value: float) -> float:
@@ -108,9 +108,7 @@ class PageFigures:
         self._read_at = float("-inf")
 
     async def now(self) -> bytes:
-        """Return the figures as JSON, at most one second old; older in a session that is so large that reading them
-        takes long.
-        """
+        """Return the figures as JSON, at most one second old; in a very large session older."""
         async with self._reading:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:

@@ -335,7 +335,7 @@ class SessionWatch:
         return facts_of(await self.now(within_s=within_s), model)
 
     async def recent(self, model: ServedModel) -> ModelFacts:
-        """Return the facts of a model, at most 5 seconds old, so that requests rarely wait for a status."""
+        """Return the facts of a model, at most 5 seconds old."""
         age_s = time.monotonic() - self._asked_at
         if age_s > _RECENT_S:
             return await self.facts(model)

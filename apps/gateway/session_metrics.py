@@ -1,4 +1,4 @@
-"""A session's figures for Prometheus. `stoker dashboard` and the gateway both answer `/metrics` with them.
+"""A session's figures for Prometheus.
 
 Names follow vLLM's where they mean the same: `vllm:num_requests_running` is `stoker_num_requests_running` here, with
 the label `model_name`.

@@ -289,7 +289,7 @@ class RunningRequest:
             self.figures.end(error)
 
     def leave(self, error: BaseException) -> None:
-        """End the request of a client that has left. Its calls count for its key until they have ended."""
+        """End the request of a client that has left."""
         if not self._over:
             self._over = True
             asyncio.get_running_loop().call_later(_ENDS_S, self._held.end)

@@ -225,7 +225,6 @@ class UsageRecorder:
                 self._add((today(), key or NOBODY, model), count)
 
     def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
-        """Set the totals of a batch so far."""
         if self._file is not None and models:
             with self._changing:
                 self._batches[id] = BatchUsage(key or NOBODY, dict(models))

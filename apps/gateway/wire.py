@@ -153,9 +153,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""Seconds without an event until a comment is sent: proxies close connections after a silent minute, and a stream whose
-pilot was lost may wait longer.
-"""
+"""Seconds without an event until a comment is sent, because proxies close connections after a silent minute."""
 
 
 _FEW_STREAMS = 8

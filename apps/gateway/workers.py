@@ -44,10 +44,7 @@ _KILLED_AFTER_S = GRACE_S + 5.0
 
 
 class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a worker."""
-
     parent: int
-    """The process that starts it."""
     listener: int
     """The descriptor of the listening socket."""
     session: str

@@ -162,7 +162,7 @@ def _is_held(folder: Path) -> bool:
 
 
 DEVICES = 8
-"""Default device limit of a job: with more devices, communication costs more than a device gains."""
+"""Default device limit of a job: more devices cost more communication than they gain."""
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):

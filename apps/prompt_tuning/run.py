@@ -311,7 +311,7 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add the prompts of this file, and the shipped prompts, to the bank of a model; return 0.
+    """Add this file's prompts and the shipped prompts to a model's bank; return 0.
 
     Raises ConfigError for an unreadable file, RecipeError for a missing model, SessionError, and StokerError for the
     bank of another model.

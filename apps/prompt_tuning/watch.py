@@ -226,7 +226,7 @@ class SubmittedJob:
         )  # fmt: skip
 
     def refresh(self, picture: SessionPicture | None) -> None:
-        """Update the entry and write it; a failed write is repeated the next time."""
+        """Update the entry and write it."""
         if self.future is None or self.entry.phase.is_over:
             return
         call, before = sent_call(self.future), self.entry

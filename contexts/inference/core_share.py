@@ -35,7 +35,7 @@ _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """The number of threads for `computing()`; lower than PyTorch's while other processes use the same cores.
+    """The number of threads for `computing()`.
 
     `idle_cores` returns the mean number of idle cores since its last call, or None.
     """

@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 300
 _LIMITS: dict[str, Any] = {"verbose_errors": False}
 """Deviations from llguidance's limits, which are about a second for a compilation and 20 ms for a token."""
 _SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
-"""White space between the parts of a JSON text: bounded, because small models repeat it up to their last token."""
+"""White space between the parts of a JSON text: bounded, because small models repeat white space."""
 
 
 class Grammars:

@@ -51,8 +51,7 @@
     residency = "default"
     provisioning = "default"      number of blocks: "opportunistic", "demand", "fixed", "once"
     keep_pending = 2              opportunistic: queued blocks while calls wait
-    idle = "2 min"                release a block after this idle time; default: 2 min, or 30 min with `stoker up`,
-                                  which keeps contexts hot between programs
+    idle = "2 min"                release a block after this idle time; default: 2 min, or 30 min with `stoker up`
     finish_within = "10 min"      demand: time in which waiting calls should finish
 
     [environment]

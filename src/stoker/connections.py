@@ -34,7 +34,7 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Upper bound: some systems allow 10^9 descriptors, and some programs close each possible one in turn."""
+"""Upper bound: some programs close each possible descriptor in turn."""
 _former_limits: list[tuple[int, int]] = []
 
 

@@ -45,9 +45,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    """Raise ConfigError for two columns of one name, because a row would keep only the last. Columns may have no
-    name.
-    """
+    """Raise ConfigError for two columns of one name. Columns may have no name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         problem = f"two columns are called {twice}; give each its own name"

@@ -76,7 +76,7 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event and its value. pyzmq's own function imports asyncio, which takes a tenth of a pilot's start."""
+    """Read one event and its value. pyzmq's own function would import asyncio."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
@@ -84,7 +84,7 @@ def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
 
 class Dealer:
     """A connection that reconnects, with heartbeats and without queue limits. `reconnect_ms`: its first and longest
-    pause. Several threads must lock each use.
+    pause. Not thread-safe.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Dealer:
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or drop it if there is no connection. (Numbered frames are sent again after a hello.)"""
+        """Send a frame, or drop it if there is no connection."""
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:

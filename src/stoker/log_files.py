@@ -1,8 +1,8 @@
 """Logs of bounded size. Standard library only (for the starter).
 
-A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. Events refer to byte offsets
-in a library's log. So `drop_middle` keeps the length of that file and only frees the disk space of its middle, which
-then reads as zeros. `SeldomLog` limits lines that strangers can cause.
+A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `drop_middle` frees the disk
+space of a log's middle, which then reads as zeros, because events refer to byte offsets. `SeldomLog` limits lines that
+strangers can cause.
 """
 
 from __future__ import annotations

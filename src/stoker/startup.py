@@ -11,9 +11,7 @@ RELEASE = "0.1.0"
 
 
 def import_whole(name: str) -> ModuleType:
-    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second one at once. So no module
-    stays half imported.
-    """
+    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second one at once."""
     held = threading.current_thread() is threading.main_thread()
     if not held or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return importlib.import_module(name)

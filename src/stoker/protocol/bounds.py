@@ -15,7 +15,7 @@ from stoker.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallEnd, CallOptio
 from stoker.units import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 
 MOST_DEFINED_BYTES = 32_000_000
-"""The largest function or recipe. Each is sent in one frame, and a manager accepts frames of 64 MB."""
+"""The largest function or recipe: one frame (at most 64 MB) carries it."""
 
 
 def wrong_with(message: say.FromClient | say.FromPilot) -> str:
@@ -257,8 +257,8 @@ _CHECKS: dict[type, Check] = {
     say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
     say.WalltimeUpdate: _times("ends_in_s"),
 }  # fmt: skip
-"""Checks by type of message. Progress reports are not here: users choose their numbers, so invalid ones are refused
-singly (`is_sound`).
+"""Checks by type of message. Invalid progress reports are refused singly (`is_sound`), because users choose their
+numbers.
 """
 
 

@@ -38,7 +38,7 @@ _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
 may change by the second one per second.
 """
 _SETTLE_S = 5.0
-"""Seconds without a rate after the first arrival, because first results come singly at any rate."""
+"""Seconds without a rate after the first arrival."""
 _ANSWER_STEP = math.log(1.9) / 10.0
 """The largest change per second of the logarithm of the time left."""
 _STALLED = 1.5
@@ -75,7 +75,6 @@ class WorkPace:
             self._bursts[0] = _Burst(now, 0.0)
 
     def add(self, count: float, now: float) -> None:
-        """Count results that arrive now."""
         if count <= 0:
             return
         if self._first_at is None:

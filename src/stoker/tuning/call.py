@@ -182,7 +182,7 @@ class _GangScorer:
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""Seconds that a rank waits for other ranks. A lost rank is noticed at once, but a busy machine may be slow."""
+"""Seconds that a rank waits for other ranks, on a busy machine."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:

@@ -3,9 +3,8 @@
 A text becomes a soft prompt as its tokens' embeddings, repeated or cut to the job's `virtual_tokens`. The bank scores
 its candidates with `encode_prompt`, so tuning starts with the scored loss (eq. 1).
 
-Seed and iteration alone decide an iteration's samples, so a run that resumes on any number of devices takes the same
-ones. Each epoch is shuffled. Of n ranks, each takes every n-th sample of the batch, sorted by length, so all have about
-as many tokens.
+Seed and iteration alone decide an iteration's samples, on any number of devices. Each epoch is shuffled. Of n ranks,
+each takes every n-th sample of the batch, sorted by length, so all have about as many tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure generated texts, as sums over samples that ranks can add.
 
 ROUGE-L (Lin, 2004) is the F1 of the longest common subsequence of words. As in the package `rouge-score`, a word is a
-run of letters and digits in lower case, without stemming. BLEU (Papineni et al., 2002) is the corpus form: matches of
-one to four words are added over all samples before division. As in sacreBLEU, orders without a match use "exponential
-smoothing", and words are split as WMT's 13a does.
+run of letters and digits in lower case, without stemming. BLEU (Papineni et al., 2002) is the corpus form, over matches
+of one to four words. As in sacreBLEU, orders without a match use "exponential smoothing", and words are split as WMT's
+13a does.
 """
 
 from __future__ import annotations

@@ -158,9 +158,7 @@ CLUSTERS = 50
 CAPACITY = 3000
 """The maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""The maximum number of members that a lookup scores one by one. In a larger group it scores representatives of
-subgroups first.
-"""
+"""The maximum number of members that a lookup scores one by one."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
@@ -247,7 +245,6 @@ class Layers:
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
-        """Carry out a plan."""
         key = candidate.key
         if insertion.did is InsertionOutcome.REFUSED:
             return
