@@ -182,11 +182,14 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of a model for later programs; return the written file.
+    """Keep the profile of a model for later programs.
 
     Args:
         path: The model's folder or hub name.
         profile: The model's measured times.
+
+    Returns:
+        The written file.
     """
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER

@@ -10,8 +10,8 @@ the later of two forecasts counts:
 - The gateway's: recent streams give pairs of the number of streams waiting before them and their time to first token. A
   line through these pairs (least squares) gives the time for the current number.
 
-Both forecasts err towards accepting. Without measurements there is no forecast, the line extends to twice the longest
-queue seen, and the length of the request's own prompt does not count.
+Both forecasts err towards accepting. The line extends to twice the longest queue seen, and the length of the request's
+own prompt does not count.
 """
 
 from __future__ import annotations

@@ -26,12 +26,16 @@ class Duration(float):
 
 
 class Engine(enum.Enum):
+    """The engine that runs calls."""
+
     STOKER = "stoker"
     TASKVINE = "taskvine"
     """TaskVine's manager and workers: the same programs, fewer features."""
 
 
 class ProviderKind(enum.Enum):
+    """The system that starts pilots."""
+
     LOCAL = "local"
     SLURM = "slurm"
     CONDOR = "condor"
@@ -42,6 +46,7 @@ class ProviderKind(enum.Enum):
 
     @property
     def title(self) -> str:
+        """The system's name for users."""
         names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
         names[ProviderKind.LSF] = "LSF"
         return names.get(self) or self.value.replace("_", " ").title()
@@ -64,6 +69,8 @@ OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
 
 
 class ProvisioningName(enum.Enum):
+    """The rule for the number of blocks."""
+
     DEFAULT = "default"
     """Fixed on this machine, opportunistic on a batch system."""
     OPPORTUNISTIC = "opportunistic"
@@ -277,6 +284,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
+        """The lowest and the highest port."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 
@@ -284,8 +292,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policies of a session, and the settings of provisioning. `config` describes the settings.
 
-    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `idle_s`: if 0, see
-    `idle_release_s`.
+    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `idle_s`: if 0, see `idle_release_s`.
     """
 
     name: str = "default"

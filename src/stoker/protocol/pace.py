@@ -2,8 +2,8 @@
 
 `WorkPace` is the estimator of every progress bar and forecast.
 
-Results arrive in bursts, when a device ends a batch. A count over a fixed window would double or halve with each burst.
-Therefore `WorkPace` does this:
+Results arrive in bursts, and a count over a fixed window would double or halve with each burst. Therefore `WorkPace`
+does this:
 
 - It measures from burst to burst. The rate is the number of results after the first burst, divided by the time between
   the first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
