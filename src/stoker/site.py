@@ -292,7 +292,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policies of a session, and the settings of provisioning. `config` describes the settings.
 
-    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `idle_s`: if 0, see `idle_release_s`.
+    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `idle_s`: see `idle_release_s`.
     """
 
     name: str = "default"
