@@ -1,9 +1,8 @@
 """The work of the advisor process: it reads questions from its channel and sends answers.
 
-Answers omit unknown values. Questions about sources and history take seconds, or longer with a language model. Their
-own thread answers them, so that answers about failures and paces are not delayed. A third thread asks the model about
-failures that the rules classify with low confidence, a fourth about lines that they cannot read. A pace is answered at
-once; the next answer uses what the model has said.
+Answers omit unknown values. Questions about sources and history are slow, so their own thread answers them. A third
+thread asks the model about failures that the rules classify with low confidence, a fourth about lines that they cannot
+read.
 """
 
 from __future__ import annotations
@@ -251,7 +250,7 @@ def answer_all(channel: socket.socket, advisor: Advisor) -> None:
 
 
 def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
-    """Answer questions until the manager closes the channel. Threads may still wait for the language model."""
+    """Answer questions until the manager closes the channel."""
     slow, failures = ThreadPoolExecutor(1, "sources"), ThreadPoolExecutor(1, "failures")
     doubted: list[Future[None]] = []
     while True:

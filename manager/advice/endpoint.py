@@ -1,7 +1,7 @@
-"""The endpoint of a language model that the advisor may ask: about sources, formats of lines, and failures.
+"""The endpoint of the language model that the advisor may ask.
 
-It is compatible with OpenAI's API. Each conversation has a time limit and a token budget, and all conversations of a
-session share another budget. Secrets are masked in everything that is sent.
+The endpoint is compatible with OpenAI's API. Each conversation has a time limit and a token budget; a session has a
+token budget, too. Secrets are masked.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 *Verdicts* arrive late or never. Policies may quarantine a device after them. For each failing function on a pilot, the
 manager asks the advisor twice within seconds, then every `AGAIN_S`.
 
-*Printed progress*: a timer asks the advisor about the logs of calls that report no progress.
-
 *Unfit pilots*: a full disk does not count against a recipe. For `UNFIT_RETRY_S` the pilot does not load that context,
 or any context if the load failed outside its fetch.
 """

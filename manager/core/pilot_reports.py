@@ -1,6 +1,6 @@
 """Process reports of pilots and libraries: hellos, heartbeats, loads and ends.
 
-A disconnected pilot counts as lost after a second, because calls do not wait for a dead node.
+A disconnected pilot counts as lost after a second.
 
 If a pilot's object cache is too full for a context, the manager stops idle libraries, least recently used first.
 """

@@ -1,12 +1,10 @@
 """StokerExecutor: Stoker as an executor of Parsl. Differences from Parsl's own executor (HTEX):
 
-- Failed blocks stop the executor only until the first pilot joins, because pilots on borrowed machines are killed
-  often.
-- Initial blocks start with the executor, a second before Parsl's strategy would start them.
+- Failed blocks stop the executor only until the first pilot joins.
+- Initial blocks start with the executor, not with Parsl's strategy.
 - Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` the jobs are cancelled.
 - Calls run in the program's folder, if pilots see it.
-- Python's garbage collector runs after 50,000 new containers, not 700: scanning 100,000 futures would take half of the
-  client's time.
+- Python's garbage collector runs after 50,000 new containers, not 700, because there may be 100,000 futures.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A result is written as JSON if JSON represents it exactly, else as a pickle in b
 run that computed it. The digest covers its line: an incomplete or damaged line is skipped, and its item runs again.
 
 `key` is the digest of the item's content, so items may be added, removed or reordered between runs. Equal items have a
-record each. The index takes 24 bytes a record.
+record each.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A client's open calls and questions, and the numbered frames that carry them to the manager.
 
-`OpenCalls` has no lock. Any thread adds or gives up calls; the I/O thread settles them. Each step is one dictionary
-operation, and only the thread that removes a call calls its waiter.
+`OpenCalls` has no lock: each step is one dictionary operation, and only the thread that removes a call calls its
+waiter.
 
 Any thread puts calls and messages into `Outgoing.queue`; `frames` empties it in order. Consecutive calls of one
 submission share a message. A definition precedes the first call that needs it. Other methods are for one thread at a
-time. Deadlines are sent as seconds left, because clocks differ.
+time. Deadlines are sent as seconds left.
 """
 
 from __future__ import annotations

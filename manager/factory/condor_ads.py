@@ -1,9 +1,9 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job changes from RUNNING to IDLE. Its block ends, and the job is removed: an idle pool may let it wait for
-five minutes, but a new job wakes the negotiator at once. A held job counts as PENDING; after `HELD_S` it is removed. A
-pool may release held jobs within a second, so `NumHolds` counts holds that no query saw. A removed job stays in the
-queue until its machine answers. `NumJobStarts` does not prove that a job never ran: a killed shadow never writes it.
+An evicted job changes from RUNNING to IDLE. Its block ends, and the job is removed: a new job is matched sooner. A held
+job counts as PENDING; after `HELD_S` it is removed. `NumHolds` counts holds that no query saw. A removed job stays in
+the queue until its machine answers. `NumJobStarts` does not prove that a job never ran: a killed shadow never writes
+it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
-A session has one factory at a time. A new factory begins after the commands of the previous one have ended. Two locks
-(flock) in the session folder ensure this.
+A session has one factory at a time, by two locks (flock) in the session folder.
 
-- A factory holds `factory.lock`. A second factory waits for it: the first may be an orphan, which exits when it
-  connects to the new manager. A holder that does not exit within `TURN_LIMIT_S` is killed.
+- A factory holds `factory.lock`. A second factory waits for it. A holder that does not exit within `TURN_LIMIT_S` is
+  killed.
 - Every command of a batch system inherits `commands.lock`, and holds it even after its factory's death. A submission in
   progress must not be repeated. So the new factory waits for the command's time limit, and then kills the command.
 """

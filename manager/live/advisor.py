@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, because a short
-session needs no answer, and again when it dies. Open questions are then repeated one at a time until an answer arrives;
-a question that was open at two deaths is dropped.
+The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when it
+dies. Open questions are then repeated one at a time until an answer arrives; a question that was open at two deaths is
+dropped.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Calls
 and keys represent arguments, functions and results, so a check has no user data.
 
-The cost of a check is bounded. Of many calls for one library it covers their number, the last, and some others: calls
-come from one queue's head, so a different call soon changes a check. Of results it covers their number and the last;
-the event has the others.
+The cost of a check is bounded. Of many calls for one library it covers their number, the last, and some others; of
+results, their number and the last.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A turn waits for a message or due work, reads every socket, gives each frame to the core, writes the turn's events to
 the journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
-(`HeldCommands`); meanwhile the loop answers questions.
+(`HeldCommands`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events of a simulated run: one row per event, in columns, small enough for millions of calls.
+"""The events of a simulated run: one row per event, in columns.
 
 A row has a time in seconds, an event, the numbers of a call, library, pilot and block (-1 = none), and a value.
 `EachCall` writes a row for every event of a call. `CountedCalls` writes sums every second, and at the end histograms of

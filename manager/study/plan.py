@@ -1,8 +1,7 @@
 """Forecasts of a run before its submission: its end, its device time, and the best number and walltime of blocks.
 
 The simulator runs a world with measured times (`evidence`) under the site's rules. A seed determines queue waits,
-spreads, lost pilots, and the error of each measured mean. So with few measurements, forecasts vary widely between
-seeds. Many calls are simulated as fewer, longer calls.
+spreads, lost pilots, and the error of each measured mean. Many calls are simulated as fewer, longer calls.
 
 Not modelled: other users' load, time of day, links, and the earlier start of short jobs.
 """

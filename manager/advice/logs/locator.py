@@ -1,8 +1,7 @@
 """Find the first relevant lines of a log (SchedMate §3.3, the failure locator).
 
-The paper assumes that all errors follow the ordinary lines, and finds their border by binary search. `locate` reads the
-whole log once, so it also handles harmless warnings, survived failures, and ranks that print after another rank's
-death.
+The paper finds the border between ordinary lines and errors by binary search. `locate` reads the whole log, so it also
+handles harmless warnings, survived failures, and ranks that print after another rank's death.
 
 Lines are grouped by their form without digits, and only the first line of each form is graded. Bad lines form
 *episodes*: an episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last

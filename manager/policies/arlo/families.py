@@ -1,8 +1,7 @@
 """A family's runtimes by length, their run times, and their arriving calls.
 
-A runtime is a context that calls list with others (`Context.lists`), or that declares its longest input. It takes the
-same time for every input, so its mean run time is its profile (§3.1). An unmeasured runtime is scaled by length from
-the nearest measured runtime.
+A runtime is a context that calls list with others (`Context.lists`), or that declares its longest input. Its mean run
+time is its profile (§3.1). An unmeasured runtime is scaled by length from the nearest measured one.
 """
 
 from __future__ import annotations

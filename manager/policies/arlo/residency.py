@@ -7,8 +7,7 @@ interferes).
 
 A family is new for its first period. It is allocated at its first call, as if all lengths were equally likely and kept
 the devices busy; again when a call adds a runtime; and after 1 s, then at doubling intervals of up to 10 s, by the
-calls that came, where waiting calls count twice. Its replacements have no limit: until its devices fit the calls, the
-queues grow.
+calls that came, where waiting calls count twice. Its replacements have no limit.
 """
 
 from __future__ import annotations
