@@ -182,8 +182,7 @@ def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) 
 
 
 class _Followed:
-    """The log of a library that runs one call: the call's progress, and its best pace during and outside
-    evaluations."""
+    """The log of a library that runs one call, the call's progress and best paces."""
 
     def __init__(self, path: str, *, start: int, formats: LineFormats | None) -> None:
         self._log = FollowedLog(path, start=start, formats=formats)
@@ -221,7 +220,6 @@ def serve(session: str, channel: socket.socket) -> None:
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:
-    """Return the language model that a site file of the session names, or None."""
     try:
         named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
@@ -240,7 +238,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
 
 
 _MOST_DOUBTED = 4
-"""The most failures that wait for the language model. Others get the rules' verdict."""
+"""The most failures that wait for the language model."""
 
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:

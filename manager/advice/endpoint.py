@@ -27,7 +27,7 @@ MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _MOST_ANSWER_TOKENS = 1_000
 _CHARACTERS_A_TOKEN = 3
-"""Used if the endpoint reports no number of tokens. Source code has more characters per token than this."""
+"""Used if the endpoint reports no number of tokens."""
 _NO_SCHEMAS = frozenset({400, 422, 501})
 """Statuses of an endpoint that cannot force its answers into a schema."""
 

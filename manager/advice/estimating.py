@@ -344,8 +344,7 @@ SAME = 0.995
 """At this similarity or more, one recipe's memory is trusted."""
 _NARROW = 1.5
 _MANY = 5
-"""Less similar recipes must be this many and agree within `_NARROW` before their memory is trusted, because a load with
-too little memory fails."""
+"""The memory of less similar recipes counts if there are this many and they agree within `_NARROW`."""
 
 
 @cache

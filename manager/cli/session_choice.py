@@ -49,7 +49,7 @@ CHANGED_BY_DEFAULT = "the session that is up; of several, this folder's"
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-"""The most sessions to search, because reading a journal can take seconds."""
+"""The most sessions to search."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 

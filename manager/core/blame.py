@@ -226,7 +226,7 @@ EVERY = ""  # Key in `Pilot.unfit` that means every context
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
     """Mark a pilot as unfit for a context, or for all. `waits_s`: seconds until other libraries free cache space.
 
-    Failures while it is unfit have the same cause and do not count.
+    Failures while it is unfit do not count.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING

@@ -98,7 +98,7 @@ def _keep(manager: Manager, record: NodeRecord) -> None:
 
 
 def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
-    """Release a block whose pilots are all useless, so that another one takes its place."""
+    """Release a block whose pilots are all useless."""
     state = manager.state
     block = state.blocks.get(BlockId(pilot.block))
     if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:

@@ -118,7 +118,6 @@ def session_outlook(state: State) -> Outlook:
 
 
 def context_outlook_s(state: State, context: Context) -> float:
-    """Return the seconds until a context alone would end its calls; 0 = unknown."""
     open_calls = _open(state, context)
     rate, _ = _rate(state, context)
     maps = (record.report for _, record in _open_maps(state))

@@ -147,7 +147,7 @@ def _median(logs: Collection[float]) -> float:
 
 
 def _sure(logs: Collection[float]) -> float:
-    """Return the median, or 0 if it may be 0: its distribution-free confidence interval includes 0."""
+    """Return the median, or 0 if its distribution-free confidence interval includes 0."""
     ordered, count = sorted(logs), len(logs)
     place = int((count - 2 * math.sqrt(count)) / 2)
     low, high = ordered[place], ordered[-1 - place]

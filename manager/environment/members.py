@@ -232,7 +232,6 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
 
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
-"""Begins a bytecode file that Python validates by the time and size of its source."""
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"

@@ -49,7 +49,7 @@ DIRECT_BELOW = 8
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
-"""Seconds without a settled result or callback after which `close` stops waiting for them."""
+"""Seconds without a settled result after which `close` stops waiting."""
 
 
 class Link:

@@ -68,9 +68,9 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""Seconds that an ending program waits for the manager's welcome, without which it cannot end the session."""
+"""Seconds that an ending program waits for the manager's welcome."""
 FACTORY_LIMIT_S = 40.0
-"""Seconds that `shutdown` waits for the batch jobs to end. The factory gives up slightly earlier."""
+"""Seconds that `shutdown` waits for the batch jobs to end."""
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped

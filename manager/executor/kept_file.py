@@ -74,7 +74,7 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 def record(key: str, item: int, data: Any) -> Iterator[bytes]:
-    """Yield a result's line in parts, because base64 of a large result needs memory."""
+    """Yield a result's line in parts, to save memory."""
     text = _as_json(data)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())

@@ -31,8 +31,9 @@ _MEAN_OF = 64
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. For speed, the stream changes
-    `in_flight` and reduces `held_bytes` itself."""
+    """The calls in flight of one stream, and the bytes of its waiting results. The stream itself changes `in_flight`
+    and reduces `held_bytes`.
+    """
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic

@@ -31,8 +31,7 @@ logger = logging.getLogger("stoker")
 
 _TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""Number of ended sessions that commands find by id. Older ended sessions must be named by path; live sessions are
-always found."""
+"""Number of ended sessions that commands find by id. Older ended sessions must be named by path."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:

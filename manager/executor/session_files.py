@@ -93,7 +93,7 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
 
 
 MOST_BYTES = 4_000_000
-"""Larger manifests are not sent: the first pilot that reads the object creates one."""
+"""Larger manifests are not sent."""
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:

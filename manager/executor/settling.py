@@ -82,7 +82,6 @@ class WorkerThreads:
         self._begin()
 
     def wait_done(self, *, limit_s: float) -> None:
-        """Wait until all work is done, or no work has ended for `limit_s`."""
         left = self._open
         until = time.monotonic() + limit_s
         while self._open and (now := time.monotonic()) < until:
@@ -169,7 +168,7 @@ os.register_at_fork(after_in_child=callbacks.forget)
 Callback = Callable[[Future[Any]], object]
 
 _QUICK = ("parsl", "asyncio", "concurrent")
-"""Packages whose callbacks never wait. They run on the thread that settles the future."""
+"""Packages whose callbacks never wait."""
 
 
 def is_users_callback(callback: Callable[..., object]) -> bool:

@@ -32,7 +32,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""Seconds in which the previous factory must exit. Its end may take slightly longer than `factory.END_LIMIT_S`."""
+"""Seconds in which the previous factory must exit."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"

@@ -85,7 +85,7 @@ _FULL = re.compile(
     r"|only \d+ jobs are allowed",  # Grid Engine
     re.IGNORECASE,
 )
-"""Errors about too many jobs, of this user or of all users. The same job is accepted after other jobs have ended."""
+"""Errors about too many jobs, of this user or of all users."""
 
 
 _NO_NODE = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
@@ -384,7 +384,7 @@ def _mebibytes(given: Provider) -> int:
 
 
 def _word(value: str) -> str | None:
-    """Quote a value for a line of `#SBATCH`, where a blank ends a value and `#` begins a comment."""
+    """Quote a value for a line of `#SBATCH`."""
     if not value:
         return None
     return value if not set(value) & set(" \t'\"#\\") else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -39,9 +39,9 @@ PAUSE_S = 2.0
 """Seconds between two starts of the advisor; doubles each time it dies at once."""
 LONGEST_PAUSE_S = 300.0
 _SLOW_SENT = 2
-"""Most slow questions sent at once, because the advisor answers them in turn."""
+"""Most slow questions sent at once."""
 _SENT = 16
-"""Most questions sent at once: the channel holds a bounded number of bytes."""
+"""Most questions sent at once."""
 
 
 def performance() -> PerformanceStore:

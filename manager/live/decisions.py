@@ -63,7 +63,6 @@ TO_CLIENT: dict[type, _Brief] = {
     to_client.ClientRefused: lambda _: ("refused",),
     to_client.SessionOver: lambda _: ("over",),
 }
-"""The parts of a message to a client that are decisions; for results see `check_of`."""
 
 OF_SHELL: dict[type, _Brief] = {
     events.SetTimer: lambda c: (c.at, c.key),

@@ -57,7 +57,7 @@ FULL_BYTES = 256 << 20
 """If more bytes wait for disk space, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
-"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`, and then no refusal is written."""
+"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`."""
 _LONGEST_REASON = 500
 _discard_log = SeldomLog(log)
 

@@ -6,7 +6,7 @@ peers report the rest.
 
 The state is a graph with cycles and shared objects. Its nouns (plain objects and mutable Structs) are written as a
 list. Each noun is the values of its fields, in which other nouns are references, so the depth of a pickle does not grow
-with the graph.
+with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ _ROUNDING_S = 2e-6
 class TokenTimes(msgspec.Struct):
     """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
-    The first token is due one TTFT after the arrival, each further token one TPOT later. A call meets its objective if
-    no token is late. A rerun delivers only tokens that the program lacks.
+    The first token is due one TTFT after the arrival, each further token one TPOT later. A rerun delivers only tokens
+    that the program lacks.
 
     `due_at`: deadline of the first token (infinity: no objective). `tpot_s`: seconds between deadlines. `grace_s`:
     duration of the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest

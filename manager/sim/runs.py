@@ -166,7 +166,7 @@ class RunningLibrary(Protocol):
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
-    """A run on one library without progress reports. This common case must be cheap."""
+    """A run on one library without progress reports."""
 
     spec: CallSpec
     work: RunningWork

@@ -178,7 +178,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies. They reconsider waiting calls a thousand times per run, not every second."""
+    """Return the site's policies. They reconsider waiting calls a thousand times per run."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency

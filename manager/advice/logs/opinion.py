@@ -69,7 +69,7 @@ def second_opinion(located: Located, fault: Fault, endpoint: ModelEndpoint) -> F
 
 
 def excerpt(located: Located) -> list[LogLine]:
-    """Return the lines that the model gets, in order: the first relevant line and its context, signs, the traceback."""
+    """Return the lines that the model gets, in order."""
     chosen: dict[int, LogLine] = {}
     size = 0
     parts = (

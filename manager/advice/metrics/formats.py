@@ -172,7 +172,7 @@ def _can_be(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
 
 
 _REPEATED = 3
-"""A format is asked about once this many of its lines were read: reports repeat."""
+"""A format is asked about once this many of its lines were read."""
 _KEPT_LINES = 8
 _MOST_AT_ONCE = 4
 _MOST_ASKED = 64

@@ -68,7 +68,6 @@ def facts_believed(
 
 
 def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
-    """Return the first place (`file:line`) of a value or a synonym, or None."""
     if isinstance(value, str):
         other_names = {
             "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],

@@ -71,8 +71,7 @@ class RuntimeTimes:
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
         """Return a runtime's calls and capacity within one latency objective.
 
-        Equations 3 and 5 let the longest runtime exceed its capacity, so a call above it costs a whole objective more
-        (§3.3).
+        A call above the longest runtime's capacity (equations 3 and 5) costs a whole objective more (§3.3).
         """
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points

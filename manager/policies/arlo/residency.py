@@ -160,7 +160,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
         """Return the calls of the last period, of this runtime and of shorter ones that were given up.
 
-        With `waiting`, calls in the queue count once more: they came, and are still to be served.
+        With `waiting`, calls in the queue count once more.
         """
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):

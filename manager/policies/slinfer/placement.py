@@ -49,9 +49,7 @@ class CacheSizes:
         return max(known_bytes(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
-        """Return `required`, at least a small cache, plus the watermark, which applies to the cache, not to the
-        weights.
-        """
+        """Return `required`, at least a small cache, plus the watermark of the cache."""
         cache = cache_of(context, device)
         least = cache.weights_bytes + cache.token_bytes * cache.tokens
         return self._with_watermark(max(least, required), cache.weights_bytes)
@@ -103,9 +101,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, library.devices[0], required))
 
     def reported(self, library: Library) -> int:
-        """Return the bytes that an instance's calls require by the last report of its engine, which knows what they
-        have written (O_r of eq. 2); 0 if unknown.
-        """
+        """Return the bytes that an instance's calls require by its engine's last report (eq. 2); 0 if unknown."""
         if library.batch is None or not library.batch.peak_tokens or not library.held:
             return 0
         cache = cache_of(library.context, library.devices[0])

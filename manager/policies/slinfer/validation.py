@@ -57,7 +57,7 @@ def first_token_s(call: Call) -> float:
 def first_token_left_s(view: View, call: Call) -> float:
     """Return the seconds until a waiting call's first token is due, not counting its load (§IX-A).
 
-    An evicted call has no limit, because it may have had its first token.
+    An evicted call has no limit.
     """
     wanted_s = first_token_s(call)
     return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
