@@ -1,7 +1,8 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
-The manager runs in its own process session, because of Ctrl-C. A manager that dies is restarted with its journal. If it
-dies repeatedly without progress, or before it listens, the session ends with the last lines of its log as the reason.
+The manager runs in its own process session, so Ctrl-C does not reach it. A manager that dies is restarted with its
+journal. If it dies repeatedly without progress, or before it listens, the session ends with the last lines of its log
+as the reason.
 """
 
 from __future__ import annotations

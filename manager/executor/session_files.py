@@ -1,8 +1,8 @@
 """A program's files in its session's folder: large arguments and results, its recipes' objects, its sources.
 
-A file of arguments is named by its content and client. Calls with equal arguments share it until the last of them ends.
-A result's file is removed when it has been read. Pilots fetch objects from each other or from the session's seed. Only
-the advisor reads the sources, of at most `MOST` functions.
+A file of arguments is named by its content and client. A client's calls with equal arguments share it until the last of
+them ends. A result's file is removed when it has been read. Pilots fetch objects from each other or from the session's
+seed. Only the advisor reads the sources, of at most `MOST` functions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider knows neither holds, walltime nor GPUs. Here `condor_q -json` shows all jobs of the session by
-their attributes, and `condor_history` shows jobs that have left the queue. `condor_submit` only warns of an unknown
-setting, so a waiting job's reason repeats the warning. For a job that matches no slot, `condor_q -better-analyze` is
-run every few minutes.
+Parsl's CondorProvider knows no holds, walltimes or GPUs. Here `condor_q -json` shows all jobs of the session by their
+attributes, and `condor_history` shows jobs that have left the queue. `condor_submit` only warns of an unknown setting,
+so a waiting job's reason repeats the warning. For a job that matches no slot, `condor_q -better-analyze` is run every
+few minutes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ runs on the best device.
 - A context of full awareness is loaded once on each device (with a walltime, in each block), other contexts before each
   call.
 
-*The shared storage*, from which contexts without awareness read their files for each call.
+*The shared storage*: contexts without awareness read their files for each call.
 
 *Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at t only if it has run
 since t - s. So at most the least capacity within [t - s, t] is useful. With a walltime w, a block that runs for l <= w
