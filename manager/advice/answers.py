@@ -1,9 +1,8 @@
 """The work of the advisor process: it reads questions from its channel and sends answers.
 
-Answers omit unknown values. Questions about sources and history take seconds, or longer with a language model. Their
-own thread answers them, so that answers about failures and paces are not delayed. A third thread asks the model about
-failures that the rules classify with low confidence, a fourth about lines that they cannot read. A pace is answered at
-once; the next answer uses what the model has said.
+Answers omit unknown values. Questions about sources and history are slow, so their own thread answers them. A third
+thread asks the model about failures that the rules classify with low confidence, a fourth about lines that they cannot
+read.
 """
 
 from __future__ import annotations
@@ -183,8 +182,7 @@ def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) 
 
 
 class _Followed:
-    """The log of a library that runs one call: the call's progress, and its best pace during and outside
-    evaluations."""
+    """The log of a library that runs one call, the call's progress and best paces."""
 
     def __init__(self, path: str, *, start: int, formats: LineFormats | None) -> None:
         self._log = FollowedLog(path, start=start, formats=formats)
@@ -222,7 +220,6 @@ def serve(session: str, channel: socket.socket) -> None:
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:
-    """Return the language model that a site file of the session names, or None."""
     try:
         named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
@@ -241,7 +238,7 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
 
 
 _MOST_DOUBTED = 4
-"""The most failures that wait for the language model. Others get the rules' verdict."""
+"""The most failures that wait for the language model."""
 
 
 def answer_all(channel: socket.socket, advisor: Advisor) -> None:
@@ -251,7 +248,7 @@ def answer_all(channel: socket.socket, advisor: Advisor) -> None:
 
 
 def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
-    """Answer questions until the manager closes the channel. Threads may still wait for the language model."""
+    """Answer questions until the manager closes the channel."""
     slow, failures = ThreadPoolExecutor(1, "sources"), ThreadPoolExecutor(1, "failures")
     doubted: list[Future[None]] = []
     while True:

@@ -1,7 +1,7 @@
-"""The endpoint of a language model that the advisor may ask: about sources, formats of lines, and failures.
+"""The endpoint of the language model that the advisor may ask.
 
-It is compatible with OpenAI's API. Each conversation has a time limit and a token budget, and all conversations of a
-session share another budget. Secrets are masked in everything that is sent.
+The endpoint is compatible with OpenAI's API. Each conversation has a time limit and a token budget; a session has a
+token budget, too. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_ANSWER_BYTES = 1_000_000
 _CONNECT_S = 5.0
 _MOST_ANSWER_TOKENS = 1_000
 _CHARACTERS_A_TOKEN = 3
-"""Used if the endpoint reports no number of tokens. Source code has more characters per token than this."""
+"""Used if the endpoint reports no number of tokens."""
 _NO_SCHEMAS = frozenset({400, 422, 501})
 """Statuses of an endpoint that cannot force its answers into a schema."""
 

@@ -1,8 +1,8 @@
 """Load time, run time, memory and pace of a recipe without measurements, from similar recipes (SchedMate §3.1).
 
-Measurements come from the performance store. If a measured recipe has the same normalised source, its measurements are
-the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. Each number's effect (time ~
-steps^0.9) is fitted by weighted ridge regression on logarithms, with usual exponents as prior.
+The measurements of a recipe with the same normalised source are the estimate. Otherwise measurements are scaled and
+averaged, weighted by similarity. Each number's effect (time ~ steps^0.9) is fitted by weighted ridge regression on
+logarithms, with usual exponents as prior.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 
 
 def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first `most` samples, or None without a positive measurement.
-    Samples must be sorted, most similar first. The effects of `numbers` are fitted on all."""
+    """Return the distribution of a quantity from the first `most` samples (most similar first), or None without a
+    positive measurement. Effects of `numbers` are fitted on all samples.
+    """
     samples = [sample for sample in samples if sample.sound]
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:most]
@@ -209,8 +210,8 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
 
-    `pace_s`: seconds per unit of work, by gang size. `from_loads`: sources of load time and memory. `from_runs`:
-    sources of run time and pace. The most similar source is first.
+    `pace_s`: seconds per unit of work, by gang size. `from_loads`, `from_runs`: sources of load time and memory, and of
+    run time and pace, most similar first.
     """
 
     kind: str
@@ -343,8 +344,7 @@ SAME = 0.995
 """At this similarity or more, one recipe's memory is trusted."""
 _NARROW = 1.5
 _MANY = 5
-"""Less similar recipes must be this many and agree within `_NARROW` before their memory is trusted, because a load with
-too little memory fails."""
+"""The memory of less similar recipes counts if there are this many and they agree within `_NARROW`."""
 
 
 @cache

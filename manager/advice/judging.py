@@ -23,7 +23,7 @@ from stoker.manager.advice.secrets import masked
 
 
 MOST_BYTES = 16 << 20
-"""Bytes to read from the end of each log, which takes about a second."""
+"""Bytes to read from the end of each log."""
 
 
 class LogPart(NamedTuple):

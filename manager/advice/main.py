@@ -1,7 +1,7 @@
 """The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`.
 
-The manager starts it for its first question (`stoker.manager.live.advisor`). Each message is a question and gets one
-answer. The process runs at low priority and ends when the channel closes.
+The manager starts it for its first question (`stoker.manager.live.advisor`). The process runs at low priority and ends
+when the channel closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ NICE = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Answer questions until the channel is closed."""
     parser = argparse.ArgumentParser(prog="stoker-advisor", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder")
     parser.add_argument("--channel", required=True, type=int, metavar="FD", help="the socket of the manager")

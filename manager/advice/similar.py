@@ -89,7 +89,6 @@ class TermTable:
         self._lengths = np.sqrt(np.bincount(self._row, self._values**2, minlength=len(rows)))
 
     def cosines(self, terms: Mapping[str, float]) -> Vector:
-        """Return the terms' cosine with each row."""
         places, values = hashed(terms)
         if self._idf:
             values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))

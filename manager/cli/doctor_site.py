@@ -309,7 +309,7 @@ def below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """Warn if HTCondor runs jobs as other users, who cannot read the session's folder."""
+    """Warn if HTCondor runs jobs as other users."""
     known = [node for node in around.nodes if node.user_domain]
     others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:

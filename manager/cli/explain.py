@@ -85,7 +85,6 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is no longer used (quarantined)"),
     (r"^(?P<where>\S{1,200}) is well again", "{where} was probed again, and is used again"),
 ))  # fmt: skip
-"""Patterns in the lines of a story (`to_client.Story`), and the words shown for them as recovery."""
 _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
@@ -93,8 +92,7 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """The cause of a failure (see `Fault`), a remedy, and the recovery so far. An unsure verdict shows known facts and
-    a log instead of a cause."""
+    """The cause of a failure (see `Fault`), a remedy, and the recovery so far."""
 
     kind: FaultKind
     component: str
@@ -108,7 +106,6 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
-    """Return the verdict on the story's failure, if any."""
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []

@@ -20,7 +20,7 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Walltime of a block in seconds. Shorter jobs start sooner, and a pilot that ends is replaced."""
+"""Walltime of a block in seconds. Shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores and memory to request with a GPU if the machines are unknown."""
@@ -153,7 +153,7 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """Return the lines for cores and memory, without which a job often gets one core."""
+    """Return the lines for cores and memory."""
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
     lines = [_at(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
     if memory > _NO_MEMORY:

@@ -26,7 +26,7 @@ from stoker.units import show_bytes
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
 _DROPPED = re.compile(rb"\0{512,}")
-"""Zero bytes in place of the dropped middle of a long log (`stoker.log_files`). No program prints 512 in a row."""
+"""Zero bytes in place of the dropped middle of a long log (`stoker.log_files`)."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
 _NEVER_SENT = "it was sent to no library"

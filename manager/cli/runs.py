@@ -1,4 +1,4 @@
-"""Detached runs (`stoker run --detach`): programs that keep running when their terminal is closed.
+"""Detached runs (`stoker run --detach`).
 
 A folder `runs/NAME` in the state folder contains `run.json` (command, host and process id), `log`, `end.json` (the exit
 status) and `session` (the session's folder). Until the program's end a keeper (`run_keeper`) locks `lock`, which other

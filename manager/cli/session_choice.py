@@ -3,13 +3,12 @@
 Without a name the choice is: 1. the newest session of the current folder; 2. the newest running session; 3. the newest
 session.
 
-The current folder's newest session is chosen even after its end, because the user usually means the program that ran
-here last. A session belongs to a folder if a program started or joined it there (`runinfo`), if `stoker up` ran there,
-or if its own folder is in it or a parent.
+An ended session may be chosen: the user usually means the program that ran here last. A session belongs to a folder if
+a program started or joined it there (`runinfo`), if `stoker up` ran there, or if its own folder is in it or a parent.
 
 A command that changes a session (`down`, `attach`) takes only a running session of `stoker up`; of several, the current
-folder's. Other commands print the chosen session's id if the user may expect another. They search other sessions for a
-call that the chosen one does not know.
+folder's. Other commands print the chosen session's id if the user may expect another, and search other sessions for an
+unknown call.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ CHANGED_BY_DEFAULT = "the session that is up; of several, this folder's"
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-"""The most sessions to search, because reading a journal can take seconds."""
+"""The most sessions to search."""
 _CHOSEN = "stoker.manager.cli.session_choice"
 _TOLD = "stoker.manager.cli.session_choice.told"
 

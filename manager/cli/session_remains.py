@@ -125,7 +125,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 
 def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
     """Return what remains: first jobs that the factory still cancels, then processes. A factory with jobs must not be
-    killed, because its jobs would stay in the queue."""
+    killed.
+    """
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
     if not there:

@@ -200,7 +200,7 @@ class SimulationProgress:
         return lines
 
     def _part(self) -> float:
-        """Return the runs' completed share. Unfinished runs count if their number of calls is known."""
+        """Return the runs' completed share."""
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 

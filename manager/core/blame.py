@@ -3,8 +3,6 @@
 *Verdicts* arrive late or never. Policies may quarantine a device after them. For each failing function on a pilot, the
 manager asks the advisor twice within seconds, then every `AGAIN_S`.
 
-*Printed progress*: a timer asks the advisor about the logs of calls that report no progress.
-
 *Unfit pilots*: a full disk does not count against a recipe. For `UNFIT_RETRY_S` the pilot does not load that context,
 or any context if the load failed outside its fetch.
 """
@@ -228,7 +226,7 @@ EVERY = ""  # Key in `Pilot.unfit` that means every context
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
     """Mark a pilot as unfit for a context, or for all. `waits_s`: seconds until other libraries free cache space.
 
-    Failures while it is unfit have the same cause and do not count.
+    Failures while it is unfit do not count.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING

@@ -2,9 +2,8 @@
 
 A loss is *settled* when the batch system's next listing gives a reason, or after `SETTLE_S`.
 
-On borrowed machines pilots die all day, so an ended block alone shows no broken source. Failures are blocks that were
-refused or ended without a pilot; a pilot that joins resets their count. Blocks whose pilots died young and loaded
-nothing count separately.
+An ended block alone shows no broken source. Failures are blocks that were refused or ended without a pilot; a pilot
+that joins resets their count. Blocks whose pilots died young and loaded nothing count separately.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ with a deadline and of returned calls (O(log n)); `gangs`, a heap of calls for s
 pass (`single`).
 
 With `by_deadline`, calls with a deadline come first; a *late* call's deadline is ignored. With `by_run_time`, a call
-sorts as if it arrived later by `YIELDS` times its expected run time, so shorter calls pass it.
+sorts as if it arrived later by `YIELDS` times its expected run time.
 
 Calls *apart* wait for a library that the core chooses (see `retries`); `take` ignores them. A removed call leaves a
 *ghost*: an entry with an old ticket, which is skipped, or swept once ghosts outnumber calls.

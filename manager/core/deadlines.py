@@ -1,13 +1,10 @@
 """Deadlines of calls, forecasts for clients, and work that fits before a walltime.
 
 *Deadlines*, under a policy with `Dispatch.by_deadline`: a call is *lost* if it would be late even if it started now and
-took the least run time of its function (known after `KNOWN_RUNS` runs). It is dropped if its user set `late="drop"`.
-Otherwise calls that can be in time go first.
+took the least run time of its function (known after `KNOWN_RUNS` runs). It is dropped with `late="drop"`; else calls
+that can be in time go first.
 
-*Forecasts*: clients hear only of changes by more than `forecast_tolerance_s`. An end that misses the deadline by less
-is in time.
-
-*Run times* depend on the device kind once its speed is known (`stoker.manager.core.speeds`).
+*Forecasts*: a change, or a miss of the deadline, of up to `forecast_tolerance_s` does not count.
 
 *Walltime*: only this file compares work with a pilot's remaining time. A pilot drains `drain_margin_s` before its end.
 Until then it gets no call that is expected to run beyond its end, unless no pilot has more time. A call that was cut

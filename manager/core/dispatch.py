@@ -1,7 +1,7 @@
 """Calls between queues and libraries: submit, place, feed, end, return.
 
-This is the hot path, so the calls of one frame are handled together. A call that may have killed its library (`kills`)
-runs alone in a library; a call that may have killed its pilot gets a whole pilot (`retries`).
+This is the hot path. A call that may have killed its library (`kills`) runs alone in a library; a call that may have
+killed its pilot gets a whole pilot (`retries`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ _BY_RUN_TIME = operator.attrgetter("run_s")
 
 
 def _note_slowest(state: State, library: Library, group: Group, ends: list[CallEnd]) -> None:
-    """Keep the slowest of these runs if it is among the session's slowest."""
     outcome = max(ends, key=_BY_RUN_TIME) if len(ends) > 1 else ends[0]
     slowest = state.slowest
     if len(slowest) == MOST_SLOW:

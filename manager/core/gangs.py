@@ -1,9 +1,9 @@
 """Calls that run on several libraries at once.
 
 Rank 0 reports where it listens, and the manager tells the other ranks. The call ends with its last member, with rank
-0's result. When a member is lost, the call is requeued with rank 0's last checkpoint. Ranks often notice a loss before
-the manager (`FailureKind.GANG`); such an end requeues the call unless it repeats. No library waits for an incomplete
-gang, so gangs cannot deadlock.
+0's result. When a member is lost, the call is requeued with rank 0's last checkpoint. An end because ranks noticed a
+loss (`FailureKind.GANG`) requeues the call unless it repeats. No library waits for an incomplete gang, so gangs cannot
+deadlock.
 """
 
 from __future__ import annotations

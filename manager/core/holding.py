@@ -92,7 +92,7 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count a broken run of a gang call; return the count. `by_ranks`: its ranks lost each other."""
+    """Return the count of a gang call's broken runs. `by_ranks`: its ranks lost each other."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at

@@ -61,7 +61,6 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
 
 
 def take_cache(library: Library, cache: TokenCache | None) -> None:
-    """Record the memory by cached tokens of a library that was found loaded."""
     advice, kind = library.context.advice, library.devices[0].facts.kind
     if cache is not None:
         advice[kind] = msgspec.structs.replace(advice.get(kind, ContextAdvice()), cache=cache)

@@ -1,16 +1,16 @@
 """Keep blocks off nodes whose devices failed, until a probe on the node finds no fault.
 
-A node is excluded if all devices of one kind of a pilot there are quarantined: a new block would gain nothing. The
-manager then releases the pilot's block, and later blocks are submitted with the list of excluded nodes.
+A node is excluded if all devices of one kind of a pilot there are quarantined. The manager then releases the pilot's
+block, and later blocks exclude the node.
 
 Every `probe_nodes_s` one of the sessions starts a block of one minute on the node alone. Its pilot tests its devices
-before its hello, as every pilot does, and runs no call. The node is excluded until such a pilot has no fault, a person
-clears the node, or nothing was heard of it for `FORGET_NODE_S`.
+and runs no call. The node is excluded until such a pilot has no fault, a person clears the node, or nothing was heard
+of it for `FORGET_NODE_S`.
 
 A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
 no node for `probe_nodes_s`.
 
-Records of nodes are kept for other sessions. `NodesHeard` brings theirs; the later record counts.
+Sessions share records of nodes (`NodesHeard`); the later record counts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _keep(manager: Manager, record: NodeRecord) -> None:
 
 
 def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
-    """Release a block whose pilots are all useless, so that another one takes its place."""
+    """Release a block whose pilots are all useless."""
     state = manager.state
     block = state.blocks.get(BlockId(pilot.block))
     if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:

@@ -114,8 +114,8 @@ class CallPast:
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function. The garbage collector does not track calls: their only cycle, `holder`, is cleared
-    when they end.
+    """One invocation of a function. The garbage collector does not track calls: their end clears their only cycle,
+    `holder`.
     """
 
     id: CallId

@@ -1,19 +1,18 @@
 """Plan transfers: one pilot reads each object from its origin, and pilots copy it from each other.
 
-Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1), because a file system that serves every
-pilot is slow. Here objects travel in parts from several peers, which the manager chooses, as in BitTorrent.
+Pervasive Context Management boots workers "in a peer-to-peer fashion" (§4.1). Here objects travel in parts from several
+peers, as in BitTorrent.
 
 - *Bounded*: a fetch has up to three peers; a pilot serves up to four fetches (`Limits`).
-- *One reader*: while no serving pilot has the object, one pilot reads its origin. If that pilot is lost, another reads.
+- *One reader*: while no serving pilot has the object, one pilot reads its origin.
 - *Rooted*: each fetch has a *sure* peer, which has the object, reads its origin, or asked for it earlier than the
-  fetch's pilot. So pilots never wait for each other in a circle.
+  fetch's pilot. So no circle of waiting pilots arises.
 - *Once a host*: of pilots that share a cache, one fetches the object.
-- *Live*: a pilot keeps its last place for objects that it has whole or reads, so the place becomes free. Pilots that
-  wait for a sure peer come first, then rare objects.
+- *Live*: a pilot keeps its last place for objects that it has whole or reads. Pilots that wait for a sure peer come
+  first, then rare objects.
 - *Unreachable peers*: a pilot that several peers failed reads the origin, a few such pilots at a time. One failure is
   enough if no peer ever reached another.
-- *Handed on*: a leaving pilot with the only copy of a needed object stays until another pilot has it. It serves other
-  fetches only if no staying pilot can.
+- *Handed on*: a leaving pilot with the only copy of a needed object stays until another pilot has it.
 - *Bad peers*: a peer that fails several pilots, although other peers serve them, is skipped until its next hello.
 
 Each event changes facts (`Transfers`); `settle_transfers` plans at the event's end, in O(log n) for n pilots.

@@ -2,8 +2,8 @@
 
 A map submits calls as earlier calls end, so its program reports its length, progress and unsent calls. A context's rate
 is measured if enough calls ended lately, else slots divided by run time. Contexts share devices, so the session needs
-the time of its slowest context, and at least all device time divided by the number of devices. With measured speeds of
-device kinds (`stoker.manager.core.speeds`), the last calls may end later, on slow devices.
+the time of its slowest context, and at least all device time divided by the number of devices. With measured `speeds`,
+the last calls may end later, on slow devices.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def session_outlook(state: State) -> Outlook:
 
 
 def context_outlook_s(state: State, context: Context) -> float:
-    """Return the seconds until a context alone would end its calls; 0 = unknown."""
     open_calls = _open(state, context)
     rate, _ = _rate(state, context)
     maps = (record.report for _, record in _open_maps(state))

@@ -4,10 +4,9 @@
 library of the free level, the *hottest*, is used first, so unneeded libraries stay idle. No call may wait in a *closed*
 library.
 
-*Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) predicts a job's time as the most
-iterations times the longest iteration. One slow iteration would make every job look late, so our bound is the mean plus
-twice the mean deviation. An unmeasured size follows the nearest measured size by Amdahl's law with a small serial part
-(§2.2).
+*Paces*: seconds per unit of work (`work_of`), by gang size. PromptTuner (§4.4) takes the longest iteration; after one
+slow iteration every job would look late, so our bound is the mean plus twice the mean deviation. An unmeasured size
+follows the nearest measured size by Amdahl's law with a small serial part (§2.2).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Process reports of pilots and libraries: hellos, heartbeats, loads and ends.
 
-A disconnected pilot counts as lost after a second, because calls do not wait for a dead node.
+A disconnected pilot counts as lost after a second.
 
 If a pilot's object cache is too full for a context, the manager stops idle libraries, least recently used first.
 """
@@ -83,7 +83,7 @@ def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
     """Ask for a newer hello if frames sent after this one were processed. Return True if so.
 
-    These frames are not processed twice, so an old hello would leave wrong records.
+    Else an old hello would leave wrong records.
     """
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last

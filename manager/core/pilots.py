@@ -3,10 +3,9 @@
 *Quarantine* (`Device.fault`): calls on a device that fails its probe run elsewhere at once; calls on a device that a
 policy quarantines finish.
 
-*Lost journal*: after a host crash the manager may have lost acknowledged events, so peers report again in their hellos.
-A client submits every call that it waits for. A pilot lists its libraries and calls; an unknown call is an *orphan*,
-whose slot and end are kept for its client. The factory names its blocks. New ids skip a gap, because lost ids may be in
-use.
+*Lost journal*: after a host crash the manager may lack acknowledged events, so peers report again in their hellos:
+clients their open calls, pilots their libraries and calls, the factory its blocks. A pilot's unknown call is an
+*orphan*, whose slot and end are kept for its client. New ids skip lost ids.
 """
 
 from __future__ import annotations

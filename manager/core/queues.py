@@ -1,7 +1,7 @@
 """Waiting calls of each context, and libraries with capacity; only this file writes both.
 
-*Stuck libraries*: short calls are prefetched (`Dispatch.window`). If a long call blocks them, a timer requeues the
-prefetched calls. The library gets none until one of its calls ends.
+*Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them, and the library
+gets none until one of its calls ends.
 
 *Variants*: a call lists the contexts that can serve it and waits in its own context's queue. A library with capacity
 and an empty queue takes calls that list its context (`Dispatch.pull_others`).

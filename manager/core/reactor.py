@@ -1,11 +1,10 @@
 """List the manager's steps for each event.
 
 `Core.handle(event, now) -> [Command]` is a pure function for the live server and the simulator. Each function below
-calls the steps of one event or message in order. A step is in the file of its subject, changes only that subject's
-state, and calls no function above it.
+calls the steps of one event or message in order. A step changes only the state of its file's subject, and calls no
+function above it.
 
-Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires, so work per
-event does not grow with the queue.
+Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires.
 """
 
 from __future__ import annotations
@@ -472,9 +471,9 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat until nothing is left: serve queues of returned calls, then calls that the core places, then look at
-    contexts for which pilots or devices changed, then ask residency for each context that lacks libraries, and
-    provisioning last, because it depends on what residency could load."""
+    """Repeat until nothing is left: serve queues of returned calls, then calls that the core places, then contexts with
+    changed devices, then ask residency for contexts that lack libraries. Provisioning depends on all of these.
+    """
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
             returned, manager.returned = manager.returned, {}

@@ -3,13 +3,12 @@
 *Faults* (`FailureKind.INFRASTRUCTURE`): the call waits apart and avoids that pilot, or its device, for a while. It
 fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` on one.
 
-*Losses*: a call that kills its node (memory, a driver, a signal) leaves no evidence. So each call that may have run on
-a pilot lost without a harmless reason gets a loss. After `ALONE_AFTER` losses it runs alone on a reserved pilot. If
-that pilot or its library dies too, it fails as poison. The death of a library alone is better evidence
-(`blame_killer`), unless the process was killed from outside while others ran.
+*Losses*: each call that may have run on a pilot lost without a harmless reason gets a loss, because a call that kills
+its node leaves no evidence. After `ALONE_AFTER` losses the call runs alone on a reserved pilot. If that pilot or its
+library dies too, it fails as poison. The death of a library alone is better evidence (`blame_killer`), unless the
+process was killed from outside while others ran.
 
-*Cuts*: a call that the walltime cut off needs more time than it ran. It fails after two cuts that had most of a
-walltime each.
+*Cuts*: a call that the walltime cut off fails after two cuts that had most of a walltime each.
 
 Saved progress (`stoker.progress(state=...)`) resets all three. Policies with rounds send calls themselves: they reserve
 no pilot, and `MOST_LOSSES` is the bound.

@@ -1,7 +1,7 @@
 """The seams: questions to each policy, its actions, and the *wishes* (options of calls) that it honours.
 
 A policy reads a view and returns actions; it changes nothing itself. A generator sees the effect of each action that it
-yields. Answers on the hot path must be O(1). A policy that plans in rounds declares `period_s`.
+yields. A policy that plans in rounds declares `period_s`.
 
 | seam | question |
 |---|---|

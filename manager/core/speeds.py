@@ -1,14 +1,9 @@
 """Measured speeds of device kinds for a context, and the run times that follow from them.
 
-Calls of different functions and sizes take different times, and a kind must not look slow because it ran the long ones.
-So only calls of one function with the same number of items are compared, in *rounds*: a round ends when two kinds have
-run `_ROUND` such calls, and gives one ratio of their mean times. The ratio of two kinds is the median over the latest
-rounds of all functions, so a disturbed round, such as one with the slow first call of a library, changes little. Two
-kinds count as equally fast until a 95 % confidence interval of that median excludes 1, which takes `_LEAST`
-rounds.
-
-While a context has libraries on one kind only, nothing is compared. Without differing speeds every decision is as if
-all devices were equal.
+Only calls of one function with the same number of items are compared, in *rounds*: a round ends when two kinds have run
+`_ROUND` such calls, and gives one ratio of their mean times. The ratio of two kinds is the median over the latest
+rounds of all functions, so a disturbed round changes little. Two kinds count as equally fast until a 95 % confidence
+interval of that median excludes 1, which takes `_LEAST` rounds.
 """
 
 from __future__ import annotations
@@ -152,7 +147,7 @@ def _median(logs: Collection[float]) -> float:
 
 
 def _sure(logs: Collection[float]) -> float:
-    """Return the median, or 0 if it may be 0: its distribution-free confidence interval includes 0."""
+    """Return the median, or 0 if its distribution-free confidence interval includes 0."""
     ordered, count = sorted(logs), len(logs)
     place = int((count - 2 * math.sqrt(count)) / 2)
     low, high = ordered[place], ordered[-1 - place]

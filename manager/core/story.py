@@ -1,7 +1,4 @@
-"""Answer `stoker explain`: the history of a call, pilot, library, context or block.
-
-Usual steps come from the fields of records, unusual steps from their notes.
-"""
+"""Answer `stoker explain`: the history of a call, pilot, library, context or block."""
 
 from __future__ import annotations
 

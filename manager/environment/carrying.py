@@ -1,11 +1,9 @@
 """The archives of this environment, and the folder for nodes that lack the environment or its file system.
 
 A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter
-travels with the job, for nodes without Python, unless the site names the interpreter of its compute nodes. Packages are
-packed once for each state of the environment.
+travels with the job, unless the site names the interpreter of its compute nodes.
 
-An archive is a gzipped tar whose bytes depend only on its members. Its parts are compressed in parallel, as gzip
-streams in one file.
+An archive is a gzipped tar whose bytes depend only on its members.
 
     <session>/carried/<site>/session/
         start.sh             the job's program: finds a Python, or unpacks base.tar.gz

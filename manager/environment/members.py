@@ -1,11 +1,10 @@
 """The parts of this Python environment, a key that names its state, and the files to pack.
 
 Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
-an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`. If two packages have one name, the
-first on the path counts, as in an import.
+an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`.
 
 The key covers Python, each distribution's version and RECORD, the names at the top of each folder, and the length and
-time of each file of editable sources. It does not cover edits of installed files.
+time of each file of editable sources, but no edits of installed files.
 
 An archive has the layout of a virtual environment:
 
@@ -16,8 +15,7 @@ An archive has the layout of a virtual environment:
     base/lib/python3.11/
     base/lib/bundled/                shared libraries of this system for the interpreter
 
-Bytecode is packed, because compiling PyTorch takes tens of seconds on a new node. Every file gets the same time, so
-that an environment always gives the same bytes.
+Bytecode is packed, because compiling PyTorch takes tens of seconds.
 """
 
 from __future__ import annotations
@@ -234,7 +232,6 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
 
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
-"""Begins a bytecode file that Python validates by the time and size of its source."""
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"

@@ -256,7 +256,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self._timed[1]
 
     def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
-        """Pickle the function now: the program may rebind captured names before Parsl's kernel sends the call."""
+        """Pickle the function now: the program may rebind captured names."""
         try:
             blob = prepared.blob(function, wants)
         except SerializationError:  # the call's future raises this error
@@ -271,8 +271,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments now, because the program may change them before Parsl's kernel sends them. Return None
-        if the kernel must read them (futures, files, Parsl's own keywords) or caches results."""
+        """Pickle the arguments now, because the program may change them. Return None if the kernel must read them
+        (futures, files, Parsl's own keywords) or caches results.
+        """
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = plain_bytes((args, kwargs))
@@ -301,7 +302,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Reorder a method's parameters: it has `self, context, ...`, but a library passes the context first."""
+        """Reorder `self, context, ...`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
             self.func = wrap_error(_context_first(self.function))
@@ -356,7 +357,6 @@ _ELSEWHERE = {
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
 """Options that apply to single calls: if `with_options` changes only these, the new app shares everything else."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
-"""Options whose name in a specification differs from their name in `@app`."""
 
 
 def _wants_of(options: Mapping[str, Any]) -> Wants:

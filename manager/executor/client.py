@@ -1,14 +1,13 @@
 """The client's connection to the manager: one socket, and one thread that reads it.
 
-With few calls in flight, the thread that calls `submit` sends the queue, which saves a thread switch. With many, the
-I/O thread sends the whole queue as one frame.
+With few calls in flight, the thread that calls `submit` sends the queue; with many, the I/O thread.
 
 Threads may share a ZeroMQ socket if a fence separates their uses: a thread holds `_lock` to send or read frames. The
 I/O thread polls the socket's edge-triggered descriptor, and a send by another thread may consume the edge of a received
 frame. So a thread that has sent checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
 
 Frames are numbered and kept until the manager has journalled them. After a reconnection the client sends unacknowledged
-frames again. A manager that has lost part of its journal requests all open calls.
+frames again.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ DIRECT_BELOW = 8
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
-"""Seconds without a settled result or callback after which `close` stops waiting for them."""
+"""Seconds without a settled result after which `close` stops waiting."""
 
 
 class Link:

@@ -1,8 +1,7 @@
 """Find sessions that outlive programs, and restart their managers.
 
-The file `manager.json` records how a manager was started, so any login node that sees it can restart the manager. A
-session is registered before its manager starts, so that it is found even if the starting command is killed. Commands
-that look for a session wait while it starts.
+By the file `manager.json`, any login node can restart the manager. A session is registered before its manager starts,
+so that it is found even if the starting command is killed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """StokerExecutor: Stoker as an executor of Parsl. Differences from Parsl's own executor (HTEX):
 
-- Failed blocks stop the executor only until the first pilot joins, because pilots on borrowed machines are killed
-  often.
-- Initial blocks start with the executor, a second before Parsl's strategy would start them.
+- Failed blocks stop the executor only until the first pilot joins.
+- Initial blocks start with the executor, not with Parsl's strategy.
 - Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` the jobs are cancelled.
 - Calls run in the program's folder, if pilots see it.
-- Python's garbage collector runs after 50,000 new containers, not 700: scanning 100,000 futures would take half of the
-  client's time.
+- Python's garbage collector runs after 50,000 new containers, not 700, because there may be 100,000 futures.
 """
 
 from __future__ import annotations
@@ -70,9 +68,9 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""Seconds that an ending program waits for the manager's welcome, without which it cannot end the session."""
+"""Seconds that an ending program waits for the manager's welcome."""
 FACTORY_LIMIT_S = 40.0
-"""Seconds that `shutdown` waits for the batch jobs to end. The factory gives up slightly earlier."""
+"""Seconds that `shutdown` waits for the batch jobs to end."""
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped

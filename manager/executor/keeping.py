@@ -1,7 +1,7 @@
 """How a `stoker.map` keeps its results: each result is in the file before the program gets it.
 
-A thread of the map receives the ends of its calls, writes the arrived results with one `write(2)`, and passes the ends
-to the stream. The file is synced every few seconds. Failed calls are not kept.
+A thread writes the arrived results with one `write(2)`, then passes the ends to the stream. The file is synced every
+few seconds. Failed calls are not kept.
 """
 
 from __future__ import annotations

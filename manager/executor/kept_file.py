@@ -8,7 +8,7 @@ A result is written as JSON if JSON represents it exactly, else as a pickle in b
 run that computed it. The digest covers its line: an incomplete or damaged line is skipped, and its item runs again.
 
 `key` is the digest of the item's content, so items may be added, removed or reordered between runs. Equal items have a
-record each. The index takes 24 bytes a record.
+record each.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 def record(key: str, item: int, data: Any) -> Iterator[bytes]:
-    """Yield a result's line in parts, because base64 of a large result needs memory."""
+    """Yield a result's line in parts, to save memory."""
     text = _as_json(data)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     yield (head := f'{{"key":"{key}","item":{item},"{"pickle" if text is None else "result"}":'.encode())

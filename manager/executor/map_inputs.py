@@ -1,11 +1,10 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-Python's iteration over a table gives column names, columns or batches. This module yields rows, read in chunks, and
-imports no table library.
+Tables give rows, read in chunks. This module imports no table library.
 
-Waiting for a slow input (a download, a query, futures) would delay results that have arrived. After `SLOW_ITEMS` items
-slower than `SLOW_S`, a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite's cursors are
-bound to one thread. The reading thread does not refer to the stream, so that a dropped stream is garbage-collected.
+A slow input (a download, a query, futures) would delay arrived results. After `SLOW_ITEMS` items slower than `SLOW_S`,
+a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite's cursors are bound to one thread.
+The reading thread does not refer to the stream, so that a dropped stream is garbage-collected.
 """
 
 from __future__ import annotations

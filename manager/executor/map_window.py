@@ -1,8 +1,8 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
 The window bounds calls in flight (`most_calls`), bytes of their arguments, and bytes of results that wait for the
-program (`most_bytes` each). Each call in flight counts with the mean size of the last results. So that a few large
-results leave no pilots idle, each wait for a result allows more calls than their bytes permit, until results wait.
+program (`most_bytes` each). Each call in flight counts with the mean size of the last results. If few large results
+would leave pilots idle, each wait for a result allows more calls.
 
 Before the first result, the window takes the calls whose largest inline results fill a quarter of `most_bytes`, and
 doubles every GROW_S seconds. An empty window allows one call.
@@ -31,8 +31,9 @@ _MEAN_OF = 64
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. For speed, the stream changes
-    `in_flight` and reduces `held_bytes` itself."""
+    """The calls in flight of one stream, and the bytes of its waiting results. The stream itself changes `in_flight`
+    and reduces `held_bytes`.
+    """
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic

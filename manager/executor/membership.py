@@ -1,7 +1,6 @@
 """A client's membership in a session: the manager's welcome and absence, and the session's end.
 
-A restarted manager may have another address, so the client reads the session file every second. There it also reads
-whether the session has ended, because the manager may be unreachable.
+Every second the client reads the session file, for a restarted manager's address and for the session's end.
 """
 
 from __future__ import annotations

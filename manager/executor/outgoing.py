@@ -1,11 +1,11 @@
 """A client's open calls and questions, and the numbered frames that carry them to the manager.
 
-`OpenCalls` has no lock. Any thread adds or gives up calls; the I/O thread settles them. Each step is one dictionary
-operation, and only the thread that removes a call calls its waiter.
+`OpenCalls` has no lock: each step is one dictionary operation, and only the thread that removes a call calls its
+waiter.
 
 Any thread puts calls and messages into `Outgoing.queue`; `frames` empties it in order. Consecutive calls of one
 submission share a message. A definition precedes the first call that needs it. Other methods are for one thread at a
-time. Deadlines are sent as seconds left, because clocks differ.
+time. Deadlines are sent as seconds left.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
 
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000
-"""A frame is full at `FRAME_CALLS` calls or this many bytes of arguments, so that the manager stays responsive."""
+"""A frame is full at `FRAME_CALLS` calls or this many bytes of arguments."""
 _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
@@ -312,8 +312,7 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames of the present queue. Entries added meanwhile wait, so that a busy thread causes no small
-        frames."""
+        """Yield frames of the present queue; entries added meanwhile wait."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)

@@ -47,8 +47,7 @@ _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's function under the wrapper of Parsl's `python_app`, which turns exceptions into values and so
-    hides failures from the manager."""
+    """Return the user's function under the wrapper of Parsl's `python_app`, which hides failures from the manager."""
     inner = getattr(function, "__wrapped__", None)
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 

@@ -2,8 +2,7 @@
 
 A call may run more than once, and each run sends all pieces; the inbox adds only new pieces. A later run must repeat
 the pieces that the program has taken, so the inbox keeps eight bytes of their digests; it may replace the other pieces.
-A stream's inbox is bounded: while it is full it acknowledges nothing, and the call waits. A future's inbox is not
-bounded.
+While a stream's inbox is full it acknowledges nothing, and the call waits. A future's inbox is not bounded.
 """
 
 from __future__ import annotations

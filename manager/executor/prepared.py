@@ -1,7 +1,6 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A `PreparedFunction` is kept weakly with its function object. Values that the protocol cannot encode are refused here,
-because messages are encoded later.
+A `PreparedFunction` is kept weakly with its function object. Values that the protocol cannot encode are refused here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
-The manager runs in its own process session, so that Ctrl-C reaches only the program. A manager that dies is restarted
-with its journal. If it dies repeatedly without progress, or before it listens, the session ends with the last lines of
-its log as the reason.
+The manager runs in its own process session, so Ctrl-C does not reach it. A manager that dies is restarted with its
+journal. If it dies repeatedly without progress, or before it listens, the session ends with the last lines of its log
+as the reason.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ logger = logging.getLogger("stoker")
 
 _TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""Number of ended sessions that commands find by id. Older ended sessions must be named by path; live sessions are
-always found."""
+"""Number of ended sessions that commands find by id. Older ended sessions must be named by path."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:

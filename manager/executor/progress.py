@@ -3,9 +3,8 @@
 Results kept from an earlier run count as done, but not in the rate. On a pipe, a line every ten seconds replaces the
 bar.
 
-While calls wait, `WaitNotices` checks the session's status periodically and logs why: no pilot runs them, a loader is
-slow, pilots cannot reach each other, or the disk is full. The line appears above the bar, or in the log `stoker.news`.
-Each reason is logged at most once a minute.
+While calls wait, `WaitNotices` logs why: no pilot runs them, a loader is slow, pilots cannot reach each other, or the
+disk is full. Each reason appears at most once a minute, above the bar or in the log `stoker.news`.
 """
 
 from __future__ import annotations

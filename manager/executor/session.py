@@ -1,7 +1,6 @@
 """`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
 
-Defaults that differ from Parsl's: no log record per state change (five times the calls per second), no usage tracking,
-and no retries (a lost pilot is not a failed try).
+Defaults that differ from Parsl's: no log record per state change, no usage tracking, and no retries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A program's files in its session's folder: large arguments and results, its recipes' objects, its sources.
 
-A file of arguments is named by its content and client. A client's calls with equal arguments share it; it is removed
-when the last one ends. A result's file is removed when it has been read. Pilots fetch objects from each other or from
-the session's seed. Only the advisor reads the sources, of at most `MOST` functions.
+A file of arguments is named by its content and client. A client's calls with equal arguments share it until the last of
+them ends. A result's file is removed when it has been read. Pilots fetch objects from each other or from the session's
+seed. Only the advisor reads the sources, of at most `MOST` functions.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
 
 
 MOST_BYTES = 4_000_000
-"""Larger manifests are not sent: the first pilot that reads the object creates one."""
+"""Larger manifests are not sent."""
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:

@@ -1,8 +1,7 @@
 """Threads that settle slow futures, and that run a program's callbacks.
 
-Settling a future can run the user's code: unpickling and callbacks. The link's I/O thread settles results of builtin
-types until a callback is slow; threads of this module settle all others. Callbacks have their own threads, so that a
-callback that waits for a call does not delay its result.
+The link's I/O thread settles results of builtin types until a callback is slow; threads of this module settle all
+others, because unpickling runs user code. Callbacks have their own threads, because they may wait for a call.
 
 A watcher starts another thread if work waits and no thread has taken work for `STUCK_S`. Threads have no limit, because
 callbacks may wait for each other. If no thread can start, the caller does the work.
@@ -83,7 +82,6 @@ class WorkerThreads:
         self._begin()
 
     def wait_done(self, *, limit_s: float) -> None:
-        """Wait until all work is done, or no work has ended for `limit_s`."""
         left = self._open
         until = time.monotonic() + limit_s
         while self._open and (now := time.monotonic()) < until:
@@ -170,7 +168,7 @@ os.register_at_fork(after_in_child=callbacks.forget)
 Callback = Callable[[Future[Any]], object]
 
 _QUICK = ("parsl", "asyncio", "concurrent")
-"""Packages whose callbacks never wait. They run on the thread that settles the future."""
+"""Packages whose callbacks never wait."""
 
 
 def is_users_callback(callback: Callable[..., object]) -> bool:

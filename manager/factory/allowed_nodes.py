@@ -1,7 +1,7 @@
 """A site whose jobs run on some nodes only: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
 
 The last of two equal settings counts for both, so the site's own nodes and requirements are merged into the new
-setting. The job that probes a node is one node for one minute, whatever the site says.
+setting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interface to a batch system: four commands, each with a time limit.
 
-A `Batch` belongs to one session, one site and one thread. A method waits at most `site.provider.command_limit_s` per
-command. With `find`, a factory finds a dead factory's jobs.
+A `Batch` belongs to one thread. A method waits at most `site.provider.command_limit_s` per command. With `find`, a
+factory finds a dead factory's jobs.
 
 The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or has both as attributes.
 """

@@ -1,7 +1,6 @@
 """The batch system of a site.
 
-Parsl, whose import takes a second, and `environment.carrying`, which takes a third of this process's start, are
-imported only if needed.
+Parsl and `environment.carrying`, whose imports are slow, are imported only if needed.
 """
 
 from __future__ import annotations

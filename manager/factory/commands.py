@@ -1,10 +1,9 @@
 """Commands of a batch system, each with a time limit, and the output of its jobs.
 
-A command that exceeds its limit is killed with all its children. The error contains its output: if the queue is full,
-`sbatch` may be "sleeping and retrying" for minutes.
+A command that exceeds its limit is killed with all its children. The error contains its output.
 
 Commands do not see the variables of an enclosing Slurm job (`SLURM_*`), nor the user's defaults (`SBATCH_*`,
-`SQUEUE_*`, ...). Both would override a submit script, or change the format of an answer.
+`SQUEUE_*`, ...). Both would override a submit script or change an answer's format.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Slurm's variables that commands still see: they select an installation, not its behaviour."""
+"""Slurm's variables that commands still see: they select an installation."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096

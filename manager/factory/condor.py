@@ -1,9 +1,9 @@
 """The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider reports a held job as failed, and knows neither walltime nor GPUs. Here `condor_q -json` shows
-all jobs of the session by their attributes, and `condor_history` shows jobs that have left the queue. `condor_submit`
-only warns of an unknown setting, so a waiting job's reason repeats the warning. For a job that matches no slot,
-`condor_q -better-analyze` is run every few minutes.
+Parsl's CondorProvider knows no holds, walltimes or GPUs. Here `condor_q -json` shows all jobs of the session by their
+attributes, and `condor_history` shows jobs that have left the queue. `condor_submit` only warns of an unknown setting,
+so a waiting job's reason repeats the warning. For a job that matches no slot, `condor_q -better-analyze` is run every
+few minutes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ log = logging.getLogger("stoker.factory")
 _AT_ONCE = 100
 _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
-"""Seconds until an analysis without result is repeated: HTCondor may report `no match found` for a job that starts a
-moment later."""
+"""Seconds until an analysis without result is repeated."""
 _UNSEEN_S = 180.0
-"""Seconds without a negotiator's visit after which a waiting job's reason says so; a negotiator runs every minute or
-two."""
+"""Seconds without a negotiator's visit after which a waiting job's reason says so."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True

@@ -1,9 +1,9 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job changes from RUNNING to IDLE. Its block ends, and the job is removed: an idle pool may let it wait for
-five minutes, but a new job wakes the negotiator at once. A held job counts as PENDING; after `HELD_S` it is removed. A
-pool may release held jobs within a second, so `NumHolds` counts holds that no query saw. A removed job stays in the
-queue until its machine answers. `NumJobStarts` does not prove that a job never ran: a killed shadow never writes it.
+An evicted job changes from RUNNING to IDLE. Its block ends, and the job is removed: a new job is matched sooner. A held
+job counts as PENDING; after `HELD_S` it is removed. `NumHolds` counts holds that no query saw. A removed job stays in
+the queue until its machine answers. `NumJobStarts` does not prove that a job never ran: a killed shadow never writes
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds for which a held job may be released: sites usually release jobs within this time, or never."""
+"""Seconds for which a held job may be released."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
@@ -45,15 +45,14 @@ _STUCK_S = 120.0
 _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
-"""VacateReasonCode of jobs that lost their node: shadow and starter lost each other, the startd or its scratch folder
-failed, the slot is broken."""
+"""VacateReasonCode of jobs that lost their node."""
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
 """VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves such a code."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
 """HoldReasonCode (or VacateReasonCode) and subcode of a job that used more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode of jobs that a policy held, perhaps for their use of resources; the reason's text says which."""
+"""HoldReasonCode of jobs that a policy held; the reason's text says which."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
 """The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""

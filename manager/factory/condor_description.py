@@ -4,8 +4,8 @@
 - `transfer_output_files = ""`: otherwise HTCondor returns every new file, including the object cache.
 - No output is streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
 - HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
-- A held job never continues by itself. The factory removes it, or `periodic_remove` if no factory runs. Jobs held by
-  their owner (code 1) or waiting for files (16) remain.
+- The factory removes a held job, or `periodic_remove` if no factory runs. Jobs held by their owner (code 1) or waiting
+  for files (16) remain.
 - `job_lease_duration`: how long HTCondor considers a job on a silent machine as running; 40 minutes by default.
 - `request_memory`: HTCondor's default is the size of the script, rounded up to 128 MB.
 """

@@ -41,8 +41,7 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""If a batch system takes longer to open than these seconds, this is reported as trouble: imports and file reads have
-no time limit."""
+"""Seconds to open a batch system, after which trouble is reported."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
 """Seconds after which an unanswered hello is repeated, and a missing manager is logged."""

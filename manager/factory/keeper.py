@@ -3,13 +3,11 @@
 Each step does up to four things:
 
 1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. Adopt the job of
-   a block without one; cancel a block's second job. Report jobs of blocks that the manager did not name: its journal
-   may have lost a part.
+   a block without one; cancel a block's second job. Report jobs of blocks that the manager did not name.
 2. *Cancel* blocks, and cancel again later if a cancellation had no effect.
 3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job counts as over after several listings
    without it, or after one if it was cancelled.
-4. *Submit* one block, so that many submissions do not delay a cancellation. While a submission has an unknown outcome,
-   submit no other block.
+4. *Submit* one block; none while a submission has an unknown outcome.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The factory's interface to Kubernetes: a block is a pod, made by Parsl's KubernetesProvider.
 
-The provider derives a pod's name from the job's name: `stoker-k3v9-b7.1f2e3d4c`. This module reads from the pod why it
-waits and how it ended. The provider's pods restart forever, so this module deletes a pod after its pilot's first end.
+The provider derives a pod's name from the job's name: `stoker-k3v9-b7.1f2e3d4c`. The provider's pods restart forever,
+so this module deletes a pod after its pilot's first end.
 """
 
 from __future__ import annotations

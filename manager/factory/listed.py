@@ -1,8 +1,7 @@
 """PBS, LSF and Grid Engine: Parsl's providers submit; one command lists all jobs.
 
-Parsl's providers know only the states of their own jobs, and report a suspended job as cancelled (LSF) or failed (Grid
-Engine). For an unlisted job, the accounting (`qacct`, `bhist`) shows the end. Without it the job is absent, and only
-its output may show how it ended.
+Parsl's providers report a suspended job as cancelled (LSF) or failed (Grid Engine). For an unlisted job, the accounting
+(`qacct`, `bhist`) shows the end. Without it the job is absent, and only its output may show how it ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """This machine as a batch system, for a session that also uses real ones. A job is a process.
 
-A pilot survives its factory. A later factory finds it by session and block in its command line, because its process id
-may then belong to another program.
+A later factory finds a pilot by session and block in its command line.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The factory process, which the manager starts: `python -m stoker.manager.factory.main --session DIR`.
 
-A session has one factory at a time. A new factory begins after the commands of the previous one have ended. Two locks
-(flock) in the session folder ensure this.
+A session has one factory at a time, by two locks (flock) in the session folder.
 
-- A factory holds `factory.lock`. A second factory waits for it: the first may be an orphan, which exits when it
-  connects to the new manager. A holder that does not exit within `TURN_LIMIT_S` is killed.
+- A factory holds `factory.lock`. A second factory waits for it. A holder that does not exit within `TURN_LIMIT_S` is
+  killed.
 - Every command of a batch system inherits `commands.lock`, and holds it even after its factory's death. A submission in
   progress must not be repeated. So the new factory waits for the command's time limit, and then kills the command.
 """
@@ -33,7 +32,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""Seconds in which the previous factory must exit. Its end may take slightly longer than `factory.END_LIMIT_S`."""
+"""Seconds in which the previous factory must exit."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"

@@ -1,8 +1,7 @@
 """Imports Parsl's providers without the other parts of Parsl.
 
-`import parsl` imports executors, monitoring and a database layer, which takes seconds on a busy login node. After
-`import_in_parts`, submodules of `parsl` are imported separately. Any other attribute of the package imports it
-completely.
+`import parsl` takes seconds on a busy login node. After `import_in_parts`, submodules of `parsl` are imported
+separately. Any other attribute of the package imports it completely.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The factory's interface to Slurm.
 
-Parsl's SlurmProvider only submits: it reports a job that is missing in `squeue` as completed. Here one `squeue` lists
-all jobs of this user, perhaps from a cache. For a missing job, or a cancelled job that is still listed, this module
-asks `scontrol`, then `sacct`. If both lack the job, it is absent; its output may show how it ended ("CANCELLED AT ...
-DUE TO PREEMPTION").
+Parsl's SlurmProvider only submits. One `squeue` lists all jobs of this user, perhaps from a cache. For a missing job,
+or a cancelled job that is still listed, this module asks `scontrol`, then `sacct`. If both lack the job, it is absent;
+its output may show how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 `BoundedProvider` changes the commands and scripts of each provider:
 
-- Commands have a time limit, and run in the folder of submit scripts.
+- Commands have a time limit.
 - Scripts are named without a path, because the session folder's name may contain blanks or quotes.
 - Jobs have our names: Parsl appends the time, so jobs could not be found by name.
-- Making a provider runs no command: SlurmProvider would call `sacct`.
+- Making a provider runs no command.
 
 The site's own `options` are the last lines of a script's head, because the last of two equal settings counts.
 """
@@ -85,7 +85,7 @@ _FULL = re.compile(
     r"|only \d+ jobs are allowed",  # Grid Engine
     re.IGNORECASE,
 )
-"""Errors about too many jobs, of this user or of all users. The same job is accepted after other jobs have ended."""
+"""Errors about too many jobs, of this user or of all users."""
 
 
 _NO_NODE = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
@@ -232,8 +232,8 @@ class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
 class OnEachNode(Launcher):  # type: ignore[misc]
     """Starts one pilot per node of the block.
 
-    On one node, the pilot replaces the batch shell. So Slurm's SIGTERM comes KillWait seconds before the kill (tested
-    with scancel, REQUEUE, CANCEL). In a step it would come when a GraceTime begins, in which the pilot still works.
+    On one node, the pilot replaces the batch shell. So Slurm's SIGTERM comes KillWait seconds before the kill, and not
+    when a GraceTime begins, in which the pilot still works.
     """
 
     def __init__(self, provider: Provider) -> None:
@@ -384,7 +384,7 @@ def _mebibytes(given: Provider) -> int:
 
 
 def _word(value: str) -> str | None:
-    """Quote a value for a line of `#SBATCH`, where a blank ends a value and `#` begins a comment."""
+    """Quote a value for a line of `#SBATCH`."""
     if not value:
         return None
     return value if not set(value) & set(" \t'\"#\\") else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

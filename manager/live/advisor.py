@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, because a short
-session needs no answer, and again when it dies. Open questions are then repeated one at a time until an answer arrives;
-a question that was open at two deaths is dropped.
+The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when it
+dies. Open questions are then repeated one at a time until an answer arrives; a question that was open at two deaths is
+dropped.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PAUSE_S = 2.0
 """Seconds between two starts of the advisor; doubles each time it dies at once."""
 LONGEST_PAUSE_S = 300.0
 _SLOW_SENT = 2
-"""Most slow questions sent at once, because the advisor answers them in turn."""
+"""Most slow questions sent at once."""
 _SENT = 16
-"""Most questions sent at once: the channel holds a bounded number of bytes."""
+"""Most questions sent at once."""
 
 
 def performance() -> PerformanceStore:

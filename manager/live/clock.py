@@ -94,8 +94,8 @@ class TimerHeap:
 class Acks:
     """The last unsent acknowledgement of each peer.
 
-    An acknowledgement only frees memory at the peer, so it is sent with the next frame, or alone `longest_s / 2` to
-    `longest_s` later. Clients wait for it before they exit, so their delay is short.
+    An acknowledgement is sent with the next frame, or alone `longest_s / 2` to `longest_s` later. Clients wait for it
+    before they exit.
     """
 
     def __init__(self, longest_s: float) -> None:

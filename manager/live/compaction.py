@@ -1,7 +1,7 @@
 """Compact the journal while the session continues: a forked process writes a snapshot of the core.
 
-The manager begins a new segment of the journal and forks. The child has the core from before the segment. After success
-the parent removes the files that the snapshot replaces.
+The manager begins a new segment of the journal and forks. After success it removes the files that the snapshot
+replaces.
 """
 
 from __future__ import annotations

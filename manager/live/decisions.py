@@ -3,9 +3,8 @@
 A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Calls
 and keys represent arguments, functions and results, so a check has no user data.
 
-The cost of a check is bounded. Of many calls for one library it covers their number, the last, and some others: calls
-come from one queue's head, so a different call soon changes a check. Of results it covers their number and the last;
-the event has the others.
+The cost of a check is bounded. Of many calls for one library it covers their number, the last, and some others; of
+results, their number and the last.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ TO_CLIENT: dict[type, _Brief] = {
     to_client.ClientRefused: lambda _: ("refused",),
     to_client.SessionOver: lambda _: ("over",),
 }
-"""The parts of a message to a client that are decisions; for results see `check_of`."""
 
 OF_SHELL: dict[type, _Brief] = {
     events.SetTimer: lambda c: (c.at, c.key),

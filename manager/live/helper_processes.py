@@ -1,8 +1,7 @@
 """Start the factory, which submits blocks, and the seed, which serves objects to pilots without a shared file system.
 
 A lock in the session folder allows one of each. They exit when the session ends, so they outlive a killed manager.
-Status reports a factory without a hello for `TOLD_S`, with the last line of its log; after its time limit it is
-replaced.
+Status reports a factory without a hello for `TOLD_S`; after its time limit it is replaced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Choose the address on which the manager listens, so that compute nodes reach it.
 
-A login node has several networks. A site file may name one (`interface = "ib0"`, or an address). The default (`auto`)
-is the address of this host's name. If this is the loopback (Debian's 127.0.1.1), it is the address on the route to the
-internet.
+A site file may name a network (`interface = "ib0"`, or an address). The default (`auto`) is the address of this host's
+name. If this is the loopback (Debian's 127.0.1.1), it is the address on the route to the internet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The journal puts every event of a session on disk before a resulting message is sent.
 
 One `write(2)` writes the records of one turn of the loop, so they survive a killed process. With the option `sync` they
-survive a crash of the host: a thread calls fdatasync, once for all turns that ended during the previous call.
+survive a crash of the host: a thread calls fdatasync.
 
 A full or failing disk does not end the session: the file is cut to its last whole record, later records stay in memory,
 and `flush` tries again. Checks of the core's decisions (`decisions`) let a replay notice differences.

@@ -1,13 +1,12 @@
 """The lease of a session's manager: a small file that names the one process that may run the session.
 
-Several login nodes see one session folder, and neither locks nor clocks are trusted across hosts. So the holder
-replaces the file every few seconds, with a new counter.
+Neither locks nor clocks are trusted across hosts. So the holder replaces the file every few seconds, with a new
+counter.
 
 - On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder at once.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
   managers decide this together, both write and wait; the manager whose token is in the file wins.
-- A holder that was frozen handles no frame until it has read the file. If it finds another token, it stops. A successor
-  on another machine continues with a copy of the journal.
+- A holder that was frozen handles no frame until it has read the file. If it finds another token, it stops.
 """
 
 from __future__ import annotations

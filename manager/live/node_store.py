@@ -1,6 +1,6 @@
 """Keep records of nodes that failed, for all sessions of the user, in one file of the state folder.
 
-Without the file, or if it is damaged, a session excludes the nodes that fail while it lives (`Measurements`).
+Without a readable file, a session excludes the nodes that fail while it lives.
 """
 
 from __future__ import annotations

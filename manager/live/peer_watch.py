@@ -26,9 +26,9 @@ PeerKey = tuple[Role, str]
 class Patience(msgspec.Struct, frozen=True):
     """Time limits in seconds.
 
-    `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`: for disconnected peers to reconnect;
-    `restart_s`: the same after a manager's restart. `pilot_lease_s`: a pilot's wait for a lost manager. `idle_s`: of a
-    session without clients and calls (0 = no limit).
+    `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`, after a manager's restart `restart_s`:
+    for peers to reconnect. `pilot_lease_s`: a pilot's wait for a lost manager. `idle_s`: of a session without clients
+    and calls (0 = no limit).
     """
 
     heartbeat_s: float = 5.0

@@ -8,7 +8,7 @@ An open port is no proof, because another program may use it. So, in this order:
 - For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
   session's secret key, or a renewed lease.
 
-A wrong "no" costs time but makes no second manager: a new manager waits for the lease (`lease.take`).
+A wrong "no" makes no second manager, because a new manager waits for the lease.
 """
 
 from __future__ import annotations

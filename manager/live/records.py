@@ -6,8 +6,7 @@
     journal.next, *.draft      incomplete; removed at the next start
     journal.damaged-*, journal.aside-*    kept for people, the last three of each; never read
 
-The newest whole snapshot and the segments from its number on are always complete, even if a process was killed. Without
-a snapshot, all segments are.
+The newest whole snapshot and the segments from its number on (without a snapshot, all segments) are always complete.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
 that names the format, and a `SegmentHead` record. After a damaged record the reader looks for the next whole record:

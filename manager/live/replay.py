@@ -1,6 +1,6 @@
 """Replay a journal: the same events, in order, at the same times, give the same manager.
 
-`verify` compares decisions and stops at a difference (from a clock, chance, or other code).
+`verify` compares decisions and stops at a difference.
 """
 
 from __future__ import annotations

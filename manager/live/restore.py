@@ -2,8 +2,8 @@
 
 - A damaged record before whole records loses only its event. The core continues with a gap (`RecordsLost`), and every
   peer reports again.
-- If the beginning cannot be read, or another version of Stoker wrote the journal and decided differently, the manager
-  puts all files aside. It starts a new core with the unconfirmed ends, and its peers report again.
+- If the beginning cannot be read, or another version of Stoker decided differently, the manager puts all files aside
+  and starts a new core with the unconfirmed ends.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A turn waits for a message or due work, reads every socket, gives each frame to the core, writes the turn's events to
 the journal with one write, and sends one frame to each peer. Commands wait until their events are safe in the journal
-(`HeldCommands`); meanwhile the loop answers questions.
+(`HeldCommands`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FULL_BYTES = 256 << 20
 """If more bytes wait for disk space, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
-"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`, and then no refusal is written."""
+"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`."""
 _LONGEST_REASON = 500
 _discard_log = SeldomLog(log)
 

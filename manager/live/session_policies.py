@@ -4,7 +4,7 @@ A custom policy is named "module:Class" or "path.py:Class". Stoker calls this ob
 `provisioning=`. The result decides at the seams whose methods it has; the default policies decide at the others. A file
 in a package is imported as its module.
 
-Stoker copies the user's files, so that a restarted manager and every replay decide the same.
+Restarted managers and replays use copies of the user's files.
 
     <session folder>/
         policies.json            the names, if not the defaults

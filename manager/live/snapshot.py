@@ -1,8 +1,8 @@
 """Snapshots of a core, so that a manager restarts without all events of the session.
 
 A file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read, and the
-pickled core. A manager reads the core only if its own classes have the same fields. Otherwise, as after an upgrade, it
-uses the facts, and peers report the rest.
+pickled core. A manager reads the core only if its own classes have the same fields. Otherwise it uses the facts, and
+peers report the rest.
 
 The state is a graph with cycles and shared objects. Its nouns (plain objects and mutable Structs) are written as a
 list. Each noun is the values of its fields, in which other nouns are references, so the depth of a pickle does not grow

@@ -1,8 +1,7 @@
 """The manager's ROUTER socket: checks keys, reads and sends frames, and notices broken connections.
 
 CURVE refuses a peer without a key pair of the session before any byte is decoded. Every frame has the owner of its
-peer's key pair (ZeroMQ's ZAP, RFC 27). The socket's monitor reports broken connections, so the manager notices a killed
-pilot at once.
+peer's key pair (ZeroMQ's ZAP, RFC 27).
 
 A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
 version or session, or if one block's key sends it for another block's pilot.

@@ -40,7 +40,7 @@ def _slowness(library: Library) -> float:
 def hottest_first(view: View, context: Context) -> Iterator[Library]:
     """Yield the library of the current burst, then free libraries (`fastest_first`), then the least loaded.
 
-    Each library pulls before the next is yielded, so a few calls never cost a walk over thousands of libraries.
+    Each library pulls before the next is yielded.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:

@@ -1,7 +1,7 @@
 """Choose the devices of a context that needs several.
 
-The devices of a set belong to one pilot and are of one kind, because a model over several devices runs at the pace of
-the slowest. Devices of one *island* (`DeviceFacts.island`) exchange data fast, so their sets come first.
+The devices of a set belong to one pilot and are of one kind. Devices of one *island* (`DeviceFacts.island`) exchange
+data fast, so their sets come first.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
 
-The hottest free library (last used) comes first, so that unused libraries become idle and are evicted. If calls are
-shorter than a round trip to the manager, a library gets up to `prefetch_s` of work beyond its slots, at most its share
-of the queue. A library without work takes calls back from others. Short calls that arrive together go to one library in
-one frame. Calls of a function that has not run, or runs long, are not prefetched.
+The hottest free library (last used) comes first. If calls are shorter than a round trip to the manager, a library gets
+up to `prefetch_s` of work beyond its slots, at most its share of the queue. A library without work takes calls back
+from others. Calls of a function that has not run, or runs long, are not prefetched.
 
 Of device kinds with different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
 slow one has a smaller backlog, and leaves the last calls to faster ones (`stoker.manager.policies.faster_kinds`).
 
-A call that cannot finish within a pilot's walltime is not sent there. Within a priority the nearest deadline comes
-first (`stoker.manager.core.deadlines`). A gang starts when enough libraries are free. Once enough are ready, free
-libraries are kept for the next gang.
+`stoker.manager.core.deadlines` has the rules for walltimes and deadlines. A gang starts when enough libraries are free.
+Once enough are ready, free libraries are kept for the next gang.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """When a call should wait for a faster device kind.
 
-A slow device that takes one of the last calls of a map ends it after all others. So if a library has a faster kind next
-to it, and the known rest of the work would end there before a call ends here, the call waits. The rest is the queue and
-the calls that open maps have not submitted yet. Without a map it is known once no call has come for two run times:
-a program that submits each call after a result would lose this device's share of its throughput.
+If the known rest of the work would end on a faster kind before a call ends on a slow library, the call waits. The rest
+is the queue and the calls that open maps have not submitted yet. Without a map the rest is known once no call has come
+for two run times.
 
-The forecast is that of list scheduling on the faster libraries: they first end what they run, then share the rest. A
-run that lasts longer than expected is taken to last as long again as it is overdue, so no call waits for a library that
-hangs. A call with a deadline also waits if it would be late here, and in time there.
+The forecast is that of list scheduling on the faster libraries: they first end what they run, then share the rest. An
+overdue run is taken to last as long again as it is overdue, so no call waits for a library that hangs. A call with a
+deadline also waits if it would be late here, and in time there.
 
 Nothing waits without measured speeds (`stoker.manager.core.speeds`), for short calls, or in libraries with several
 slots.

@@ -115,7 +115,7 @@ def _more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
 def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
     """Return the pilots' faults if all suitable pilots are unfit and no other can come.
 
-    Disks may be full for seconds, disconnected pilots may return, and blocks are replaced; then return None.
+    Return None if a disk may be full for seconds, a pilot may return, or a block is replaced.
     """
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())

@@ -1,7 +1,7 @@
 """Choose how many blocks to request from which source.
 
 The opportunistic rule keeps a few blocks pending up to its limit. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a given number of blocks; the rule `once` requests its number once.
+waiting calls in a given time. The fixed rule keeps a number of blocks; the rule `once` requests it once.
 
 Beyond the site file's first and least blocks, a block is requested only if a queued call could use it. If blocks of the
 first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again after a

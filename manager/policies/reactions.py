@@ -21,8 +21,8 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components that belong to a device;
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
     """Quarantine a pilot or one of its devices after this verdict.
 
-    A node that fails each call within a second would fail a whole queue. `CALLS` different calls must have failed there
-    within `WITHIN_S`, and other pilots must be able to run them. A failure on most pilots is no single node's fault.
+    `CALLS` different calls must have failed there within `WITHIN_S`, and other pilots must be able to run them. A
+    failure on most pilots is no single node's fault.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames(verdict):

@@ -7,8 +7,8 @@ a part for calls without a context.
 A sleeping library of the context wakes before one is loaded, if that is faster (`stoker.manager.policies.sleeping`).
 
 If no device has enough memory, just enough idle libraries on one device sleep or end, least recently used first. If no
-library is idle, a context without libraries gets a device of the context with the most libraries after `patience_s`.
-The paper lacks this rule.
+library is idle, a context without libraries gets a device of the context with the most libraries after `patience_s`
+(not in the paper).
 """
 
 from __future__ import annotations

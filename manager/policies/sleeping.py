@@ -1,8 +1,8 @@
 """Decide which idle libraries sleep instead of ending, and which sleepers wake (docs/decisions/063).
 
 A library may sleep if its context can, if that frees enough memory on its devices, and if its pilot has host memory for
-it; sleepers that were not used for longer end for it. On a CPU device a sleeper keeps its weights, so only its caches
-become free. A wake counts as a load, and is faster than one, or the context does not sleep.
+it; sleepers that were not used for longer end for it. On a CPU device a sleeper keeps its weights. A wake counts as a
+load.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A heap of future events in order of time: the simulator's only clock.
 
 Times are rounded to a microsecond, so floating-point differences between machines never change the order of events.
-Events of one microsecond run in the order of their addition. An entry is a plain list, because a simulation compares
-millions of entries, and lists compare in C.
+Events of one microsecond run in the order of their addition. An entry is a plain list, because lists compare in C.
 """
 
 from __future__ import annotations

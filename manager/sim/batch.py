@@ -1,8 +1,7 @@
 """A simulated batch system and its factory.
 
 A block waits for a random time, then for capacity, in order of submission. When capacity shrinks, running blocks are
-preempted without notice. The manager learns this at the next poll, but lost connections at once. Other queueing rules
-are not modelled.
+preempted without notice. The manager learns this at the next poll, but lost connections at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes when requests end on one engine that batches them, in virtual time.
 
-The rules are the engine's own (`stoker.contexts.batching`). SLINFER's shadow validation (§VI-C) computes the same with
-a margin of 10 %. Each step is decided separately: tests compare `stoker.manager.sim.virtual_engine` to it.
+The rules are the engine's own (`stoker.contexts.batching`). Each step is decided separately: tests compare
+`stoker.manager.sim.virtual_engine` to this module.
 """
 
 from __future__ import annotations

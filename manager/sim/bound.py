@@ -9,18 +9,17 @@ runs on the best device.
   costs at least its cheapest price. Tried prices: the devices' speeds, and the speeds of each context's calls.
 - How many loaded libraries fit in memory is a packing problem, bounded by the dual feasible functions of Fekete and
   Schepers (Mathematical Programming 91, 2001).
-- A context of full awareness is loaded once on each device, other contexts before each call. With a walltime, every
-  block repeats its setup.
+- A context of full awareness is loaded once on each device (with a walltime, in each block), other contexts before each
+  call.
 
-*The shared storage.* Contexts without awareness read their files for each call.
+*The shared storage*: contexts without awareness read their files for each call.
 
 *Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at t only if it has run
 since t - s. So at most the least capacity within [t - s, t] is useful. With a walltime w, a block that runs for l <= w
 is useful for at most l (w - s) / w.
 
 The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, and ignores
-messages, polling, drains, reruns, contention and warm-up. It may split calls, because a policy may evict a call and
-keep its progress.
+messages, polling, drains, reruns, contention and warm-up. It may split calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Rejects worlds in which no call can run or a run never ends.
-
-Each part of a world validates itself; this module checks combinations.
-"""
+"""Rejects worlds in which no call can run or a run never ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a simulated run: one row per event, in columns, small enough for millions of calls.
+"""The events of a simulated run: one row per event, in columns.
 
 A row has a time in seconds, an event, the numbers of a call, library, pilot and block (-1 = none), and a value.
 `EachCall` writes a row for every event of a call. `CountedCalls` writes sums every second, and at the end histograms of
@@ -129,8 +129,8 @@ _ROUNDING_S = 2e-6
 class TokenTimes(msgspec.Struct):
     """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
-    The first token is due one TTFT after the arrival, each further token one TPOT later. A call meets its objective if
-    no token is late. A rerun delivers only tokens that the program lacks.
+    The first token is due one TTFT after the arrival, each further token one TPOT later. A rerun delivers only tokens
+    that the program lacks.
 
     `due_at`: deadline of the first token (infinity: no objective). `tpot_s`: seconds between deadlines. `grace_s`:
     duration of the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest

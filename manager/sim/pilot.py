@@ -2,9 +2,8 @@
 
 Not simulated: heartbeats, acknowledgements, limits of memory and time, and the inside of calls.
 
-A pilot that still fetches an object already sends parts to others. Because objects are modelled as a fluid, it may send
-bytes that it does not have yet. Therefore a fetch completes only when one of its sources has the whole object. If a
-source is lost earlier, the bytes that it lacked must come from elsewhere.
+Objects are a fluid, so a pilot may send bytes that it does not have yet. Therefore a fetch completes only when one of
+its sources has the whole object. If a source is lost earlier, the bytes that it lacked must come from elsewhere.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The head is `fixed_s` and the context's time per call. e is `ContextModel.gang_efficiency`: the share of a linear
 speedup that remains with each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint holds
-the completed share of the head and of the items. The call resumes on a gang of any size.
+the completed share of the head and of the items.
 
 A member waits in its slot until all members are ready. Then the run is one piece of work on all their devices. If a
 member is lost, the others stop until the manager sends an order.
@@ -166,7 +166,7 @@ class RunningLibrary(Protocol):
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
-    """A run on one library without progress reports. This common case must be cheap."""
+    """A run on one library without progress reports."""
 
     spec: CallSpec
     work: RunningWork

@@ -1,4 +1,4 @@
-"""Checks the invariants of the core's state; only for tests, because it is slow."""
+"""Checks the invariants of the core's state, for tests."""
 
 from __future__ import annotations
 

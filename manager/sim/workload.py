@@ -1,15 +1,15 @@
 """Synthetic workloads, and settings for recorded calls (`study.traces`).
 
-Random draws depend only on seed and call number (`stoker.chance`), so every policy gets the same calls.
+Random draws depend only on seed and call number (`stoker.chance`).
 
 - *bursts*: a Poisson process whose rate alternates between two values, each for an exponential time (MMPP-2; Fischer
   and Meier-Hellstern, Performance Evaluation 18(2), 1993). It starts in its stationary distribution. When the rate
-  changes, the next gap is drawn again: exponential gaps have no memory.
+  changes, the next gap is drawn again.
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
   Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so the sums are the same on every machine. Contexts of one `family` are runtimes
-of one model. A call gets the shortest runtime that is long enough for its input, with longer ones as variants.
+Times are added in whole nanoseconds, so the sums are the same on every machine. A call to a `family` gets the shortest
+runtime that is long enough for its input, with longer ones as variants.
 """
 
 from __future__ import annotations

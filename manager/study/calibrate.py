@@ -3,8 +3,8 @@
 The module replays the session's journal through the core, whose commands show where libraries were loaded and calls
 sent. Pilots become sources, one per kind of node. A context's load time is the mean per kind of device. Its run time is
 the mean, or with different numbers of items a fixed part and a part per item (least squares). The extra time of a
-library's first call is its warm-up. The gap between two calls is the library's own time if the next call already
-waited. Otherwise the gap also contains two messages.
+library's first call is its warm-up. The gap between two calls is the library's own time, and also two messages if the
+next call did not wait.
 
 Links are not modelled. Calls keep their recorded arrival times.
 """

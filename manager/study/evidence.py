@@ -6,7 +6,7 @@ file describe the site.
 Pilots are lost at a constant rate: losses divided by the total time of pilots (the maximum-likelihood estimate for
 censored exponential times).
 
-The store has the seconds of calls, not their inputs. Calls of another size are assumed to cost the same per input.
+Calls of another size are assumed to cost the same per input.
 """
 
 from __future__ import annotations

@@ -113,7 +113,6 @@ def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int
 
 
 def write_events(path: Path, events: Iterable[TraceEvent]) -> None:
-    """Write a Chrome trace atomically, gzipped if the name ends in `.gz`."""
     encode = msgspec.json.Encoder().encode
     with draft_of(path) as draft, _opened(draft) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')

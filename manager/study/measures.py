@@ -1,8 +1,7 @@
 """Curves and sums of a run, from its event log in one pass.
 
-A call waits from its arrival to its first begin, or to the end of the run. Calls of a lost library count in the queue
-again, but not in the waits. A second end of a call is lost work; work before a checkpoint is not. The seconds of a gang
-count on each of its devices.
+A call waits from its arrival to its first begin, or to the end of the run. A second end of a call is lost work; work
+before a checkpoint is not. The seconds of a gang count on each of its devices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Forecasts of a run before its submission: its end, its device time, and the best number and walltime of blocks.
 
 The simulator runs a world with measured times (`evidence`) under the site's rules. A seed determines queue waits,
-spreads, lost pilots, and the error of each measured mean. So with few measurements, forecasts vary widely between
-seeds. Many calls are simulated as fewer, longer calls.
+spreads, lost pilots, and the error of each measured mean. Many calls are simulated as fewer, longer calls.
 
 Not modelled: other users' load, time of day, links, and the earlier start of short jobs.
 """
@@ -179,7 +178,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies. They reconsider waiting calls a thousand times per run, not every second."""
+    """Return the site's policies. They reconsider waiting calls a thousand times per run."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency

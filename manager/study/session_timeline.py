@@ -1,8 +1,7 @@
 """The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
 
-A process per pilot has a row per slot of each library: its load, then a bar per call. The journal has the time at which
-a message with ended calls arrived and the length of each run, so bars of one message are drawn one after the other,
-back from its arrival.
+A process per pilot has a row per slot of each library: its load, then a bar per call. Bars of one message of ended
+calls are drawn one after the other, back from its arrival.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests of sites and calls that TaskVine cannot honour, each with the sentence that refuses it.
 
-TaskVine decides where a call runs and which library is evicted. It gives libraries whole cores and GPUs. It knows no
-deadlines, and running calls cannot report or move.
+TaskVine decides where a call runs and which library is evicted, and knows no deadlines. Running calls cannot report or
+move.
 """
 
 from __future__ import annotations

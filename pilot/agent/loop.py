@@ -1,8 +1,7 @@
 """The agent's loop, and `carry_out`, which has one case per command of the core.
 
 An iteration waits for an event, reads all input, tells the core, executes its commands, and sends one frame to the
-manager and one to each library. Messages that arrive during an iteration form a batch; none is delayed for a larger
-batch.
+manager and one to each library. No message is delayed for a larger batch.
 """
 
 from __future__ import annotations

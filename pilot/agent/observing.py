@@ -6,7 +6,7 @@
     others        `--walltime-s` from the site file, counted from the pilot's start; PBS_WALLTIME
 
 The job's end is kept on the monotonic clock. A command runs once, in a thread, for at most 10 s. A probe is a separate
-process, so a driver that hangs or crashes does not harm the pilot.
+process, because a driver may hang or crash.
 """
 
 from __future__ import annotations

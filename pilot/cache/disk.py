@@ -1,9 +1,7 @@
 """The cache's files: objects, entries, claims, and marks of objects that were synced to disk.
 
-*Marks.* A machine crash soon after an object arrived may leave zeros in the object. So, after a boot, an object without
-a mark is fetched again. One thread syncs and marks new objects after half a second.
-
-*Entries.* An entry is a file with the facts of an object; its modification time is the time of last use.
+*Marks.* A crash may leave zeros in a new object. So, after a boot, an object without a mark is fetched again. One
+thread syncs and marks new objects after half a second.
 
 *Claims.* A claim, the right to fetch an object, is a lock on `drafts/NAME.lock`. It ends with its process; the draft
 stays.

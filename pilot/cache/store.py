@@ -7,12 +7,11 @@
     <cache>/manifests/NAME   the manifest, for serving the object to other pilots
     <cache>/drafts/NAME      an object that is being fetched, claimed by a lock on NAME.lock
 
-A pin is a shared lock on the entry's file, so the kernel releases it when its process dies. An object arrives by a
-rename. Objects that others changed on disk are fetched again. Objects unused for `KEPT_S` are removed when a pilot
-starts.
+A pin is a shared lock on the entry's file. An object arrives by a rename. Objects that others changed on disk are
+fetched again. Objects unused for `KEPT_S` are removed when a pilot starts.
 
 Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` has the name of the cached
-object that shares its files. When the cache evicts that object, it removes the snapshot too, to free the disk space.
+object that shares its files. When the cache evicts that object, it removes the snapshot too.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A row of `ROWS` has exception types (by name, to import nothing), an errno or a text, the meaning, and the proof
 required. An exception that matches no row is the user's. A text that both a bug and a faulty device may cause counts
-only if a probe of the device fails. Texts that only code causes (assertions in kernels, illegal addresses, timeouts)
-have no row.
+only if a probe of the device fails.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Device memory: claims, reservations, and declarations of recipes.
 
-The manager's ledger is a budget; the pilot's ledger has the memory that each library really holds. Orders that free
-memory take effect at once. A library that starts or grows has a *claim* until its memory, and a process place on the
-device, are free. The pilot meets claims in order of arrival, but a claim that fits does not wait for an earlier one
-that does not. After `PROSPECT_S` it refuses a claim that waiting cannot meet, and the manager loads the context
-elsewhere. See docs/decisions/050 and SLINFER §VII-C.
+The manager's ledger is a budget; the pilot's ledger has the memory that each library really holds. A library that
+starts or grows has a *claim* until its memory, and a process place on the device, are free. The pilot meets claims in
+order of arrival, but a claim that fits does not wait for an earlier one that does not. After `PROSPECT_S` it refuses a
+claim that waiting cannot meet, and the manager loads the context elsewhere. See docs/decisions/050 and SLINFER §VII-C.
 """
 
 from __future__ import annotations

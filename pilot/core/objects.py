@@ -2,7 +2,7 @@
 
 Only this module changes which objects are wanted or reported. The pilot asks for a missing object (`WantObjects`), and
 the manager names its sources (`FetchObject`). The pilot reports each object that arrives or leaves the cache, and each
-source that fails. Eviction takes the least recently used object first.
+source that fails.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Only this module changes which calls a library holds (`held`). A call enters with `hold_calls` and leaves exactly once;
 later messages about it change nothing.
 
-Pieces of results are neither in the journal nor in numbered frames. The pilot keeps unacknowledged pieces, and resends
-them after each welcome or when the client asks.
+The pilot keeps unacknowledged pieces, and resends them after each welcome or when the client asks.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ call and atomic under CPython's GIL.
 
 Libraries that share devices compute one iteration at a time: an engine's step, or a whole call of a library without
 engine. The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). Against starvation, a due time counts
-as at least the time of the turn's request and at most `PATIENCE_S` later. A library that waits for several devices
-blocks later libraries on each of them.
+as at least the time of the turn's request and at most `PATIENCE_S` later.
 
 Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times
 lengthened by 10 %. It refuses the request if
@@ -18,10 +17,9 @@ lengthened by 10 %. It refuses the request if
 Requests that are already late do not count. The simulation ends when all prompts are read and each engine has then had
 a turn.
 
-Case 3 assumes that answers never end. It refuses a request although eq. 1 lets an answer be ahead of its due times, and
-a short answer ends before it has lost this lead. So if the longest answers of all requests on the device are known, the
-simulation continues until they end, and only a token that is then late refuses the request. The paper's requests have
-no known longest answer, so for them case 3 decides.
+Case 3, the paper's, assumes that answers never end; but a short answer may end before it has lost its lead over its due
+times. So if the longest answers of all requests on the device are known, the simulation replaces case 3: it continues
+until they end.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 `CUDA_VISIBLE_DEVICES` names them by index or by (the start of) a UUID. As in CUDA, the list ends at the first entry
 that names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count GPUs of the node, and
 HTCondor's `_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job with none of these variables has no GPU.
-Outside of a job, all GPUs may be used. GPUs whose handle NVML refuses (NO_PERMISSION) belong to other jobs. A broken
-GPU is left out, with its reason.
+Outside of a job, all GPUs may be used. GPUs whose handle NVML refuses (NO_PERMISSION) belong to other jobs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
-One thread watches one GPU, so a driver that hangs blocks only its thread. Most Xids (13, 31, 43, 45, ...) are faults of
-programs; the listed Xids are faults of the GPU or its link (NVIDIA's "XID Errors"). A lost GPU answers every question
-with GPU_IS_LOST, so events are matched by handle. In a container, NVML's process numbers are not ours, and count only
-if all of them exist among our processes. Otherwise, a library alone on a GPU counts with all memory taken since the GPU
-was empty.
+One thread watches one GPU. Most Xids (13, 31, 43, 45, ...) are faults of programs; the listed Xids are faults of the
+GPU or its link (NVIDIA's "XID Errors"). A lost GPU answers every question with GPU_IS_LOST, so events are matched by
+handle. In a container, NVML's process numbers are not ours, and count only if all of them exist among our processes.
+Otherwise, a library alone on a GPU counts with all memory taken since the GPU was empty.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
 A healthy device returns the product exactly: every partial sum is a whole number below 2^24. The probe prints the error
-in one line, and its exit code is a `ProbeVerdict`. The probe uses only the driver, because a node may lack PyTorch. The
-kernel is in PTX, which every driver compiles, with one thread per element.
+in one line, and its exit code is a `ProbeVerdict`. The probe uses only the driver, which compiles the kernel (PTX),
+because a node may lack PyTorch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Records that the agent reads if a library's process dies: which calls run, and where their output is.
 
 The marker is a small mapped file with a record per slot: the call's id, its start on CLOCK_MONOTONIC in ns (0 = idle),
-and the byte of the log where its output begins. Writing needs no system call. The first record has the log's length
-when the last call ended.
+and the byte of the log where its output begins. The first record has the log's length when the last call ended.
 
 With one slot, standard output is the log, and a call's output is the log's growth. With several slots, each thread
 prints to a file of its slot. When the call ends, or after the process died (`recover`), the output moves into the log.

@@ -1,8 +1,7 @@
 """The connection between a library and its agent, on a Unix socket pair.
 
 The first frame has the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of 3
-bytes. User code may write to this socket by mistake, so a frame without the mark or with an impossible length is
-refused.
+bytes. A frame without the mark or with an impossible length is refused: user code may write to this socket.
 """
 
 from __future__ import annotations

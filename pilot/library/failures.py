@@ -7,8 +7,7 @@
 member does.
 
 *Full disks.* The exception's file is judged, else the open files of the innermost function that has any. Other
-processes must have filled its disk: a call that fills a disk alone would do so on every node. Without a file, any full
-disk of the node is enough.
+processes must have filled its disk. Without a file, any full disk of the node is enough.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 `stoker.pilot.core.turns` decides the order. The libraries of a pilot ask on a board: shared memory with one row per
 engine. A library that ends an iteration writes the next turn on the board, and wakes the next library with a datagram.
-A library that does not share its devices makes no system call.
 
 The board's lock protects only the order of work: if its holder is stopped, others continue after 50 ms, and at worst
 two libraries compute at once for one step. A library loses its turn if its process died, was stopped, or takes much
-longer than announced. Waiting libraries check this every 25 ms without the lock.
+longer than announced.
 
 Next to each row is the engine's work (`packed`), written without a lock and read by the agent. A checksum detects a
 half-written value.

@@ -1,8 +1,7 @@
 """The state of a library's process that calls may change: folders, umask, environment, descriptors.
 
 A call runs in its program's folder with the program's umask, if this process sees that folder. Otherwise it runs in an
-empty folder of its slot; files left there are reported, then removed. `TMPDIR` is private in both cases. A
-`ClearedFolder` has a change time far in the past, so one `fstat` shows whether a call changed it.
+empty folder of its slot; files left there are reported, then removed. `TMPDIR` is private in both cases.
 
 After each call, the environment variables and descriptors 0 to 2 are restored. Other damage ends the library, and its
 unstarted calls run elsewhere. The library checks for damage before a call that may take long, after a failed call, and

@@ -1,8 +1,8 @@
 """The library's loop.
 
-In a library with one slot, the main thread reads frames, runs calls and sends their ends, so no thread switch delays a
-call. The *attendant* thread checks every 20 ms: if the last check's call still runs, it sends waiting ends and reads
-frames. One lock protects the handling of frames and the choice of the next call.
+In a library with one slot, the main thread reads frames, runs calls and sends their ends. The *attendant* thread checks
+every 20 ms: if the last check's call still runs, it sends waiting ends and reads frames. One lock protects the handling
+of frames and the choice of the next call.
 
 A call's end is sent before the library waits for work, when it is older than 1 ms, and before a slow function's call.
 With several slots, calls run in threads and the main thread only reads.

@@ -1,5 +1,4 @@
 """The program of a bare node: it gets the environment, unpacks it, and becomes the pilot.
 
-It uses only the standard library and a few parts of Stoker, which `stoker.manager.environment.carrying` puts into one
-file. `start.sh` runs that file.
+It uses only the standard library and the parts of Stoker that `stoker.manager.environment.carrying` puts into its file.
 """

@@ -7,7 +7,7 @@
         NAME.making           a lock of the process that fetches and unpacks
         NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
-A virtual environment is made here from `pyvenv.cfg` and a link to the interpreter: some systems lack the `venv` module.
+A virtual environment is made without the `venv` module, which some systems lack.
 """
 
 from __future__ import annotations

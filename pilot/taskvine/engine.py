@@ -3,15 +3,15 @@
 The plan is made from the site file (`stoker.manager.taskvine.planning`) and is in the session folder.
 
 TaskVine's manager is a C library that blocks: `wait` takes whole seconds, returns early only with a task, and holds the
-interpreter's lock. That does no harm while all slots are occupied. While slots are free, new calls must not wait a
-second. Three tasks then make `wait` return after one check for work:
+interpreter's lock. While slots are free, new calls must not wait a second. Three tasks then make `wait` return after
+one check for work:
 
 - an *anchor* that may not start before the next century, so that a task is always waiting;
 - two *bells* that are cancelled when they are submitted. `wait` takes the first bell, sends new calls before it returns
 that bell (`prefer-dispatch`), and does not sleep because of the second bell.
 
-TaskVine's logs have a line for each of these steps and cannot be switched off, so they go to /dev/null. TaskVine does
-not retry a *forsaken* call (its library ended): Stoker's manager decides.
+TaskVine's logs have a line for each of these steps, so they go to /dev/null. TaskVine does not retry a *forsaken* call
+(its library ended): Stoker's manager decides.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ TaskVine's program for libraries runs in `direct` mode: it calls `load` once, an
 process with the context. Stoker's own runner (`stoker.pilot.library.runner`) runs the calls. No exception leaves
 `serve`, because TaskVine would end the library.
 
-TaskVine cannot stop a function that runs in a library's process. So a thread checks the time limit and a file of the
-pilot (`messages.stop_file`) twice a second, and interrupts the main thread by a signal. The call ends with an
-exception, and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does
-memory beyond the recipe's limit.
+A thread checks the time limit and a file of the pilot (`messages.stop_file`) twice a second, and interrupts the main
+thread by a signal. The call ends with an exception, and the context stays loaded. Code that does not return to Python
+for `GRACE_S` ends its library, and so does memory beyond the recipe's limit.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Its plan for TaskVine is in the session folder (`VinePlan`).
 
-Its loop reads from the manager, lets TaskVine work, and reports finished calls. The pilot sends its hello when the
-first worker has joined, because it then knows the workers' resources. The hello has all slots of the plan; slots
-without a worker are reported as faulty.
+The pilot sends its hello when the first worker has joined, because it then knows the workers' resources. The hello has
+all slots of the plan; slots without a worker are reported as faulty.
 """
 
 from __future__ import annotations

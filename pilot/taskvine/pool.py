@@ -1,7 +1,7 @@
 """A TaskVine pool as a pilot: the core of every pilot (`stoker.pilot.core`), whose commands TaskVine executes.
 
-The manager sees one pilot, whose devices are the slots of all workers. The core decides where a call runs; its orders
-reach a `PoolLibrary`. TaskVine brings objects and limits memory and time.
+The manager sees one pilot, whose devices are the slots of all workers. The core decides where a call runs; TaskVine
+brings objects and limits memory and time.
 
 A slot of TaskVine holds one context at a time: TaskVine kills an idle library when its worker needs another library. So
 a new library for an occupied device waits until the library there is idle or has run for `TURN_S`.

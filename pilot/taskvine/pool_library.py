@@ -3,8 +3,8 @@
 A `PoolLibrary` may have one order of its context in TaskVine at a time. TaskVine chooses the worker, and may load the
 context there again. A first order without calls loads the context.
 
-Short calls share an order, because an order takes TaskVine milliseconds. A large argument is a file that TaskVine
-brings; the pilot drops it after the last order that needs it.
+Short calls share an order. A large argument is a file that TaskVine brings; the pilot drops it after the last order
+that needs it.
 """
 
 from __future__ import annotations

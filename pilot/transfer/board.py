@@ -5,8 +5,8 @@ A new copy first has all folders, links, and files, with holes for missing piece
 
 The rarest piece goes first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent",
 2003). Unlike BitTorrent, the source that reads the object's origin is asked only for pieces that no other source has or
-will soon have, because the origin should be read once. Near the end, a delayed piece is requested again elsewhere. A
-choice looks at a sample of the pieces, so its time does not grow with the object. `Picker` is pure.
+will soon have. Near the end, a delayed piece is requested again elsewhere. A choice looks at a sample of the pieces, so
+its time does not grow with the object. `Picker` is pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Lets starting pilots, not yet connected to the manager, find each other at the session's seed.
 
 A pilot that starts on a bare node reports its wanted object and its pieces to the seed every few seconds. The seed
-names a few other pilots that have missing pieces. It names each pilot to few others, so that every pilot finds one that
-is free to serve. While several pilots take part, the seed sends each piece once (`server`). It sends a piece again only
-if no pilot reports it, or if the pilots that have it do not serve the asking pilot.
+names a few other pilots that have missing pieces. It names each pilot to few others. While several pilots take part,
+the seed sends each piece once (`server`). It sends a piece again only if no pilot reports it, or if the pilots that
+have it do not serve the asking pilot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Serves objects to peers: complete objects, and the present pieces of objects that are being fetched.
 
-One thread serves one connection, up to a limit; further peers are told that this pilot is busy. A piece that one peer
-receives is not sent to a second peer at the same time, because the second may get it from the first. The pilot that
-reads an object's origin sends each piece once, and again only to a peer that still requests it later (as in
-BitTorrent's super-seeding). The seed does the same for pilots that start together.
+One thread serves one connection, up to a limit; further peers are told that this pilot is busy. A piece is sent to one
+peer at a time. The pilot that reads an object's origin sends each piece once, and again only to a peer that still
+requests it later (as in BitTorrent's super-seeding).
 """
 
 from __future__ import annotations

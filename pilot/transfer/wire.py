@@ -12,7 +12,7 @@ First, both sides prove that they know the session's transfer key, without sendi
 A message is a header and a body: length of the header (4 bytes) · its MAC (16) · header (JSON, with "body": bytes that
 follow). The MAC has a key per connection and direction, and covers the message's number. Bodies are not encrypted;
 their content is checked. A peer that is silent for `silence_s`, or takes longer than `body_s` for a body, is
-disconnected. Sockets block with the kernel's time limits, so a wait for a whole piece is one system call.
+disconnected.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The zygote adopts and kills descendants that a library leaves. When the agent ha
 descendants, removes the pilot's scratch folder and ends.
 
 If modules have started threads, libraries start in new interpreters: a lock that another thread held is never released
-in a fork. The zygote sees no GPU. A module that asked PyTorch for GPUs may keep the answer "none", so libraries with
-GPUs then start in new interpreters too.
+in a fork. The zygote sees no GPU. Libraries with GPUs also start in new interpreters if a module asked PyTorch for
+GPUs.
 """
 
 from __future__ import annotations

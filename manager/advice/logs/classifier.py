@@ -1,14 +1,13 @@
 """Finds the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
 
-A table of rules (`failures.py`) contains texts of libraries, kernels and batch systems. The most certain matching row
-decides. Matches in early lines count most, consequences of other failures least. If no row matches, a learned scorer
-decides. A plain Python exception from the user's code is the user's fault unless a row matches: a retry elsewhere would
-fail again.
+The most certain matching row of `failures.py` decides. Matches in early lines count most, consequences of other
+failures least. If no row matches, a learned scorer decides. Without a row, a plain Python exception from the user's
+code is the user's fault.
 
 The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` makes `scorer.json` from the training
 part of a labelled corpus. Plain Python applies it, because a login node needs no NumPy. Its features are the
-vocabularies in the first lines (networks, disks, versions), the program that printed them, the kind of errno, and the
-family and owner of the exception. Single words are no features, because a new type of fault has other words.
+vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception. Single
+words are no features, because a new type of fault has other words.
 """
 
 from __future__ import annotations

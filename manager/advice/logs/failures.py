@@ -36,8 +36,9 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The first relevant lines of a log: the first line of the failure, its context, its bad lines (one of each form,
-    in order), its first complete traceback, and the number of lines read."""
+    """The first relevant lines of a log: the failure's first line, its context, its bad lines (one of each form), its
+    first complete traceback.
+    """
 
     first: LogLine
     before: tuple[LogLine, ...] = ()

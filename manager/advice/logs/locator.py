@@ -1,8 +1,7 @@
 """Find the first relevant lines of a log (SchedMate §3.3, the failure locator).
 
-The paper assumes that all errors follow the ordinary lines, and finds their border by binary search. `locate` reads the
-whole log once, so it also handles harmless warnings, survived failures, and ranks that print after another rank's
-death.
+The paper finds the border between ordinary lines and errors by binary search. `locate` reads the whole log, so it also
+handles harmless warnings, survived failures, and ranks that print after another rank's death.
 
 Lines are grouped by their form without digits, and only the first line of each form is graded. Bad lines form
 *episodes*: an episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
@@ -169,7 +168,7 @@ AFTER_LINES = 160
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Only this many forms of lines are searched with all patterns. In later forms, only "error" and tracebacks count."""
+"""Only this many forms of lines are searched with all patterns."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:

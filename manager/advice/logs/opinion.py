@@ -1,8 +1,8 @@
 """The language model's opinion on a failure that the rules classify with low confidence (SchedMate §3.3).
 
-The model gets an excerpt around the first relevant line, and names the party at fault and the line that shows it. The
-opinion counts only if the excerpt contains that line. If the rules' guess names the same party, the verdict is more
-certain than both. If not, the model decides, with a certainty that is too low for a quarantine.
+The model gets an excerpt around the first relevant line. Its opinion counts only if the excerpt contains the line that
+it names as proof. If the rules' guess names the same party, the verdict is more certain than both. If not, the model
+decides, with a certainty that is too low for a quarantine.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from stoker.manager.advice.logs.failures import Fault, FaultKind, Located, LogLi
 log = logging.getLogger("stoker.advisor")
 
 DOUBTED = 0.7
-"""Verdicts below this certainty are low-confidence: on the training part, without the rows that know its texts, 30 % of
-them are wrong, and 1 % of the other guesses."""
+"""Verdicts below this certainty are low-confidence: 30 % of them are wrong on the training part, 1 % of the others."""
 AGREED, ALONE = 0.8, 0.6
 """Certainty of an opinion that confirms the rules' guess, and of one that contradicts it."""
 BY_MODEL = "a language model blames this line"
@@ -70,7 +69,7 @@ def second_opinion(located: Located, fault: Fault, endpoint: ModelEndpoint) -> F
 
 
 def excerpt(located: Located) -> list[LogLine]:
-    """Return the lines that the model gets, in order: the first relevant line and its context, signs, the traceback."""
+    """Return the lines that the model gets, in order."""
     chosen: dict[int, LogLine] = {}
     size = 0
     parts = (

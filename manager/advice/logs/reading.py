@@ -1,14 +1,13 @@
 """The lines of a log of any size and content, their severity, and Python's tracebacks, in bounded memory.
 
-A log may be binary or mix encodings. Lines end at line breaks and at carriage returns (of progress bars). A line longer
-than `LONGEST_BYTES` keeps only its beginning and its end. NUL bytes are dropped, so UTF-16 becomes ASCII.
+Lines end at line breaks and at carriage returns (of progress bars). A line longer than `LONGEST_BYTES` keeps only its
+beginning and its end. NUL bytes are dropped, so UTF-16 becomes ASCII.
 
 Words of severity ("error", "failed") determine a line's gravity, after the removal of metric names (`val_error=0.2`),
 settings (`timeout=60`) and zero counts (`0 errors`). A warning, or a line that announces a retry, is a notice. A notice
 can be part of a failure, but no failure begins with it.
 
-A launcher writes a rank's mark before each line (`[rank3]: `, `3: `). All lines of a traceback have the same mark.
-Chained tracebacks count as one.
+All lines of a traceback have the same rank's mark (`[rank3]: `, `3: `). Chained tracebacks count as one.
 """
 
 from __future__ import annotations
@@ -88,8 +87,7 @@ def shown(line: bytes) -> str:
 def blocks_of(source: LogSource) -> Iterator[bytes]:
     """Yield the log in blocks. Raises OSError for a path that cannot be opened.
 
-    A regular file is read up to its size at the start, because its program may write faster than this function reads.
-    Other sources are read to their end.
+    A regular file is read up to its size at the start, because its program may write faster.
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
@@ -148,7 +146,7 @@ _STEMS = (
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 ).split(b"|")
-"""Each match of a pattern below contains one of these stems. Searching for the stems first is 10 times as fast."""
+"""Each match of a pattern below contains one of these stems."""
 
 TRACEBACK = "Traceback (most recent call last)"
 

@@ -1,9 +1,8 @@
 """Formats of progress lines that the rules cannot read, as a language model explains them (SchedMate §3.2).
 
-The rules grade a line as progress and find no metric in it. Lines that differ only in their numbers have one *format*.
-The model says once per format which number of a line is which metric. The answer counts only if exactly one number of
-the line equals it, and if the numbers at this place of other lines can be this metric. The places are kept, in memory
-and on disk, and read all later lines of the format. Formats without a metric are kept for the session.
+Lines that differ only in their numbers have one *format*. The model says once per format which number of a line is
+which metric. The answer counts only if exactly one number of the line equals it, and if the numbers at this place of
+other lines can be this metric. The places are stored and used for all later lines of the format.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ def _can_be(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
 
 
 _REPEATED = 3
-"""A format is asked about once this many of its lines were read: reports repeat."""
+"""A format is asked about once this many of its lines were read."""
 _KEPT_LINES = 8
 _MOST_AT_ONCE = 4
 _MOST_ASKED = 64
@@ -200,7 +199,7 @@ class LineFormats:
 
     Args:
         path: SQLite file with the formats of earlier sessions; None keeps none.
-        model: the model that is asked. Formats that another model has explained are not used.
+        model: the model to ask. Formats that another model has explained are not used.
         rules: return the metrics of a line that needs no learned format.
     """
 

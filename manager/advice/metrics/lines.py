@@ -1,8 +1,7 @@
 """The metrics of one line: counts and progress bars, names and values.
 
-Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total must
-follow a counting word (step, epoch, batch, ...), be in brackets, or precede a bar. Other numbers with a slash are
-dates, paths or fractions.
+Counts look like `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total must follow a counting word
+(step, epoch, batch, ...), be in brackets, or precede a bar. Other numbers with a slash are dates, paths or fractions.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slopes between points (x, y) that are half the list apart. This limits the effect of outliers and of
-    x's resolution (the idea of Siegel and Theil, at linear cost)."""
+    """Return the slopes between points (x, y) that are half the list apart. (The idea of Siegel and Theil, at linear
+    cost.)
+    """
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
 
@@ -184,13 +185,12 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Only this many newest points give the rate: a program slows down when another one shares its device."""
+"""Only this many newest points give the rate, because a program's rate changes."""
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
-"""Stated times left below this are ignored, because programs round them to seconds."""
+"""Stated times left below this are ignored."""
 _LEAST_SPAN_S = 10.0
-"""If lines span at least this many seconds, their times are exact enough, and more certain than a stated time of
-unknown meaning."""
+"""If lines span at least this many seconds, their times precede a stated time of unknown meaning."""
 _FARTHEST_RATE = 3.0
 """A stated rate that differs by this factor from the rate by the lines' times counts something else (loading data)."""
 _DAY_S = 86400.0
@@ -212,7 +212,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
     """Return the rate of a series, or of its previous round if the current one is too short. `evaluated_at`: indexes of
-    evaluation lines, whose time does not count."""
+    evaluation lines.
+    """
     rounds = (series.points, series.earlier)
     found = (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)
     return next((rate for rate in found if rate), None)

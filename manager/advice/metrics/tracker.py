@@ -39,8 +39,9 @@ _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a program. `done`, `total` and `rate_per_s` count `unit`s: rounds (epochs), if rounds contain a
-    finer count. `whole`: False if `total` covers only a part of the run. `loss_change`: median loss in the newer half
-    of the lines minus that in the older half. `least_left_s`, `most_left_s`: interval around `seconds_left`."""
+    finer count. `whole`: False if `total` covers only a part of the run. `loss_change`: median loss of the newer lines
+    minus that of the older lines. `least_left_s`, `most_left_s`: interval around `seconds_left`.
+    """
 
     done: float
     unit: str

@@ -1,7 +1,7 @@
 """An optional language model that reads the user's folders and fills missing facts (SchedMate §3.1).
 
-A ReAct loop with the paper's 2 tools, `file_tree` and `file_read`, inside the user's folders. A value counts only if
-the source contains it. If the endpoint fails, the scan's facts stay unchanged, with a note.
+A ReAct loop with the paper's tools, `file_tree` and `file_read`. A value counts only if the source contains it. If the
+endpoint fails, the scan's facts stay unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def facts_believed(
 
 
 def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
-    """Return the first place (`file:line`) of a value or a synonym, or None."""
     if isinstance(value, str):
         other_names = {
             "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],

@@ -1,8 +1,7 @@
 """Facts of a function, a loader or a script from its source text (SchedMate §3.1, without a language model).
 
-The paper's agent reads files until it knows enough. Here a scan reads the literals in the functions that the entry
-function uses. Each fact has a place and a certainty; a missing fact has a reason. `extract_facts` never raises, never
-executes code, and reads only the given folders.
+A scan reads the literals in the functions that the entry function uses. Each fact has a place and a certainty; a
+missing fact has a reason. `extract_facts` never raises, never executes code, and reads only the given folders.
 """
 
 from __future__ import annotations

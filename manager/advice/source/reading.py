@@ -30,8 +30,7 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pyca
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
-    """Limits of one extraction of facts. `depth`: nested calls to follow. `nodes`: statements and expressions to
-    visit."""
+    """`depth`: nested calls to follow. `nodes`: statements and expressions to visit."""
 
     files: int = 40
     file_bytes: int = 1_000_000
@@ -41,7 +40,7 @@ class ReadingLimits(msgspec.Struct, frozen=True):
 
 
 class NotReadError(Exception):
-    """A file was not read; the text says why. This error stays inside this package."""
+    """A file was not read; the text says why."""
 
 
 class OwnFolders:

@@ -1,8 +1,7 @@
 """Scan a source for literals: signatures, defaults, constants, calls, argparse and click options, dataclasses, configs.
 
 Statements are read once, in order, and a name gets the literal bound to it. A global is evaluated at its first use, so
-unused code yields no facts. A user's function is scanned at its first call, with that call's arguments. No code is
-executed.
+unused code yields no facts. A user's function is scanned at its first call, with that call's arguments.
 """
 
 from __future__ import annotations

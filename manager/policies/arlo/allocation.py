@@ -5,8 +5,8 @@ answers at most `capacity` (M_i) in time; other requests are demoted to the next
 minimizes the sum of latencies (eq. 1) over all ways to assign exactly `devices` (eq. 2). Each runtime has the instances
 that its own requests fill (eq. 3), the longest at least one (eq. 7).
 
-The search visits runtimes by length, drops dominated nodes, and prunes nodes by a lower bound: the cheapest demotion
-and the convex hull of each runtime's cost. Both steps keep an optimum.
+The search visits runtimes by length, and prunes dominated nodes and nodes by a lower bound: the cheapest demotion and
+the convex hull of each runtime's cost.
 """
 
 from __future__ import annotations

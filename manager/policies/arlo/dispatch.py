@@ -35,7 +35,7 @@ def level_thresholds(*, threshold: float = THRESHOLD, decay: float = DECAY, peek
 def choose_head(
     heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]
 ) -> tuple[Head | None, bool]:  # fmt: skip
-    """Choose by Algorithm 1 the head that takes a call. The evaluation of the paper runs this function, too.
+    """Choose by Algorithm 1 the head that takes a call.
 
     Args:
         heads: Outstanding calls, capacity and head of each level that can serve the call, first level first.

@@ -1,8 +1,7 @@
 """A family's runtimes by length, their run times, and their arriving calls.
 
-A runtime is a context that calls list with others (`Context.lists`), or that declares its longest input. It takes the
-same time for every input, so its mean run time is its profile (§3.1). An unmeasured runtime is scaled by length from
-the nearest measured runtime.
+A runtime is a context that calls list with others (`Context.lists`), or that declares its longest input. Its mean run
+time is its profile (§3.1). An unmeasured runtime is scaled by length from the nearest measured one.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class RuntimeTimes:
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
         """Return a runtime's calls and capacity within one latency objective.
 
-        Equations 3 and 5 let the longest runtime exceed its capacity, so a call above it costs a whole objective more
-        (§3.3).
+        A call above the longest runtime's capacity (equations 3 and 5) costs a whole objective more (§3.3).
         """
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points

@@ -7,8 +7,7 @@ interferes).
 
 A family is new for its first period. It is allocated at its first call, as if all lengths were equally likely and kept
 the devices busy; again when a call adds a runtime; and after 1 s, then at doubling intervals of up to 10 s, by the
-calls that came, where waiting calls count twice. Its replacements have no limit: until its devices fit the calls, the
-queues grow.
+calls that came, where waiting calls count twice. Its replacements have no limit.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
         """Return the calls of the last period, of this runtime and of shorter ones that were given up.
 
-        With `waiting`, calls in the queue count once more: they came, and are still to be served.
+        With `waiting`, calls in the queue count once more.
         """
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):

@@ -4,9 +4,8 @@ Dispatch and residency share the pools. A context has a pool once a call has a d
 wait, the pool's queue has all waiting calls of the context, and rounds decide. Otherwise the default policy decides.
 
 Every 50 ms dispatch chooses the jobs that start, and their numbers of replicas. A gang is sent to all its libraries at
-once, so two gangs cannot wait for each other. Without `together` (§6.3's ablation of the warm allocator) each replica
-of a job takes an idle device and waits for the others. Once all replicas are held and none is loading, the late job
-with the nearest deadline begins.
+once. Without `together` (§6.3's ablation of the warm allocator) each replica of a job takes an idle device and waits
+for the others. Once all replicas are held and none is loading, the late job with the nearest deadline begins.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 _ROUND_S = 0.1  # Seconds between two rounds
 
 _MOST_TRIED = 32
-"""Waiting calls of a context that are tried in one round, oldest first. A bound on a round's time, 0.3 ms a call, when
-thousands wait: what refuses the oldest ones refuses the others too.
-"""
+"""Waiting calls of a context that are tried in one round, oldest first. This bounds a round's time (0.3 ms a call)."""
 
 _MOST_LOOKED_AT = 200  # Most instances examined to find when a dropped call may be tried again
 

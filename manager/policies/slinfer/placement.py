@@ -4,11 +4,9 @@ would leave a preempted instance (§VIII-A).
 An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only when it is far too large,
 because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
 come first, then instances with large batches, so that small batches end. A new instance goes to the pilot where it
-leaves the least memory (bin-packing, §V), and there to the least busy device. The paper's nodes have one GPU. Here a
-block ends with its last pilot, so an empty device next to a busy one saves nothing. An instance that makes room may
-sleep, and a sleeper wakes before one is loaded; the paper has no sleepers, and its contexts cannot sleep. The manager
-does not know how many tokens a request has written (O_r of eq. 2). The pilot does, and its refusal states the bytes
-that it requires.
+leaves the least memory (bin-packing, §V), and there to the least busy device. (The paper's nodes have one GPU.) An
+instance that makes room may sleep, and a sleeper wakes before one is loaded; the paper has no sleepers. Only the pilot
+knows how many tokens a request has written (O_r of eq. 2); its refusal states the required bytes.
 """
 
 from __future__ import annotations
@@ -51,9 +49,7 @@ class CacheSizes:
         return max(known_bytes(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
-        """Return `required`, at least a small cache, plus the watermark, which applies to the cache, not to the
-        weights.
-        """
+        """Return `required`, at least a small cache, plus the watermark of the cache."""
         cache = cache_of(context, device)
         least = cache.weights_bytes + cache.token_bytes * cache.tokens
         return self._with_watermark(max(least, required), cache.weights_bytes)
@@ -105,9 +101,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, library.devices[0], required))
 
     def reported(self, library: Library) -> int:
-        """Return the bytes that an instance's calls require by the last report of its engine, which knows what they
-        have written (O_r of eq. 2); 0 if unknown.
-        """
+        """Return the bytes that an instance's calls require by its engine's last report (eq. 2); 0 if unknown."""
         if library.batch is None or not library.batch.peak_tokens or not library.held:
             return 0
         cache = cache_of(library.context, library.devices[0])

@@ -1,6 +1,6 @@
 """Shadow validation in the manager (SLINFER §VI-C), for instances that no pilot can weigh a call for.
 
-A pilot weighs a call for an instance that it has. The manager must know in advance whether
+The manager must know in advance whether
 
 - a new instance would serve a call in time ("the same validation procedure", §V),
 - a loading instance will serve the calls that wait for it, and
@@ -57,7 +57,7 @@ def first_token_s(call: Call) -> float:
 def first_token_left_s(view: View, call: Call) -> float:
     """Return the seconds until a waiting call's first token is due, not counting its load (§IX-A).
 
-    An evicted call has no limit, because it may have had its first token.
+    An evicted call has no limit.
     """
     wanted_s = first_token_s(call)
     return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
@@ -264,8 +264,7 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 def left_s(view: View, call: Call) -> float:
     """Return the seconds until a call's prompt must be read on the device that it comes to; infinity without a limit.
 
-    A held call that moves starts again (O = 0 in eq. 1), so it is in time elsewhere only if its first token is. The
-    pilots guarantee no pace at which it could catch up.
+    A held call that moves starts again (O = 0 in eq. 1), so it is in time elsewhere only if its first token is.
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
