@@ -1,5 +1,3 @@
-"""A library undoes a call's side effects if possible. Otherwise it ends, and later calls run elsewhere."""
-
 from __future__ import annotations
 
 import decimal
@@ -15,7 +13,6 @@ from stoker.protocol.calls import FailureKind
 
 
 def _limited() -> None:
-    """A loader that limits its process to few open files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 

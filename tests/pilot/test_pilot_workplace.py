@@ -1,5 +1,3 @@
-"""Calls run in the program's folder if the pilot sees it, else in a private folder, which is restored afterwards."""
-
 from __future__ import annotations
 
 import os
