@@ -1,5 +1,5 @@
-"""Waits for conditions. Pauses grow, and are longer after an expensive check, so that waiting tests leave the cores to the
-tested programs.
+"""Waits for conditions. Pauses grow, and are longer after an expensive check, so that waiting tests leave the cores to
+the tested programs.
 """
 
 from __future__ import annotations
