@@ -1,3 +1,5 @@
+"""An unwritable journal pauses the session. The manager still answers queries, and continues when it can write."""
+
 from __future__ import annotations
 
 import errno

@@ -1,3 +1,5 @@
+"""A library undoes a call's side effects if possible. Otherwise it ends, and later calls run elsewhere."""
+
 from __future__ import annotations
 
 import decimal

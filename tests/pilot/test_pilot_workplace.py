@@ -1,3 +1,5 @@
+"""Calls run in the program's folder if the pilot sees it, else in a private folder, which is restored afterwards."""
+
 from __future__ import annotations
 
 import os
