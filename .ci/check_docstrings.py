@@ -90,7 +90,6 @@ def entries(text: str) -> set[str]:
 
 
 def parameters(overloads: list[Function]) -> list[str]:
-    """Return the names of a function's parameters. The last of `overloads` is the implementation."""
     found = []
     for function in overloads[:-1] or overloads:
         taken = function.args

@@ -1,6 +1,5 @@
-"""Waits for conditions. The pauses grow, so that waiting tests leave the cores to the tested programs. After an
-expensive check the pause is longer: a search through all processes takes milliseconds, a `stoker` command a third of a
-second.
+"""Waits for conditions. Pauses grow, and are longer after an expensive check, so that waiting tests leave the cores to
+the tested programs.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ class RecordedGraphs:
         self.captures = self.replays = self.waits = 0
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run the function as a warm-up, then run and record it."""
         function()
         if self.error is not None:
             raise self.error

@@ -40,7 +40,6 @@ def in_order(jobs: Sequence[Job], *, gpus: int, keys: Sequence[float], skip: boo
 def least_attained(
     jobs: Sequence[Job], *, gpus: int, thresholds: Sequence[float], restart_s: tuple[float, float]
 ) -> tuple[list[float], int]:
-    """Return completion times and preemptions under Tiresias."""
     left = [job.duration_s for job in jobs]
     had = [0.0] * len(jobs)
     took, present, running = [0.0] * len(jobs), list[int](), set[int]()

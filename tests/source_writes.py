@@ -15,7 +15,6 @@ CHANGES = {
 
 
 def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
-    """Yield each assignment or change: field name, source of its owner, line."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             yield from _in_function(function)

@@ -1,7 +1,6 @@
 """Workers share the work of compiling the tests: each worker compiles every n-th file and reads the other results.
 
-pytest rewrites the assertions of all test files, which takes ten seconds. In a fresh clone, every worker would do all
-of this at the same time.
+pytest takes ten seconds to rewrite all assertions; in a fresh clone, every worker would do this at the same time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Each call gets its own library, which is unloaded after the call.
-
-Parsl's HTEX works like this (Pervasive Context Management §4.2). The recipe's awareness decides whether files stay on
-the node's disk.
+"""Each call gets its own library, which is unloaded after the call, as in Parsl's HTEX (Pervasive Context Management
+§4.2). The recipe's awareness decides whether files stay on the node's disk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tiresias (Gu et al., NSDI '19): least attained service first, in discrete queues, with preemption.
 
-A call's *attained service* is the number of its libraries times the seconds that it had them. A call begins in the
-first queue and moves to the next one when its service passes a threshold. Within a queue calls run in order of arrival;
-a call that wants more libraries than are left is passed over. A running call without libraries in the new plan is
-checkpointed and waits.
+A call's *attained service* is the number of its libraries times the seconds that it had them. A call moves from the
+first queue to the next when its service passes a threshold. Within a queue calls run in order of arrival; a call that
+wants more libraries than are left is passed over. A running call without libraries in the new plan is checkpointed and
+waits.
 
 Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues, a
 threshold of 18,000 GPU-seconds, no promotion of starving calls. A preempted call takes 40 s longer (60 s on more than

@@ -1,7 +1,7 @@
 """No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn.
 
-TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default). It needs
-`ndcctools` from conda-forge, and its `vine_worker`.
+TaskVine runs functions `direct` (in the library's process, as Stoker does) or by `fork` (its default). The benchmark
+needs conda-forge's `ndcctools`.
 
 `python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` runs it alone.
 """

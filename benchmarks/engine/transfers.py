@@ -1,7 +1,7 @@
 """One object of 256 MB to sixteen pilots on separate hosts, against one pilot, at the same link speed.
 
-Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. The side has a real manager, seed and
-pilots, which see no file of the session. It prints as JSON: the seconds from the first request to the last arrival, the
+Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. Manager, seed and pilots are real; the
+pilots see no file of the session. The side prints as JSON: the seconds from the first request to the last arrival, the
 bytes read from the seed, the bytes that left its host, and the status.
 """
 

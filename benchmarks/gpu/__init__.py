@@ -1,5 +1,5 @@
 """`make gpu`: the site suite, the GPU tests and figures on this machine's GPU, in eight minutes.
 
-`run.py` runs the parts, each in a process with a time limit. It needs only the standard library, because it runs before
-the installation. `--rehearse` runs all parts on CPU devices with tiny models.
+`run.py` runs the parts, each in a process with a time limit. `--rehearse` runs all parts on CPU devices with tiny
+models.
 """

@@ -1,6 +1,6 @@
 """`python benchmarks/gpu/run.py`: run the parts of `make gpu`; write a record (JSON) and a page (Markdown).
 
-It needs only the standard library, and installs missing packages from `.gpu-kit`.
+This file runs before the installation: it needs only the standard library, and installs packages from `.gpu-kit`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
 partial ones (Figure 8). Here a call takes 5 s, a load 0.8 of a call (as Figure 6 implies), and one of 20 pilots is
-killed every 8 s from the 40th second on. These lengths decide the ratio, so it has no bar. The bar is that no call
-fails.
+killed every 8 s from the 40th second on. These lengths decide the ratio, so the only bar is that no call fails.
 
     python -m benchmarks.reliability.vanishing full|disk
 """

@@ -1,8 +1,8 @@
 """The simulator's error: fact verification on this machine, live and simulated.
 
-Each run is a fresh session of `stoker run fact_verification`. A world is calibrated from its journal, and simulated
-with several seeds. The error is that of the median simulated makespan against the live one. Another line forecasts each
-run from the previous run. With peft, more lines forecast tuning jobs (`tuning_times`).
+A world is calibrated from the journal of each fresh `stoker run fact_verification`, and simulated with several seeds.
+The error is that of the median simulated makespan against the live one. Another line forecasts each run from the
+previous run. With peft, more lines forecast tuning jobs (`tuning_times`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The requests of `gateway_objectives` in the simulator, with the step times and delays of the live session.
 
-The session without objectives measures them before the requests are sent: the steps and loads of its models, and the
-delay of a message. A request has two messages on its way to its library, so the delay is half of what the first token
-of a single request takes beyond its prefill. It contains the gateway's part.
+The session without objectives measures its models' steps and loads, and the delay of a message. A request has two
+messages on its way to its library, so the delay, with the gateway's part, is half of what the first token of a single
+request takes beyond its prefill.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A side of `benchmarks.serving.gateway`: many streams of an engine that writes at a fixed pace without computation.
 
-Each step of the engine writes one token of each stream, as steps of a batch do.
-
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 
-`direct`: in the session itself. `gateway`: over HTTP from another process. Prints, for all but the first round: times
-to the first token (ms), delay beyond the pace, processor time per token, and the gateway's memory.
+Each step writes one token of each stream. `direct`: in the session itself. `gateway`: over HTTP from another process.
+Prints, for all but the first round: times to the first token (ms), delay beyond the pace, processor time per token,
+and the gateway's memory.
 """
 
 from __future__ import annotations

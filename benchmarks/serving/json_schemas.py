@@ -2,8 +2,8 @@
 
 The schemas have the shapes of JSONSchemaBench (arXiv:2501.10868): nested objects, arrays, enums, patterns, numbers with
 bounds, `anyOf` and `$ref`. A tiny random model with the vocabulary of SmolLM2 draws at a temperature of 1, so it writes
-any token that a grammar allows. `jsonschema` judges each answer that ended by itself. Each group of 50 schemas runs in
-one batch; free texts of the same lengths run in a batch of the same size. A first run of each group warms up.
+any token that a grammar allows. `jsonschema` judges each answer that ended by itself. Groups of 50 schemas, and free
+texts of the same lengths, run in one batch each, after a first run that warms up.
 
     python -m benchmarks.serving.json_schemas [--schemas 1000]
 """

@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.token_cost --streams 1 8 50
 
-A tiny random model writes as fast as it can on one CPU device; clients stream texts of equal lengths at once, after a
-round that warms up. The library's time includes the model's computation.
+A tiny random model writes as fast as it can on one CPU device, after a round that warms up; clients stream texts of
+equal lengths at once. The library's time includes the model's computation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The time until a prompt-tuning job makes its first optimizer step, with a hot model and with nothing loaded.
 
 The time starts before `tune(job)` and includes the first evaluation (four samples). A *cold* job adds the pilot's
-start, the imports and the load, from the model's file or an earlier pilot's snapshot. The *warm* job comes next in the
-session. One device, SmolLM2-135M.
+start, the imports and the load, from the model's file or an earlier pilot's snapshot. The *warm* job comes next. One
+device, SmolLM2-135M.
 """
 
 from __future__ import annotations

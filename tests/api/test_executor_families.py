@@ -1,5 +1,3 @@
-"""A call's input length selects the runtime within a family."""
-
 from __future__ import annotations
 
 import pickle

@@ -1,5 +1,3 @@
-"""The client's link to a manager's socket that the test controls."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -173,7 +173,6 @@ def words():
 
 @pytest.fixture(scope="module", params=["words", pytest.param("language model", marks=pytest.mark.long)])
 def writer(session, tmp_path_factory, request):
-    """Return a recipe of a model with long texts, and its process."""
     if request.param == "words":
         recipe = words()
     else:

@@ -76,8 +76,6 @@ def test_each_call_of_a_map_has_its_time_from_when_it_is_sent(monkeypatch):
 
 
 class Ahead:
-    """The module `time` with a monotonic clock shifted by `seconds`."""
-
     def __init__(self):
         self.seconds = 0.0
 

@@ -22,7 +22,6 @@ from stoker.manager.executor.options import CallPlace
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a program's folder with a model file."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "model.pkl").write_bytes(pickle.dumps({"weight": 5}))
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +37,6 @@ def session(here: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def elsewhere(session: Any, monkeypatch: pytest.MonkeyPatch) -> ProgramFolder:
-    """Hide the program's folder from pilots."""
     home = program_folder()
     elsewhere = msgspec.structs.replace(home, inode=home.inode + 1)
     monkeypatch.setattr(session.executor, "call_place", CallPlace(home=elsewhere))

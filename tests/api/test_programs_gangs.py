@@ -1,5 +1,3 @@
-"""Calls on two devices with real libraries, sockets and kills."""
-
 from __future__ import annotations
 
 import os

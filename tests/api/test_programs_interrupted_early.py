@@ -1,5 +1,3 @@
-"""Ctrl-C in the first seconds leaves no traceback and no unfinished state."""
-
 from __future__ import annotations
 
 import signal

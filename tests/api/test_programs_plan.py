@@ -1,5 +1,3 @@
-"""A plan forecasts a long run from measured short runs."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,6 @@ SITE = 'name = "here"\n[pilot]\ndevices = "cpu:2"\n'
 
 
 def took_s(folder: Path, inputs: int) -> float:
-    """Return the seconds that a run of this many inputs takes."""
     command = [sys.executable, "program.py", str(inputs)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=True)
     return float(done.stdout)

@@ -1,5 +1,3 @@
-"""A session with a user's policy, from the site file to `explain`."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -54,7 +54,6 @@ def reply(model, ready):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A model in the hub's cache of this machine."""
     folder = tmp_path_factory.mktemp("hub") / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
     for part in ("refs", "snapshots"):
         (folder / part).mkdir(parents=True)

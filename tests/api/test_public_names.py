@@ -1,5 +1,3 @@
-"""Names for programs. Removing a name breaks programs."""
-
 from __future__ import annotations
 
 import inspect

@@ -1,5 +1,3 @@
-"""Several processes share a bank, and some are killed while writing."""
-
 from __future__ import annotations
 
 import signal
@@ -75,7 +73,6 @@ def made(folder: Path) -> None:
 
 
 def test_a_kill_during_insertions_loses_no_reported_prompt(tmp_path):
-    """SIGKILL at random moments during insertions and rewrites of the bank."""
     made(tmp_path)
     told: set[str] = set()
     rng = np.random.default_rng()

@@ -1,5 +1,3 @@
-"""K-medoids is near the optimum, deterministic, and no single swap improves it."""
-
 from __future__ import annotations
 
 import itertools

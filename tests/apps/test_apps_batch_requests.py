@@ -1,5 +1,3 @@
-"""Every line of a request file is accepted, or refused by line and field, before the run."""
-
 import gzip
 import json
 

@@ -1,5 +1,3 @@
-"""Arrow files and streams, Feather, and Hugging Face's `save_to_disk` folders."""
-
 import json
 
 import pyarrow

@@ -31,7 +31,6 @@ def items(*ids: str) -> list[DataItem]:
 
 
 def records() -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Return the records of a, b and c; the model refused b."""
     vectors = [np.float32(VECTORS["a"]).tobytes(), b"", np.float32(VECTORS["c"]).tobytes()]
     made, failed = make_records(("a", "b", "c"), EmbeddedTexts(0, vectors, ["", "too long", ""], 9, 0.1))
     return {(each["id"],): each for each in made}, {(each["id"],): each for each in failed}
@@ -217,7 +216,6 @@ def test_what_cannot_be_used_is_said_in_a_sentence(
 
 
 def _reads_requests(work: Any, options: Any, recipe: Any, rows: Any) -> None:
-    """Read all requests, which needs no session."""
     from stoker.apps.embed.run import _requests
 
     list(_requests(options, rows, work.log, sent={}))

@@ -40,7 +40,6 @@ REQUESTS = 60
 
 
 def stoker(folder, *arguments, code=0):
-    """Run a command in this process and return its standard output."""
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SESSION", "")  # `run --session` sets this variable; the patch restores it
         done = Stoker()(*arguments)
@@ -84,7 +83,6 @@ class HeldRun:
         return self.part.read_bytes().count(b"\n") if self.part.exists() else 0
 
     def end(self, number=0):
-        """Send a signal; return the exit code and output."""
         self.process.send_signal(number)
         out, _ = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out
@@ -109,7 +107,6 @@ def up(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(tiny):
-    """The command line to verify seven claims."""
     return ["run", "fact_verification", "--limit", "7", "--format", "jsonl", "--model", tiny]
 
 
@@ -274,7 +271,6 @@ def choices(line):
 
 
 def pilots_below(folder):
-    """Return the pilot processes of sessions in this folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

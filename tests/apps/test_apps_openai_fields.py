@@ -1,5 +1,3 @@
-"""Every field of OpenAI's types is honoured, ignored or refused, and answers have OpenAI's types."""
-
 from __future__ import annotations
 
 import json

@@ -136,8 +136,6 @@ def test_a_model_of_a_sweep_may_take_several_devices(files):
 
 
 class Toy:
-    """A model that refuses prompts with `long`."""
-
     def chat(self, message):
         return f"<{message}>"
 

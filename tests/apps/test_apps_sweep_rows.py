@@ -88,7 +88,6 @@ def upper_case() -> object:
 
 
 def count_held() -> int:
-    """Return the number of objects that carry rows."""
     # The list of all objects exists only inside one call of `sum`, during which no other thread runs. A reference to a
     # tuple that another thread is creating would raise SystemError there.
     every = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
@@ -96,7 +95,6 @@ def count_held() -> int:
 
 
 def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the row objects in every pass over the file (check, send, first error, final file)."""
     count, batch = 9_000, 50
     write_data(tmp_path / "rows.jsonl", count)
     (tmp_path / "sweep.toml").write_text(

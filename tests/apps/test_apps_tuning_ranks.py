@@ -42,7 +42,6 @@ def tuned(size, each=None, **more):
 
 @pytest.fixture(scope="module")
 def alone():
-    """The result of the same job on one rank without a gang."""
     torch.set_num_threads(1)
     return tuner.tune(tiny.context(), tiny.job(), tiny.samples())
 

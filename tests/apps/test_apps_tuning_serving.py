@@ -1,5 +1,3 @@
-"""`stoker tune submit --serve NAME` adds a tuned prompt to a models file."""
-
 import shutil
 from pathlib import Path
 

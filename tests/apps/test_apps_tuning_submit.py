@@ -1,5 +1,3 @@
-"""Tuning jobs in a session of two CPU devices: by API and command, killed and stopped."""
-
 import contextlib
 import importlib.util
 import json
@@ -55,7 +53,6 @@ checkpoint_every = "200 ms"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a tiny model, data, and a site of two devices."""
     from tuning import tiny
 
     folder = tmp_path_factory.mktemp("tune")

@@ -66,7 +66,6 @@ class Stage:
         self._held: dict[str, tuple[float, Callable[[], object]]] = {}
 
     def is_free(self, *keys: str) -> bool:
-        """Return True if no step is in progress under these names."""
         return not any(key in self._held for key in keys)
 
     def hold(self, key: str, seconds: float, undo: Callable[[], object]) -> None:
@@ -81,8 +80,6 @@ class Stage:
 
 
 class Chaos:
-    """Runs the steps of a plan one at a time."""
-
     def __init__(
         self,
         stage: Stage,

@@ -52,7 +52,6 @@ class Clocks:
 
 
 def install(packages: Path, folder: Path, machines: tuple[str, ...]) -> None:
-    """Make an environment's processes read the clocks in `folder`."""
     folder.mkdir()
     for machine in machines:
         set_ahead(folder / machine, 0.0)

@@ -1,5 +1,3 @@
-"""Disk faults: full, wiped, read-only, truncated files."""
-
 from __future__ import annotations
 
 import contextlib
@@ -39,8 +37,6 @@ def disks(folders: Sequence[Path]) -> Iterator[None]:
 
 
 class Disks:
-    """Disk faults. `scratch` returns the scratch folder of a machine."""
-
     def __init__(self, stage: Stage, processes: Processes, *, disk: Path) -> None:
         self._stage = stage
         self._processes = processes

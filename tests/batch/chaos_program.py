@@ -235,7 +235,6 @@ RIGHT = {
 
 
 def mixed(found: Found) -> None:
-    """Keep calls of each kind in flight until `stop` exists."""
     apps: dict[str, Any] = {"plain": plain, "steps": steps, "gang": gang}
     under_way: dict[str, deque[tuple[int, Future[int]]]] = {kind: deque() for kind in OPEN}
     until = float("inf")

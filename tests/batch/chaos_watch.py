@@ -1,5 +1,3 @@
-"""Watches a session under chaos: results and resources."""
-
 from __future__ import annotations
 
 import contextlib
@@ -58,8 +56,6 @@ class Growth:
 
 
 class Watch(threading.Thread):
-    """Checks the session every second."""
-
     def __init__(self, scene: Scene, *, limit_s: float, folder: Path, log: Callable[[], list[str]]) -> None:
         super().__init__(name="chaos-watch", daemon=True)
         self.stalled = ""

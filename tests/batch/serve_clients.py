@@ -140,7 +140,6 @@ class Clients:
         self._begun = time.monotonic()
 
     async def learn(self) -> None:
-        """Learn the right answers: ask each question alone. Raises BadAnswer."""
         async with self._client() as client:
             for question in QUESTIONS:
                 answer = Answer()

@@ -40,8 +40,6 @@ def write_site(folder: Path, *, name: str = "lab", **sections: Mapping[str, Any]
 
 
 def status_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> Status:
-    """Wait until the session's status meets a condition; return the status."""
-
     def found() -> Status | None:
         status = session.status(20)
         return status if true(status) else None
@@ -52,6 +50,5 @@ def status_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0
 
 
 def block_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> BlockStatus:
-    """Wait for the first block that meets a condition; return the block."""
     status = status_when(session, lambda status: any(map(true, status.jobs)), what=what, limit_s=limit_s)
     return next(block for block in status.jobs if true(block))

@@ -140,7 +140,6 @@ class Soak:
         chaos.run(seconds=seconds, faults=faults)
 
     def _finish(self, scene: Scene, chaos: Chaos, watch: Watch) -> None:
-        """Check that the results arrive after restoration, and that the session ends."""
         record = self.record
         calm = sum(scene.results().values())
         if "error" not in record:

@@ -1,5 +1,3 @@
-"""All faults on a real cluster: every call ends once, and no process remains."""
-
 from __future__ import annotations
 
 import itertools

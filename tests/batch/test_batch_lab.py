@@ -1,5 +1,3 @@
-"""The lab is a real cluster (jobs, GPUs, preemption, faults) and leaves nothing behind."""
-
 from __future__ import annotations
 
 import os

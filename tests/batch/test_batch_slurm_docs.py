@@ -1,5 +1,3 @@
-"""The cluster commands of README and docs/clusters.md run in order."""
-
 from __future__ import annotations
 
 import re

@@ -45,7 +45,6 @@ def met_by(_, meeting, number, *, count):
 
 
 def two_at_once(world):
-    """Return the results of two calls that run at the same time."""
     meeting = world.path / "meeting"
     meeting.mkdir()
     return [call.result(60) for call in [whereabouts(meeting, number) for number in (0, 1)]]

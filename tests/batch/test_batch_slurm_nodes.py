@@ -1,5 +1,3 @@
-"""Blocks stay off a node whose device failed, until a probe on that node finds no fault."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,6 @@ def node():
 
 @pytest.fixture
 def break_node(world):
-    """Return a function that makes pilots' probes fail on a node, and the path of that probe."""
     probe = world.path / "probe"
     bad = f'{world.path}/bad-"$SLURMD_NODENAME"'
     probe.write_text(f'#!/bin/sh\n[ ! -e {bad} ] && exit\necho "$1 failed: {WHY}"; exit 5\n')

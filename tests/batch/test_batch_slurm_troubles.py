@@ -131,7 +131,6 @@ TRIES = 4
 
 @contextmanager
 def waiting_call(world, **provider) -> Iterator[tuple]:
-    """Yield a session with a call that no pilot can serve yet."""
     site = write_site(world.path, provider=provider)
     with stoker.load(site, run_dir=str(world.runs)) as session:
         yield session, stoker.app()(lambda number: 2 * number)(4)

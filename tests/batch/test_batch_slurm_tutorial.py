@@ -1,5 +1,3 @@
-"""Every step of docs/tutorial.md runs on a real Slurm and prints the page's output."""
-
 from __future__ import annotations
 
 import subprocess

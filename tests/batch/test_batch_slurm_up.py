@@ -1,5 +1,3 @@
-"""README's commands lead to results: init, doctor, up, a program, attach, down."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Arlo: each strategy's choice of an instance, on the paper's examples and against a plain search."""
-
 from __future__ import annotations
 
 import random
@@ -29,7 +27,6 @@ STRATEGIES = {"ig": inter_groups_greedy, "any": pack_any_runtime, "shortest": pa
 
 
 def loaded(strategy: str, levels: Levels) -> Dispatcher:
-    """Return instances with these loads, numbered from 0."""
     runtimes = [(length, capacity) for length, capacity, _ in levels]
     loads = [(runtime, load) for runtime, (_, _, several) in enumerate(levels) for load in several]
     if strategy in STRATEGIES:

@@ -1,5 +1,3 @@
-"""Arlo's page: stored results are not computed again, and the page matches the records."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Arlo: serial instances, their replacement, and whole runs of each system."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

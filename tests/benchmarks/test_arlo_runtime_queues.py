@@ -1,5 +1,3 @@
-"""Arlo's choice of an instance for a request (Algorithm 1), in the evaluation and in a session. Pure."""
-
 from __future__ import annotations
 
 import random

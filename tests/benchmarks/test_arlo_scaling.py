@@ -1,5 +1,3 @@
-"""Arlo: when devices are added and released."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Arlo: latencies with the paper's numbers, lengths, arrivals, and devices by length."""
-
 from __future__ import annotations
 
 import cmath

@@ -1,5 +1,3 @@
-"""ElasticFlow at the seams: admission, starts, growth, shrinking, and cleanup."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""ElasticFlow's plan on cases with a known optimum, and its invariants."""
-
 from __future__ import annotations
 
 import pytest

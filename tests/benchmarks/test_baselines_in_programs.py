@@ -1,5 +1,3 @@
-"""The baselines of prompt tuning in sessions on this machine, with gangs that one baseline resizes."""
-
 from __future__ import annotations
 
 import time
@@ -24,7 +22,6 @@ def model():
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that starts a session under a policy."""
     sessions = ExitStack()
 
     def begin(policy, devices=4):
@@ -38,7 +35,6 @@ def run(tmp_path):
 
 
 def steps(context, count, log):
-    """Run steps from the checkpoint. Rank 0 logs the number of devices of each step."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()

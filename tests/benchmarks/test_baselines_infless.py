@@ -1,5 +1,3 @@
-"""INFless: each model's instances scale at once and independently; idle instances stay for a while."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""`make gpu` in rehearsal: a failed or hung part has a line in the record, and the next part runs."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""The report of `model_switch` from its sides' numbers."""
-
 from __future__ import annotations
 
 from typing import Any

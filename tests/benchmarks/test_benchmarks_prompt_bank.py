@@ -1,5 +1,3 @@
-"""The report of the Prompt Bank's benchmark from its side's numbers."""
-
 from __future__ import annotations
 
 import pytest

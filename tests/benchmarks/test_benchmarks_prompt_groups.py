@@ -1,5 +1,3 @@
-"""The similarity of prompts, and the cost by number of clusters, on known features."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

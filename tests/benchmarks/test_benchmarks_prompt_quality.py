@@ -1,5 +1,3 @@
-"""The report of initial prompts from tuning curves, and a whole run on a tiny model."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The benchmarks run, and no bar is met by accident."""
-
 from __future__ import annotations
 
 import importlib.util

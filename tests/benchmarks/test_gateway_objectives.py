@@ -1,5 +1,3 @@
-"""Requests, replays and table of `benchmarks.serving.gateway_objectives`, without a gateway."""
-
 from __future__ import annotations
 
 from typing import Any

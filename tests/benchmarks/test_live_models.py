@@ -1,5 +1,3 @@
-"""Requests, simulation and table of `benchmarks.serving.live_models`, without a session."""
-
 from __future__ import annotations
 
 import pytest

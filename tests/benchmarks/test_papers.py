@@ -1,5 +1,3 @@
-"""Shared parts of the papers' evaluations: options, exit status, stored results, and text."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Parts of the context paper's reproduction on small cases."""
-
 from __future__ import annotations
 
 import msgspec

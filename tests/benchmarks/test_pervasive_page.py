@@ -1,5 +1,3 @@
-"""The page of the context paper's reproduction matches its parameters."""
-
 from __future__ import annotations
 
 from pathlib import Path

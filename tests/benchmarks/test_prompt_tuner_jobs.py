@@ -1,5 +1,3 @@
-"""The jobs of PromptTuner's evaluation, and their traces in a run's log."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""PromptTuner's page, computed from a record's runs, and the command that writes both."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

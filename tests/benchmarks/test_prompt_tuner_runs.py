@@ -1,5 +1,3 @@
-"""Runs of PromptTuner's evaluation: their results, and which are stored."""
-
 from __future__ import annotations
 
 from pathlib import Path

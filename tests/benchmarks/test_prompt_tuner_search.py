@@ -1,5 +1,3 @@
-"""The search for the headline set: the rule of `grid.toml`, on runs with known results."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -1,5 +1,3 @@
-"""Estimates for recipes without measurements, on the collection's second draw."""
-
 from __future__ import annotations
 
 from benchmarks.papers.schedmate import estimates

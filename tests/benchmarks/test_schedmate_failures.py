@@ -1,5 +1,3 @@
-"""The corpus of failed jobs: its split, its sources, and forbidden content."""
-
 from __future__ import annotations
 
 import re

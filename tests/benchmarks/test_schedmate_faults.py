@@ -1,5 +1,3 @@
-"""The fault lab with real libraries: its parts work, and its record matches the page."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""Right answers on the held-out formats are believed, and read what no rule reads."""
-
 from __future__ import annotations
 
 from benchmarks.papers.schedmate.language_model import ByHand

@@ -1,5 +1,3 @@
-"""SchedMate's scheduling page matches its records, and the records match the settings."""
-
 from __future__ import annotations
 
 from pathlib import Path

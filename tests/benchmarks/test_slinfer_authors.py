@@ -1,5 +1,3 @@
-"""The rows of the reading "authors' program" of SLINFER."""
-
 from __future__ import annotations
 
 import pytest
@@ -43,7 +41,6 @@ def test_no_node_has_more_instances_than_the_program_allows() -> None:
 
 
 def _most_at_once(simulation: Simulation) -> dict[str, int]:
-    """Return the most instances that a node of each kind had at once."""
     log, here_now, place = simulation.log, dict[int, int](), dict[int, int]()
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
     found = dict.fromkeys(kinds.values(), 0)

@@ -1,5 +1,3 @@
-"""SLINFER's published files: the profile as step times, the workloads as calls, and a first run."""
-
 from __future__ import annotations
 
 import pytest

@@ -24,8 +24,6 @@ class Drops(LateDrops):
 
 
 class NeverLate(HottestFirst):
-    """Dispatch that drops late calls."""
-
     honours = frozenset({"ttft_s"})
     asks_every_call = True
 

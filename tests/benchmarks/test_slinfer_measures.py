@@ -1,5 +1,3 @@
-"""SLINFER's measures from handwritten logs."""
-
 from __future__ import annotations
 
 import pytest

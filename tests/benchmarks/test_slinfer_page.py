@@ -1,5 +1,3 @@
-"""SLINFER's page: stored results are not computed again, and are shown next to the paper's numbers."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""ServerlessLLM's rules on small worlds with known results."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""The shares of a tuning job's time, and a forecast of two devices from one."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The session that a command selects without a name."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""`stoker init` and doctor on a cluster, with output of real commands."""
-
 from __future__ import annotations
 
 import shutil

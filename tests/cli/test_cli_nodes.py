@@ -1,5 +1,3 @@
-"""`stoker doctor` and `stoker status` show excluded nodes, and `--clear` ends an exclusion."""
-
 from __future__ import annotations
 
 import datetime

@@ -1,5 +1,3 @@
-"""`stoker doctor` finds processes and jobs of ended sessions."""
-
 from __future__ import annotations
 
 import os

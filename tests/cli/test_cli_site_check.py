@@ -1,5 +1,3 @@
-"""`stoker up` checks a site file against the cluster before it submits."""
-
 from __future__ import annotations
 
 import os

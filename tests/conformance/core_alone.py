@@ -41,8 +41,6 @@ STEP_S = 0.1
 
 
 class CoreAlone(Shell):
-    """One core with obedient processes."""
-
     def __init__(self, *, walltime_s: float = 0.0, probed: bool = False) -> None:
         super().__init__()
         self.now = 100.0

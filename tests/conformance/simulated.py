@@ -26,8 +26,6 @@ CALL_S = 1000
 
 
 class Simulated(Shell):
-    """One simulated pilot with two devices."""
-
     def __init__(self, *, walltime_s: float = 0.0) -> None:
         super().__init__()
         models = {"plain": model(memory_gb=0, load_s=LOAD_S), "large": model(memory_gb=8, load_s=LOAD_S)}

@@ -1,5 +1,3 @@
-"""Captured names: objects that change in place, and rebound names."""
-
 from __future__ import annotations
 
 import functools

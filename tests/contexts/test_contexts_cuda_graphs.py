@@ -1,5 +1,3 @@
-"""Decode steps captured on a GPU equal eager steps, need no synchronization, and count their memory."""
-
 from __future__ import annotations
 
 import random

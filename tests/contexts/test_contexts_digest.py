@@ -282,8 +282,6 @@ def config(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def test_what_a_program_sets_in_a_module_that_a_loader_uses_counts(config: ModuleType) -> None:
-    """A second program, with other values, once got the first program's context."""
-
     def loader() -> object:
         return own_config.SIZE, own_config.TABLE["a"], own_config.LOCK  # noqa: F821
 

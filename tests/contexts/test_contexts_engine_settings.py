@@ -1,5 +1,3 @@
-"""Settings of an engine: the length of a context, a chat template, arguments of vLLM."""
-
 from __future__ import annotations
 
 from importlib.util import find_spec

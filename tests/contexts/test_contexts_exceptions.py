@@ -64,8 +64,6 @@ class BadReduce(Exception):
 
 
 class RefusesToBeMade(Exception):
-    """An exception whose reconstruction fails."""
-
     def __reduce__(self) -> Any:
         return _fail, ()
 

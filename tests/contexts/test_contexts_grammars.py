@@ -1,5 +1,3 @@
-"""Texts that follow a schema, a regular expression, a choice or a grammar, on Stoker's own engines."""
-
 from __future__ import annotations
 
 import json

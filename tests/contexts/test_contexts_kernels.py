@@ -1,5 +1,3 @@
-"""All implementations of attention, products and sampling agree."""
-
 from __future__ import annotations
 
 from collections import Counter

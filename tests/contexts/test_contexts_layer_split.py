@@ -37,7 +37,6 @@ def whole_model() -> Any:
 
 
 def split_runner() -> Any:
-    """Return a runner of the model with its layers on two pretended devices."""
     model = random_model(llama())
     split = layer_split.device_map(model.config, DEVICES)
     pretended.place(model, split)
@@ -50,8 +49,6 @@ def decode(ids: Sequence[int]) -> str:
 
 
 class SplitDriver(EngineDriver):
-    """An engine whose layers are on two devices."""
-
     def __init__(self, kind: str) -> None:
         texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
         engine = choosing.own_engine(split_runner(), texts, engine=kind, cache_bytes=CACHE_BYTES)
@@ -62,7 +59,6 @@ class SplitDriver(EngineDriver):
 
 
 def greedy(prompt: Sequence[int], *, most: int) -> list[int]:
-    """Return the tokens of the model on one device."""
     out = whole_model().generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
     return [int(token) for token in out[0, len(prompt) :]]
 

@@ -61,8 +61,6 @@ HANDLES: dict[str, Callable[[], Any]] = {
 
 
 class Holder:
-    """An object with a handle as attribute."""
-
     def __init__(self, log: Any) -> None:
         self.log = log
 
@@ -71,8 +69,6 @@ class Holder:
 
 
 class Slotted:
-    """An object with a handle in a slot."""
-
     __slots__ = ("log",)
 
     def __init__(self, log: Any) -> None:
@@ -186,8 +182,6 @@ def test_streams_and_files_in_memory_travel() -> None:
 
 
 class Reopened(io.RawIOBase):
-    """A file object with its own pickling, as some packages have."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Reopened, ()
 
@@ -197,8 +191,6 @@ def test_file_class_that_pickles_itself_travels() -> None:
 
 
 class Workspace:
-    """Removes its folder on deletion."""
-
     def __del__(self) -> None:
         """Would remove files."""
 

@@ -67,7 +67,6 @@ def write_lora(folder: Path, *, base: Any = None, **options: Any) -> str:
 
 
 def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
-    """Write what a tuning job writes."""
     torch.manual_seed(seed)
     with passes.soft_prompt(make_base(), torch.randn(tokens, SIZES["hidden_size"])) as soft:
         weights, config = soft.files()

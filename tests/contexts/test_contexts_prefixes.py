@@ -1,5 +1,3 @@
-"""Prefixes are found, kept and dropped. Tokens represent their KV."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

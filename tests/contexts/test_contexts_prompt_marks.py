@@ -1,5 +1,3 @@
-"""Marks of function calls stay in a text, also where a tokenizer calls them special tokens."""
-
 from __future__ import annotations
 
 import pytest

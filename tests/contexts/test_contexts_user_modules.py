@@ -129,7 +129,6 @@ def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Pat
 
 
 def test_a_module_that_reads_next_to_it_belongs_to_its_folder(tmp_path: Path) -> None:
-    """A copied experiment folder once got the first folder's module and context."""
     reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
     folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
     for folder in folders:
@@ -160,7 +159,6 @@ def test_an_edited_file_is_imported_again_and_others_stay(tmp_path: Path) -> Non
 
 
 def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
-    """A call once removed the modules of a concurrent call."""
     function, modules = loads_code(packed(written(tmp_path), "plain"))
     begun, goes_on = threading.Event(), threading.Event()
 

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.timeout(900)  # vLLM starts slowly on a busy machine
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a random model with heads of a size that vLLM supports on a CPU, and adapters of it."""
     folder = tmp_path_factory.mktemp("vllm")
     write_tiny_model(folder / "base")
     (folder / "base" / "model.safetensors").unlink()
@@ -171,8 +170,6 @@ class TestOptions:
 
 
 class TestSettings:
-    """Settings of the engine."""
-
     def test_settings_reach_vllm(self, load: Load) -> None:
         model = load(
             max_model_len=96, chat_template="<{{ messages[0].content }}>",
@@ -226,8 +223,6 @@ def adapted(load: Load, folder: Path) -> Any:
 
 
 class TestAdapters:
-    """LoRA and soft prompts."""
-
     def test_adapters_and_base_in_one_batch_write_pefts_tokens(self, adapted: Any, folder: Path) -> None:
         asked = [(name, prompt) for name in ("", *NAMES) for prompt in PROMPTS[:2]]
         expected = [pefts_text(folder, name, prompt) for name, prompt in asked]

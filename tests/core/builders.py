@@ -177,7 +177,6 @@ class Cluster(Desk):
         return self
 
     def taken(self, pilot: str) -> int:
-        """Return the number of frames accepted from a pilot."""
         state = self.core.state
         known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)  # type: ignore[call-overload]
         return known.inbox.last if known is not None else 0
@@ -199,7 +198,6 @@ class Cluster(Desk):
         return self
 
     def asleep(self, library: Library, *, keeps: str = "0 B", host: str = "0 B", sleep_s: float = 0.2) -> Cluster:
-        """Report that a library sleeps."""
         sizes = parse_bytes(keeps), parse_bytes(host)
         return self.report(library.pilot.id, say.LibraryAsleep(library.id, *sizes, sleep_s))
 
@@ -327,7 +325,6 @@ class Cluster(Desk):
         return message
 
     def runs(self, pilot: str) -> list[str]:
-        """Return the calls in the next message to a pilot."""
         return [self.names[spec.call] for spec in self.hears(pilot, to_pilot.RunCalls).calls]
 
     def nothing_else_was_said(self) -> None:

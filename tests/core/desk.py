@@ -1,5 +1,3 @@
-"""A core under test."""
-
 from __future__ import annotations
 
 import io
@@ -51,7 +49,6 @@ class Desk:
         actions.carry_out(self.core.manager, plan, seam=seam)
 
     def check(self) -> None:
-        """Check that the same events give the same commands and the same state."""
         if self.by_hand:
             return
         again = Core(SESSION, self._make(), strict=True, watch=self._watch)

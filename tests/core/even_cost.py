@@ -1,5 +1,3 @@
-"""Simple step times."""
-
 from __future__ import annotations
 
 

@@ -258,7 +258,6 @@ class Swarm(Desk):
                 self._go_on(other, theirs)
 
     def _completed(self, parts: dict[str, set[int]], ref: ObjectRef) -> None:
-        """Complete an object for all pilots that fetch it into this cache."""
         for pilot in list(self.pilots.values()):
             getting = pilot.getting.get(ref.name)
             if pilot.parts is parts and getting is not None and getting.sources:

@@ -231,7 +231,6 @@ def test_an_unsure_verdict_stands_in_no_story(cluster: Make) -> None:
 
 # ---- quarantine
 def cluster_with_failing_pilot(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
-    """Return a cluster and the pilot on which two calls failed because of its disk."""
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
     bad = str(c.holders("1")[0].pilot.id)
     judge(c, failed(c, "1").about)
@@ -339,7 +338,6 @@ def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) ->
 
 # ---- paces
 def printing_pilot(cluster: Make) -> Cluster:
-    """Return a pilot with readable logs, whose call has run for a while."""
     c = cluster()
     hello = say.PilotHello(
         wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"  # type: ignore[arg-type]

@@ -1,5 +1,3 @@
-"""Blocks: requested by the manager, submitted by the factory, counted by their pilots."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

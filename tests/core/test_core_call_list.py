@@ -1,5 +1,3 @@
-"""The list of `stoker calls`, in each state."""
-
 from __future__ import annotations
 
 import copy

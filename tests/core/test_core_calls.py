@@ -1,5 +1,3 @@
-"""A call in the core: arrival, queue, run, return, end."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Clients join, reconnect, receive every result once, and leave; sessions end."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Deadlines under the default policy: the nearest first; late calls are dropped or reported."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

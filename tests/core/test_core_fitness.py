@@ -100,7 +100,6 @@ def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, given_up: bool) -> None:
-    """Found in a soak run: the disk of the only connected pilot was full for seconds."""
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
     c.cut("p2")

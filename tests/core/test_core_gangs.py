@@ -1,5 +1,3 @@
-"""Gangs: rendezvous, lost members, and the measured pace."""
-
 from __future__ import annotations
 
 import itertools

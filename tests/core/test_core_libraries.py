@@ -1,5 +1,3 @@
-"""Loading, memory promises, failed loads, resizes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Nodes that are excluded because their devices failed, and the probes that test them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -58,7 +56,6 @@ def records(c: Cluster) -> list[NodeRecord]:
 
 
 def cluster_with_bad_node(cluster: Make, source: Source = GPU, **how: Any) -> Cluster:
-    """Return a cluster whose first block came on n2, with a device that failed its pilot's probe."""
     c = cluster().sources(source)
     c.call("c1")
     assert [order.allowed for order in orders(c)] == [AllowedNodes()]

@@ -1,5 +1,3 @@
-"""Pilots join, disconnect, reconnect with fewer or more libraries, drain, leave, vanish."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""A context's queue against a plain list. Its cost depends on its size."""
-
 from __future__ import annotations
 
 import math

@@ -328,7 +328,6 @@ def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, 
 
 
 def test_block_numbers_of_the_lost_part_are_not_reused(cluster: Make) -> None:
-    """Found by the soak: jobs of a lost and a new block had the same name."""
     c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     c.block("b1", phase=BlockPhase.ENDED).wait(120)

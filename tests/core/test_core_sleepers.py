@@ -1,5 +1,3 @@
-"""The manager's records of libraries that sleep: orders, answers, reconnects, budgets, and one log that replays."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -45,7 +43,6 @@ def sleeps(c: Cluster) -> Cluster:
 
 
 def hello(c: Cluster, *, acknowledged: int | None = None, **facts: Any) -> Cluster:
-    """Let p1 reconnect with its library; `facts` describe it."""
     there = {"ready": False, "reserved_bytes": 8 * GB, "sleeps": True, "awake_bytes": 8 * GB, **facts}
     library = say.LibraryFacts(lib(c).id, "a", ("cuda:0",), **there)  # type: ignore[arg-type]
     told = say.PilotHello(

@@ -1,5 +1,3 @@
-"""Contexts that choose their number of slots (`slots="auto"`)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

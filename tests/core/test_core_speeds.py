@@ -1,5 +1,3 @@
-"""Speeds of device kinds are measured from calls of one function and size, and kept."""
-
 from __future__ import annotations
 
 import random
@@ -21,7 +19,6 @@ BOTH = ("A10", "cpu")
 
 
 def learned(runs: Sequence[tuple[str, str, float]], *, present: Sequence[str] = BOTH) -> Speeds:
-    """Return the speeds after runs of a function on a kind, each with its seconds."""
     speeds = Speeds()
     for function, kind, seconds in runs:
         speeds.learn((function, 0), kind, calls=1, seconds=seconds, present=frozenset(present))

@@ -1,5 +1,3 @@
-"""`stoker explain` and `stoker status` in each state."""
-
 from __future__ import annotations
 
 import pickle

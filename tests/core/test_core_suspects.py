@@ -87,7 +87,6 @@ def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "died", "timed out", "stopped", "given back"])
 def test_a_suspect_begins_however_its_pilot_comes_to_be_free(cluster: Make, how: str) -> None:
-    """Once only a call's normal end released the pilot that was reserved for a suspect."""
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("bad", context="a").call("long", context="b").ready()
     for _ in range(ALONE_AFTER):
@@ -212,7 +211,6 @@ def test_calls_of_one_dead_library_are_tried_by_themselves(cluster: Make) -> Non
 
 
 def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None:
-    """Found: a call of 6 s restarted with each hung call in its library."""
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
         hangs, library = f"hangs-{n}", c.library(context="room")

@@ -1,5 +1,3 @@
-"""Default policies with toy pilots in virtual time, with every fault."""
-
 from __future__ import annotations
 
 import random

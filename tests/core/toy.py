@@ -155,7 +155,6 @@ class Toy(Desk):
         self._event(PilotLost(name, "killed by the batch system"))  # type: ignore[arg-type]
 
     def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
-        """Answer the core's question about a context with this advice after `after_s` seconds."""
         self.advice[key] = after_s, ContextAdvice(**facts)
 
     # ---- links
@@ -165,7 +164,6 @@ class Toy(Desk):
             self.greet(pilot)
 
     def greet(self, pilot: ToyPilot) -> None:
-        """Send a pilot's hello, then its unacknowledged frames."""
         self.from_pilot(pilot, 0, [pilot.hello()])
         for frame in pilot.outbox.unacked():
             self.from_pilot(pilot, *_decode(frame))

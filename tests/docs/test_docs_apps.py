@@ -34,7 +34,6 @@ def block(language: str, text: str) -> str:
 
 @pytest.fixture
 def shell(tmp_path):
-    """Run commands in another folder, with this environment's `pip`, `python` and `stoker`."""
     tools, site = tmp_path / "tools", tmp_path / "installed"
     tools.mkdir()
     options = f"--quiet --no-deps --no-build-isolation --no-index --target {site}"
@@ -117,8 +116,6 @@ def test_the_page_names_every_public_module():
 
 
 class Package:
-    """A distribution with the attributes that an entry point uses."""
-
     def __init__(self, name):
         self.name = name
 

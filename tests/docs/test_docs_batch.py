@@ -1,5 +1,3 @@
-"""The commands of docs/batch.md run in order; its lists match the code."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -1,5 +1,3 @@
-"""docs/finding.md: each name is defined once, in the listed file."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The documentation's links resolve, and its statements on the layout hold."""
-
 from __future__ import annotations
 
 import importlib

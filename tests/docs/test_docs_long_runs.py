@@ -1,5 +1,3 @@
-"""The programs and commands of docs/long-runs.md run in order."""
-
 from __future__ import annotations
 
 import json
@@ -25,8 +23,6 @@ COMMANDS = [
 
 
 class Place:
-    """A folder with the page's program and its own state folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environ = {

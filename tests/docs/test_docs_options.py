@@ -1,5 +1,3 @@
-"""docs/options.md lists every option with an existing test."""
-
 from __future__ import annotations
 
 import ast
@@ -26,7 +24,6 @@ def parameters(function: object) -> set[str]:
 
 
 def settings(struct: type[msgspec.Struct]) -> set[str]:
-    """Return the names of a table's settings in a site file."""
     fields = msgspec.structs.fields(struct)
     return {field.encode_name for field in fields if not isinstance(field.type, type) or not _is_table(field.type)}
 

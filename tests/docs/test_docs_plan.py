@@ -1,5 +1,3 @@
-"""docs/plan-and-replay.md matches its two commands' input and output."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The policy of docs/policies.md equals the file's, works, and can be deployed."""
-
 from __future__ import annotations
 
 import inspect

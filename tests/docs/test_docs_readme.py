@@ -1,5 +1,3 @@
-"""README is short, starts with a newcomer's commands, and gives sources of its figures."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The models file, commands and program of docs/serve.md work."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""docs/troubleshooting.md quotes messages of the code."""
-
 from __future__ import annotations
 
 import ast
@@ -21,7 +19,6 @@ LEAST = 10
 
 
 def quoted() -> list[str]:
-    """Return the first column of the message tables."""
     found: list[str] = []
     for table in re.findall(r"^\| you read \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
         for row in table.splitlines():

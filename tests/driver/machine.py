@@ -30,7 +30,6 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment of a process that sees this machine."""
         paths = [str(FOLDER), str(FOLDER.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {"STANDIN_NVML": str(self.file), "PYTHONPATH": os.pathsep.join(paths)}
 

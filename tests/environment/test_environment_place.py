@@ -1,5 +1,3 @@
-"""Environments on a node are made once, kept in use, completed, and removed when space is needed."""
-
 from __future__ import annotations
 
 import fcntl

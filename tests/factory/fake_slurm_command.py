@@ -134,7 +134,6 @@ COMMANDS = {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "scontrol": 
 
 
 def jobs():
-    """Return all jobs; update jobs that run as processes."""
     found = []
     for name in sorted(os.listdir(FOLDER)):
         if name.startswith("job-"):

@@ -1,5 +1,3 @@
-"""Commands of a batch system: time limits, no leftovers, no defaults of the user."""
-
 from __future__ import annotations
 
 import fcntl
@@ -151,8 +149,6 @@ B0, B1 = BlockId("b0"), BlockId("b1")
 
 
 class Place:
-    """A session's folder, and a program with a pilot's command line."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "submit").mkdir(parents=True)

@@ -1,5 +1,3 @@
-"""Kubernetes with the part of its package that Parsl's provider uses."""
-
 from __future__ import annotations
 
 import importlib.util

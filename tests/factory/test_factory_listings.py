@@ -1,5 +1,3 @@
-"""Output of PBS, LSF and Grid Engine, and a block's life over commands that print it."""
-
 from __future__ import annotations
 
 import json

@@ -69,8 +69,6 @@ class LimitedBatch(ToyBatch):
 
 
 class World:
-    """Keepers of one batch system in virtual time."""
-
     def __init__(self, *, sources: int) -> None:
         self.clock = Clock()
         self.limiter = Limiter(self.clock)

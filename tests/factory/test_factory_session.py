@@ -46,7 +46,6 @@ def site(folder: Path, *, more: str = "", provider: str = "", pilot: str = "", p
 
 @stoker.app()
 def block_of_this(meeting=None, number=0):
-    """Return the call's block. With `meeting`, calls 0 and 1 run at the same time."""
     import time
 
     import psutil

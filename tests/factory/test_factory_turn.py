@@ -1,5 +1,3 @@
-"""A factory starts, and each of its waits ends."""
-
 from __future__ import annotations
 
 import fcntl
@@ -187,7 +185,6 @@ def test_a_manager_that_answers_no_hello_hears_it_again(
 
 @pytest.fixture
 def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file for `condor_submit` that blocks its reader."""
     (tmp_path / "condor").mkdir()
     (tmp_path / "condor" / "condor_submit").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "condor" / "condor_submit").chmod(0o755)

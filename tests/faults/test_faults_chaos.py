@@ -1,5 +1,3 @@
-"""Seeded random kills during calls: each call ends once with the right result."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""A node with a full disk is avoided and reported; other nodes do its work."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""A wrong site file gives one line with file, key and nearest valid key, and starts nothing."""
-
 from __future__ import annotations
 
 import sys

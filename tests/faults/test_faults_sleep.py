@@ -72,7 +72,6 @@ def ask(folder, name, number=0):
 
 
 def pid_of(path):
-    """Return the process that last noted itself in a file."""
     return int(until(lambda: path.exists() and path.read_text().split(), why=path.name)[-1])
 
 

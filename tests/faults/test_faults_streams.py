@@ -34,7 +34,6 @@ def wait_for(go):
 
 @stoker.app
 def count(log, number, go=None):
-    """Record the start, and yield the same pieces in each run."""
     note(log, "begun")
     for each in range(number):
         if each == HELD:

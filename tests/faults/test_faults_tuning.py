@@ -57,7 +57,6 @@ JOBS = {
 
 @pytest.fixture
 def place(world: World) -> Path:
-    """A folder with a tiny model, data, jobs, and a site of two devices."""
     from tuning import tiny
 
     tiny.put_into(world.path)
@@ -80,7 +79,6 @@ def test_killed_pilot_costs_jobs_the_steps_since_a_checkpoint(world: World, plac
     submitter = world.spawn(command("tune", "submit", *files, "--site", "site.toml", "--gang", "1-2"), folder=place)
 
     def under_way() -> bool:
-        """Return True if the first job iterates and has left a checkpoint."""
         assert submitter.poll() is None, submitter.communicate()
         jobs = {one.entry.name: one for one in read_board(place / "runs")}
         return (

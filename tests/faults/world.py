@@ -45,7 +45,6 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
-    """Send a signal to the living processes among these."""
     for pid in pids:
         try:
             os.kill(pid, how)
@@ -67,7 +66,6 @@ class World:
         self._mark = f"STOKER_SCRATCH={self.scratch}\0".encode()
 
     def processes(self) -> list[int]:
-        """Return every living process of this world except the test."""
         found = []
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -20,7 +20,6 @@ BODY = {"model": "small", "messages": QUESTION, "max_tokens": 8, "temperature": 
 
 
 def preflight_of(site: str) -> dict[str, str]:
-    """Return the headers with which a browser asks whether a page of another site may send a request."""
     return {
         "Origin": site, "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
@@ -52,7 +51,6 @@ def model_of(gateway: RunningGateway, name: str) -> dict:
 
 
 def is_refused(client, code: str) -> openai.RateLimitError | None:
-    """Return the error if a request is refused with this code."""
     try:
         chat(client)
     except openai.RateLimitError as error:

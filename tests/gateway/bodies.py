@@ -1,5 +1,3 @@
-"""Checks that bodies have OpenAI's types exactly."""
-
 from __future__ import annotations
 
 from pydantic import BaseModel

@@ -17,7 +17,6 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 
 
 def browser_path() -> str:
-    """Return the path of this machine's browser, or ""."""
     return next((found for name in _NAMES if (found := shutil.which(name))), "")
 
 

@@ -1,5 +1,3 @@
-"""The metrics that a Grafana dashboard queries."""
-
 from __future__ import annotations
 
 import re
@@ -7,7 +5,6 @@ from typing import Any
 
 
 def metrics_queried(dashboard: dict[str, Any], *, row: str) -> set[str]:
-    """Return the names of the metrics in a row's panels."""
     found, now = set(), ""
     for panel in dashboard["panels"]:
         now = panel["title"] if panel["type"] == "row" else now

@@ -1,5 +1,3 @@
-"""Forecasts of the first token against queues with known waits."""
-
 from __future__ import annotations
 
 import asyncio

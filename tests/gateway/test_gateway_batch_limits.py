@@ -130,7 +130,6 @@ def paced(keys: KeyFile, tmp_path: Path, limits: KeyLimits, *, left: int = 100) 
 
 
 def take_all(pace: BatchPace, permits: Permits) -> int:
-    """Take all free permits for calls of a batch; return their number."""
     pace.step()
     permits._looked_at = float("-inf")
     taken = 0

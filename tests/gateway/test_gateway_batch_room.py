@@ -110,7 +110,6 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The batch once stayed in progress until the gateway's restart."""
     room = Room()
 
     async def test() -> None:
@@ -134,7 +133,6 @@ def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog:
 
 @pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
 def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: str) -> None:
-    """The batch once stayed in progress without a process."""
     room = Room()
 
     async def test() -> None:
@@ -151,7 +149,6 @@ def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: st
 
 
 def test_a_batch_that_cannot_be_started_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cancellation once never ended."""
     monkeypatch.setattr(batch_process, "PAUSE_S", 3600.0)
     monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 3600.0)
     room = Room()
@@ -185,9 +182,6 @@ def test_a_process_that_could_not_be_noted_can_be_cancelled(tmp_path: Path) -> N
 
 
 def test_the_next_gateway_finds_a_process_that_was_not_noted(tmp_path: Path) -> None:
-    """A restarted gateway once started a second process. It failed because the first process used the folder, and the
-    batch failed too.
-    """
     room = Room()
 
     async def test() -> None:

@@ -1,5 +1,3 @@
-"""When a client leaves, its request stops in the model, and the library serves other requests."""
-
 from __future__ import annotations
 
 import io

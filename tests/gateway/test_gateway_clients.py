@@ -130,7 +130,6 @@ def test_tokens_of_a_request_that_its_client_left_count(gateway, key, stream):
 
 
 def usage(*options: str) -> dict[tuple[str, str], dict]:
-    """Return the rows that the command line shows by key and model."""
     said = json.loads(stoker("serve", "usage", "--json", *options))
     return {(row["key"], row["model"]): row for row in said["usage"]}
 

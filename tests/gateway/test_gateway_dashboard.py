@@ -1,5 +1,3 @@
-"""`stoker dashboard`: the page and the metrics of a session without a gateway."""
-
 from __future__ import annotations
 
 import json
@@ -72,7 +70,6 @@ class RunningDashboard:
         return httpx.get(f"{self.url}/status", timeout=LIMIT_S).json()
 
     def events(self, count: int) -> list[tuple[str, dict]]:
-        """Return the kinds and documents of the first events."""
         found = []
         with httpx.stream("GET", f"{self.url}/status", headers=EVENTS, timeout=LIMIT_S) as answer:
             kind = ""

@@ -188,7 +188,6 @@ def beside(gateway):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """Return a self-signed certificate of this machine, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes a certificate, is not installed")
     files = tmp_path / "cert.pem", tmp_path / "key.pem"

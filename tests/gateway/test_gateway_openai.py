@@ -29,7 +29,6 @@ PROMPTED = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 4}
 
 
 def parsed(kind, body):
-    """Parse a body as its type; refuse unknown fields."""
     return strict(kind.model_validate(body, strict=True))
 
 

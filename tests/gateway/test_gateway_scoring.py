@@ -1,5 +1,3 @@
-"""Requests of `/v1/score` and `/v1/rerank` that are refused before a model reads them."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Usage per key, model and day, and limits that the keys of a group share."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""`stoker serve --workers`: real processes at one address, which are killed, stopped and counted together."""
-
 from __future__ import annotations
 
 import asyncio
@@ -83,11 +81,9 @@ def has_connection(worker, port):
 
 @pytest.fixture
 def connect(gateway):
-    """Return a function that opens a connection to each worker."""
     with ExitStack() as stack:
 
         def connections(key=""):
-            """Return one connection to each worker."""
             found = {}
 
             def complete():

@@ -24,7 +24,6 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The path of a journal that does not exist yet."""
     return tmp_path / "journal"
 
 

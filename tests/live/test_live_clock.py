@@ -20,8 +20,6 @@ from stoker.protocol.session import SessionFolder, changed_at
 
 
 class JumpingManager:
-    """A manager on a host whose wall clock a test shifts (`jump`)."""
-
     def __init__(self, folder: SessionFolder, ahead: Path) -> None:
         self._folder, self._ahead = folder, ahead
         self.jump(0)

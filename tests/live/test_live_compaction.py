@@ -57,7 +57,6 @@ class Compacting(Manager):
 
     @property
     def stopped(self) -> int:
-        """Return the process that has stopped at the step, or 0."""
         return int(self.mark.read_text() or 0) if self.mark.exists() else 0
 
 

@@ -30,7 +30,6 @@ from stoker.protocol.ids import CallId, RecipeKey
 
 
 def busy() -> Toy:
-    """Return a cluster with waiting, running and ended calls, none confirmed by the client."""
     toy = Toy()
     toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, memory="6 GB")
     toy.pilot("p0", devices=2)
@@ -107,7 +106,6 @@ def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> N
 
 
 def classes_of(annotation: object, found: set[type]) -> None:
-    """Collect the classes that the fields of a message may hold."""
     if isinstance(annotation, type) and annotation.__module__.startswith("stoker.") and annotation not in found:
         found.add(annotation)
         for each in get_type_hints(annotation).values():

@@ -104,7 +104,6 @@ def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder
 
 
 def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:
-    """Write a journal of events with different lengths."""
     book = journal.Journal(path)
     given: list[tuple[float, Event]] = []
     for number in range(events):

@@ -122,7 +122,6 @@ def folder(folder: SessionFolder) -> Iterator[SessionFolder]:
 
 
 def factory_of(peers: Peers) -> tuple[Peer, tuple[KnownBlock, ...]]:
-    """Connect a factory; return it and the blocks that the manager names."""
     factory = peers("client", hello=False, name="factory-mine")
     factory.send(say.ClientHello(wire.VERSION, factory.session, observer=True, factory=True), numbered=False)
     known: tuple[KnownBlock, ...] = factory.hear(to_client.KnownBlocks).blocks

@@ -120,7 +120,6 @@ class Hosts:
         assert results.ends[0].ok, results.ends[0].failure
 
     def offered(self, name: str, *, objects: int) -> None:
-        """Wait until the manager knows this number of objects on a pilot."""
         until(
             lambda: next(pilot.objects for pilot in self.status().pilots if pilot.pilot == name) >= objects,
             seconds=60,

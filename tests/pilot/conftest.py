@@ -14,7 +14,6 @@ from fake_manager import FakeManager, carried_session
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[FakeManager]:
-    """A manager without pilots. In the end it ends all pilots, which may leave nothing."""
     made = FakeManager(tmp_path)
     try:
         yield made

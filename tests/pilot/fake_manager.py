@@ -245,8 +245,6 @@ class FakeManager:
             self.receive(0.05)
 
     def wait_for(self, kind: type, *, wait_s: float = WAIT_S, **fields: Any) -> Any:
-        """Wait for the first message of this kind with these fields."""
-
         def search() -> Any:
             for message in self.said:
                 if type(message) is kind and all(getattr(message, name) == value for name, value in fields.items()):
@@ -380,7 +378,6 @@ def gone(pids: list[int], *, wait_s: float = WAIT_S) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Return True if a process runs and is no zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -2,7 +2,7 @@
 
 A library records its size before it allocates and after it frees, under one lock. So the recorded sum of living
 processes is never less than their real memory. A library that grows adds up the records under the same lock, and
-records each sum above the device's capacity; no moment is missed. A killed process holds nothing.
+records each sum above the device's capacity. A killed process holds nothing.
 """
 
 from __future__ import annotations

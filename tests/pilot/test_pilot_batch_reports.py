@@ -14,8 +14,6 @@ TIMES = times_of([StepSample(False, 4, 64, 0.1)])
 
 
 class Model:
-    """A context whose engine steps on request."""
-
     def __init__(self) -> None:
         self.load = EngineLoad(running=1, steps=1)
         self.fresh = TIMES

@@ -1,5 +1,3 @@
-"""A pilot lets libraries sleep within its host memory, and wakes them when their devices have room."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""A pilot stops a running call: a message, a grace period, then a kill."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -33,7 +31,6 @@ def evicted(pilot: CoreShell, call: int) -> CoreShell:
 
 
 def over(pilot: CoreShell) -> float:
-    """Return the seconds until a stop order's grace period is over."""
     return grace_s(pilot.library()) + 0.1
 
 

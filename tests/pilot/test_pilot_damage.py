@@ -15,7 +15,6 @@ from stoker.protocol.calls import FailureKind
 
 
 def _limited() -> None:
-    """A loader that limits its process to few open files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 

@@ -1,5 +1,3 @@
-"""Turns on a device: the shortest headroom runs first, and no engine waits forever."""
-
 from __future__ import annotations
 
 import math

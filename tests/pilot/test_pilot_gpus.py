@@ -56,7 +56,6 @@ def resized(manager: FakeManager, library: int = 1) -> list[int]:
 
 
 def measures(manager: FakeManager) -> list[int]:
-    """Return the libraries' GPU use from the last heartbeat."""
     return [use.device_bytes for use in manager.heartbeats[-1].libraries] if manager.heartbeats else []
 
 
@@ -151,7 +150,6 @@ def pilot_with_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeM
 
 @pytest.fixture
 def one_gpu(pilot_with_a_gpu: FakeManager) -> FakeManager:
-    """A manager with a pilot of one GPU, shared by this file's tests."""
     pilot_with_a_gpu.begin_test()
     return pilot_with_a_gpu
 

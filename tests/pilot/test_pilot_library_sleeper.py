@@ -1,5 +1,3 @@
-"""A library's process puts its context to sleep, wakes it, and says what it measured or what was raised."""
-
 from __future__ import annotations
 
 import types

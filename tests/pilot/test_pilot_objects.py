@@ -51,7 +51,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Other, Othe
 
 @pytest.fixture
 def taker(pair: tuple[Other, Other]) -> FakeManager:
-    """A pilot with a transfer key, shared by this file's tests."""
     pair[0].manager.begin_test()
     return pair[0].manager
 
@@ -83,7 +82,6 @@ def gone_from_here(ref: ObjectRef) -> ObjectRef:
 
 
 def have(manager: FakeManager, ref: ObjectRef) -> None:
-    """Make a pilot read an object from its origin."""
     manager.start(wanting(ref))
     manager.until(lambda: manager.wanted == [ref])
     manager.send(FetchObject(ref, origin=True, manifest=manifest_of(ref)))

@@ -1,5 +1,3 @@
-"""One file interprets the manager's orders to a pilot."""
-
 from __future__ import annotations
 
 import ast
@@ -15,7 +13,6 @@ READER = "pilot/core/reactor.py"
 
 
 def names_asked_for(tree: ast.AST) -> set[str]:
-    """Return the classes in a module's patterns and `isinstance` calls."""
     found: set[str] = set()
     for node in ast.walk(tree):
         asked: list[ast.expr] = []

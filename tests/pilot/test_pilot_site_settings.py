@@ -25,7 +25,6 @@ def start(manager: FakeManager, *settings: str) -> None:
 
 
 def probe(folder: Path, text: str) -> Path:
-    """Write a site's probe that counts its calls."""
     file = folder / "probe"
     file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
     file.chmod(0o755)

@@ -18,8 +18,6 @@ from stoker.protocol.to_manager import LibraryGone
 
 
 class Roomy:
-    """A context with a slot per 100 MB of its library's memory."""
-
     def __init__(self, least: int) -> None:
         self.least = least
         self.asked: list[int] = []
@@ -35,8 +33,6 @@ class Wrong:
 
 
 class Cached:
-    """A context that reports its memory by cached tokens."""
-
     def __init__(self, cache: Any) -> None:
         self.cache = cache
 

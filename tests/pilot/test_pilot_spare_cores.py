@@ -21,8 +21,6 @@ Find = Callable[..., GrantedDevices]
 
 @pytest.fixture
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
-    """Find a pilot's devices on a machine with these numbers of GPUs, cores and bytes of memory."""
-
     def ask(
         wanted: str, *, gpus: int = 1, cores: int = 16, memory: int = 100 * GB, gpu_cores: int = 2
     ) -> GrantedDevices:
@@ -104,7 +102,6 @@ def _seen() -> tuple[str, list[int], str]:
 
 @pytest.fixture(scope="module")
 def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
-    """A manager with a pilot of a GPU and a spare core, shared by this file's tests."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core leaves no spare core for a GPU pilot")
     site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")

@@ -1,5 +1,3 @@
-"""Random operations over a real pilot: devices are never overfull, and each operation has one answer."""
-
 from __future__ import annotations
 
 import json

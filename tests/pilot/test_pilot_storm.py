@@ -1,5 +1,3 @@
-"""Many operations in random order: every call leaves its library once."""
-
 from __future__ import annotations
 
 import os

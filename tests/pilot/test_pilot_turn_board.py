@@ -1,5 +1,3 @@
-"""The shared memory file of engines' turns and work."""
-
 from __future__ import annotations
 
 import contextlib
@@ -77,7 +75,6 @@ class Workers:
         return sorted(found, key=lambda span: span[1])
 
     def holds(self, library: int) -> bool:
-        """Return True if the worker is in the middle of an iteration."""
         out = self.out(library)
         return out.exists() and out.read_text().splitlines()[-1:] != [] and "began" in out.read_text().splitlines()[-1]
 

@@ -23,7 +23,6 @@ Requirements = (TARGET.Arch == "X86_64")
 
 
 def command(folder: Path, name: str, text: str) -> dict[str, str]:
-    """Write a batch system's command; return a PATH with it."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)

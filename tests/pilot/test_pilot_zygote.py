@@ -75,7 +75,6 @@ def test_a_zygote_that_is_gone_is_told_nothing_and_says_so(tmp_path: Path) -> No
 
 @contextmanager
 def thread(name: str) -> Iterator[None]:
-    """Run a thread that the kernel knows by this name."""
     named, over = threading.Event(), threading.Event()
 
     def work() -> None:

@@ -1,5 +1,3 @@
-"""`arlo`: its allocation against all choices and integer programs, and its seams over a toy cluster."""
-
 from __future__ import annotations
 
 import itertools

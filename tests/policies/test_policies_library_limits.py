@@ -1,5 +1,3 @@
-"""Limits of a context's libraries: maximum, keep-alive and minimum."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -180,7 +178,6 @@ class ForTwoSeconds(HottestFirst):
 
 @pytest.fixture(params=["by its context's limit", "by a policy"])
 def served(cluster: Make, request: pytest.FixtureRequest) -> Cluster:
-    """Return a cluster whose library `lib-1` has served a call and unloads after two idle seconds."""
     if request.param == "by a policy":
         c = cluster(pilots=1, policies=lambda: stubs.policies(dispatch=ForTwoSeconds())).define(recipe("a"))
     else:

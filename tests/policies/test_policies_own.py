@@ -1,5 +1,3 @@
-"""Users' policies: found, made, refused, and stored with their session."""
-
 from __future__ import annotations
 
 import re

@@ -82,8 +82,6 @@ class ReadOnly:
 
 
 class _Watched:
-    """A policy that is called through `ReadOnly`."""
-
     def __init__(self, policy: Any, seam: str, guard: ReadOnly) -> None:
         self._policy, self._seam, self._guard = policy, seam, guard
 

@@ -1,5 +1,3 @@
-"""Default residency: loads, evictions, failed loads, spare cores, slowdown, keep-alive."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

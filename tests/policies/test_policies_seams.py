@@ -316,7 +316,6 @@ def is_private(name: str) -> bool:
 
 
 def trespasses(text: str) -> Iterator[str]:
-    """Yield private names of other classes that a module uses."""
     tree = ast.parse(text)
     for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         nodes = list(ast.walk(kind))

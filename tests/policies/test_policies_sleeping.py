@@ -1,5 +1,3 @@
-"""The default policy lets idle libraries sleep where room is needed, and wakes them before it loads."""
-
 from __future__ import annotations
 
 import msgspec
@@ -27,7 +25,6 @@ def on_gpu(*names: str, gpus: int = 1, memory: str = "10 GB", sleepers: str = "2
 
 
 def serve(cluster: Cluster, *names: str, load_s: float = 10.0, **ready: object) -> Cluster:
-    """Let each context load and serve a call, one second apart."""
     for name in names:
         cluster.call(f"first of {name}", context=name)
         cluster.ready(load_s=load_s, memory="6 GB", sleeps=True, **ready).end(f"first of {name}").wait(1).forget()  # type: ignore[arg-type]

@@ -441,7 +441,6 @@ def test_the_least_number_of_instances_is_loaded_and_stays() -> None:
 
 
 def places(lab: Lab) -> dict[str, tuple[str, str]]:
-    """Return each context's pilot and device."""
     return {
         str(each.context.recipe.key): (str(each.pilot.id), str(each.devices[0].id))
         for each in lab.core.state.libraries.values()

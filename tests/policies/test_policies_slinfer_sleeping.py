@@ -1,5 +1,3 @@
-"""`slinfer` lets an instance sleep where it would end it, and wakes it where it would load one."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -57,7 +55,6 @@ class Lab(Cluster):
         return self
 
     def served(self, name: str, *, context: str = "a", **how: Any) -> Lab:
-        """Let a context load and serve a call."""
         self.ask(name, context=context).loads(context, **how)
         assert self.names[self.hears("p1", to_pilot.RunCalls).calls[0].call] == name
         self.end(name)

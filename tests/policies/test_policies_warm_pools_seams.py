@@ -1,5 +1,3 @@
-"""`prompt-tuner` at the seams: small cases with known answers over the toy cluster."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

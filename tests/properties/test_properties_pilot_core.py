@@ -63,7 +63,6 @@ class Pilot(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
-        """Update the manager's beliefs from the pilot's messages."""
         for command in self.pilot.wanted:
             if isinstance(command, SetTimer):
                 self.timers[command.key] = command.at
@@ -189,7 +188,6 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
     def give_pieces(self, number: int, run: int, count: int, taken: int) -> None:
-        """Yield pieces of a call; the client acknowledges some."""
         library = self.pilot.core.state.libraries.get(LibraryId(number))
         for call, window in list(library.streams.items())[:1] if library is not None else ():
             first = window.first + len(window.items) if run == window.run else 0

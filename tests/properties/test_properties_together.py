@@ -56,7 +56,6 @@ class Cores(RuleBasedStateMachine):
 
     @initialize()
     def pilots(self) -> None:
-        """Start two pilots with hot libraries and calls in them."""
         for name in ("p0", "p1"):
             self.cluster.wired[name] = Wired(name, self.cluster)
         self.submit("small", 6)
@@ -118,7 +117,6 @@ class Cores(RuleBasedStateMachine):
 
     @rule(name=names)
     def give_up(self, name: str) -> None:
-        """Give up a pilot that is alive but silent."""
         if self.pilot(name).name in self.cluster.core.state.pilots:
             self.cluster.give_up(self.pilot(name))
 

@@ -180,8 +180,6 @@ class Process(ModelProcess):
 
 
 class Wired:
-    """A pilot's core, its processes, and its connection."""
-
     def __init__(self, name: str, cluster: Together) -> None:
         self.name = PilotId(name)
         self.cluster = cluster
@@ -214,7 +212,6 @@ class Wired:
         self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)))
 
     def cut(self) -> None:
-        """Break the connection and lose the messages in transit."""
         self.is_connected = False
         self.up.clear()
         self.down.clear()
@@ -253,7 +250,6 @@ class Wired:
         self.flush()
 
     def flush(self) -> None:
-        """Send the pilot's messages in one frame."""
         self._flush()
         if self.is_connected and self.core.state.hello_is_due:
             self.connect()

@@ -32,7 +32,6 @@ def kill(process: subprocess.Popen[str], number: int) -> int:
 
 @pytest.fixture
 def manager(world: World) -> Held:
-    """A held manager that does not listen yet."""
     return Held(world, MANAGER)
 
 

@@ -1,5 +1,3 @@
-"""A family under `arlo` with real processes: a call's length selects its runtime."""
-
 from __future__ import annotations
 
 import json

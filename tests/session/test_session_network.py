@@ -1,5 +1,3 @@
-"""Unreachable managers are reported within seconds, with advice."""
-
 from __future__ import annotations
 
 import os

@@ -59,7 +59,6 @@ def free_ports(count: int = 1) -> int:
 
 
 def up(world: World, first: int, last: int = 0, *, pilots: int = 1) -> SessionFolder:
-    """Start a session whose manager listens on one of these ports."""
     (world.path / "one.toml").write_text(SITE.format(first=first, last=last or first, pilots=pilots))
     said = stoker(world, "up", "one.toml", "--json")
     assert said.returncode == 0, said.stderr

@@ -94,7 +94,6 @@ def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
 
 
 def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
-    """Register a session whose manager never listened."""
     folder = SessionFolder(path)
     folder.make()
     folder.launch.write_bytes(msgspec.json.encode(detached.Launch(path.name, ())))

@@ -1,5 +1,3 @@
-"""The speed of a slower device kind is measured in one session and known in the next."""
-
 from __future__ import annotations
 
 import os

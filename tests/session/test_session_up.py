@@ -1,5 +1,3 @@
-"""A session that outlives programs, from `stoker up` to `stoker down`, with real processes."""
-
 from __future__ import annotations
 
 import contextlib
@@ -122,7 +120,6 @@ def start(world: World) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
-    """A session for tests that leave it running."""
     with World(tmp_path_factory.mktemp("session") / "world").entered() as world:
         name = start(world)
         yield world, name

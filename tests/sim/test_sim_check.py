@@ -1,5 +1,3 @@
-"""Impossible worlds and calls are refused with a reason."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Shares of a simulated device, and turns of engines on it: known answers."""
-
 from __future__ import annotations
 
 import math

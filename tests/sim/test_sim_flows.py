@@ -1,5 +1,3 @@
-"""Fair sharing of links, and objects for simulated pilots."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Gangs, and libraries of several devices: known answers."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -39,8 +37,6 @@ def gang(size: int, *, most: int = 0, at_s: float = 0.0, **more: object) -> Arri
 
 
 class Everywhere(LoadWhereWanted):
-    """Load the context on four devices."""
-
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
         return max(0, 4 - len(alive))
 
@@ -326,7 +322,6 @@ def test_every_call_ends_once_and_its_members_always_run_together(made: tuple[Wo
 
 
 def _check_runs(log: EventLog, call: int, bounds: tuple[int, int]) -> None:
-    """Check that all parts of a run begin together, with ranks from 0, and end together."""
     by_start: dict[float, list[tuple[float, int]]] = {}
     for began_at, stopped_at, rank in runs(log, call):
         by_start.setdefault(began_at, []).append((stopped_at, rank))

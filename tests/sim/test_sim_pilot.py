@@ -1,5 +1,3 @@
-"""A simulated pilot without a manager."""
-
 from __future__ import annotations
 
 import msgspec

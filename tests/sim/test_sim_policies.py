@@ -1,5 +1,3 @@
-"""`arlo` and `slinfer` in virtual time."""
-
 from __future__ import annotations
 
 import math

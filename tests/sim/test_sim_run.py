@@ -1,5 +1,3 @@
-"""Small worlds with known answers, limits, journals, and randomness."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -175,8 +173,6 @@ def test_an_impossible_plan_stops_the_run_and_shows_the_state() -> None:
 
 
 class _Odd(HottestFirst):
-    """Return an invalid action."""
-
     def __init__(self, answer: object) -> None:
         super().__init__()
         self.answer = answer
@@ -247,8 +243,6 @@ def test_a_policy_that_does_not_honour_limits_has_the_calls_refused() -> None:
 
 
 class Recorded(Simulation):
-    """A simulation that records its events as a journal does."""
-
     def __init__(self, *args: Any, **more: Any) -> None:
         self.records: list[bytes] = []
         super().__init__(*args, **more)

@@ -1,5 +1,3 @@
-"""Simulated contexts sleep and wake over the bus, with the policies of a session."""
-
 from __future__ import annotations
 
 import msgspec

@@ -35,8 +35,6 @@ LIMITS = st.builds(
 
 
 class Served:
-    """One engine that serves these requests alone."""
-
     def __init__(self, limits: BatchLimits, requests: Sequence[TimedRequest], *, leap: bool) -> None:
         self.engine = VirtualEngine(StepSeconds(TIMES), limits)
         self.times = [TokenTimes(one.at, one.prompt, one.tokens, one.due_at, one.tpot_s) for one in requests]

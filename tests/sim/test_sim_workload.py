@@ -1,5 +1,3 @@
-"""Synthetic workloads: equal for every policy, with the requested shape."""
-
 from __future__ import annotations
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Make test programs import Parsl without its monitoring, which takes half of the import time, and without type checks,
-which take a quarter of the rest. They import transformers without SciPy, which takes a tenth. Two tests of the
-monitoring and Parsl's own suite disable this by an environment variable.
+"""Make test programs import Parsl without its monitoring (half of the import time) and type checks (a quarter of the
+rest), and transformers without SciPy (a tenth). Two tests of the monitoring and Parsl's own suite disable this by an
+environment variable.
 """
 
 import os

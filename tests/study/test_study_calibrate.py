@@ -1,5 +1,3 @@
-"""A world measured from a session's journal: from a simulation of a known world, and from live sessions."""
-
 from __future__ import annotations
 
 import time

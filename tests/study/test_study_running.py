@@ -1,5 +1,3 @@
-"""The number of processes does not change runs; workers report deaths and leave nothing."""
-
 from __future__ import annotations
 
 import multiprocessing

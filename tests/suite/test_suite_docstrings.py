@@ -1,5 +1,3 @@
-"""`make check` finds public names whose docstring lacks a section."""
-
 from __future__ import annotations
 
 import subprocess

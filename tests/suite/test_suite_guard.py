@@ -1,5 +1,3 @@
-"""No process of the tests outlives pytest, however pytest ends."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""`make check` finds import cycles and imports inside functions."""
-
 from __future__ import annotations
 
 import ast

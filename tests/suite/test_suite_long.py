@@ -1,5 +1,3 @@
-"""`--long` runs long tests, `--all` runs all; properties try few examples in a short run."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -59,7 +57,6 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run(suite: Path, *options: str) -> dict[str, int]:
-    """Return how often each test ran."""
     (suite / "ran").unlink(missing_ok=True)
     done = run_pytest(suite, *options)
     assert done.returncode == 0, done.stdout + done.stderr

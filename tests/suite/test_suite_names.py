@@ -58,7 +58,6 @@ def definitions(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def product(root: Path) -> Iterator[tuple[str, str, str, int]]:
-    """Yield each class and function of the product with its file."""
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             for definition in definitions(path.read_text()):
@@ -66,7 +65,6 @@ def product(root: Path) -> Iterator[tuple[str, str, str, int]]:
 
 
 def homonyms(root: Path) -> dict[str, set[str]]:
-    """Return class names that are defined more than once, without allowed pairs."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, kind, name, _ in product(root):
         if kind == "class":
@@ -88,7 +86,6 @@ def test_a_class_name_means_one_thing():
 
 
 def long_test_names(root: Path) -> list[str]:
-    """Return `FILE:LINE NAME` of each test whose name is too long."""
     return [
         f"{path.relative_to(root)}:{line} {name}"
         for path in sorted((root / "tests").rglob("test_*.py"))

@@ -1,5 +1,3 @@
-"""`make check` type-checks all code but tests and the documentation's examples."""
-
 from __future__ import annotations
 
 import re

@@ -26,7 +26,6 @@ def work(_context, number, began):
 
 
 def run_while(began: Path, breaks) -> None:
-    """Run calls, and run `breaks` after six have begun."""
     began.mkdir()
 
     def wait_and_break():

@@ -1,5 +1,3 @@
-"""Settings for features that TaskVine lacks are refused. Needs no TaskVine."""
-
 from __future__ import annotations
 
 from pathlib import Path

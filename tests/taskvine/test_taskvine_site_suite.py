@@ -1,5 +1,3 @@
-"""The site suite over TaskVine, without the promises of pilots."""
-
 from __future__ import annotations
 
 from batch.test_batch_site_suite import prove

@@ -1,5 +1,3 @@
-"""TaskVine's factory on a real Slurm: workers are jobs, and no job is left."""
-
 from __future__ import annotations
 
 import os

@@ -22,7 +22,6 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
-    """A function that makes hosts: a disk and a server each."""
     made: list[Host] = []
 
     def make(**more: object) -> Host:

@@ -178,7 +178,6 @@ class Link:
         self._free_at = 0.0
 
     def carry(self, chunk: bytes, _before: int) -> bytes:
-        """Delay a chunk by the link's speed."""
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic()) + len(chunk) / self._bytes_per_s
             free_at = self._free_at

@@ -35,7 +35,6 @@ def session(tmp_path: Path) -> SessionFolder:
 
 @pytest.fixture
 def start(session: SessionFolder) -> Iterator[Start]:
-    """Start seed processes, and wait until each has written its address."""
     made: list[subprocess.Popen[bytes]] = []
 
     def run() -> subprocess.Popen[bytes]:

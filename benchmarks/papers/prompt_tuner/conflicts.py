@@ -1,8 +1,7 @@
 """Which of the paper's numbers a drawn set meets, and which pairs no set meets at once.
 
-Each number is a difference: percentage points of late jobs, or percent of our cost. A set is within the limit of a
-number if it is off by at most that share of it. Two numbers conflict if some set is within the limit of each of them,
-and no set is within the limit of both.
+Each number is a difference: percentage points of late jobs, or percent of our cost. A set meets a number if it is off
+by at most a limit, a share of the number. Two numbers conflict if sets meet each of them, and no set meets both.
 """
 
 from __future__ import annotations

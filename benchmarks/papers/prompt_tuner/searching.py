@@ -1,7 +1,6 @@
 """The rule of `grid.toml` as code: from the drawn sets to the headline set and INFless's tuned setting.
 
-The rule reads runs from a `Book`, which simulates what it lacks, or is a record. So the page repeats the whole search
-on the record's runs.
+The rule reads runs from a `Book`, so the page repeats the whole search on the record's runs.
 """
 
 from __future__ import annotations

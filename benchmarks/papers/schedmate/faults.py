@@ -1,7 +1,7 @@
 """Infrastructure faults among user mistakes that look similar: `python -m benchmarks.papers.schedmate.faults`.
 
-A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in). Every kind of fault and
-mistake occurs twenty times. *Retried*: a fault's call completed on another pilot, or a mistake's call ran more than
+A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in), meets every kind of
+fault and mistake twenty times. *Retried*: a fault's call completed on another pilot, or a mistake's call ran more than
 once; *at once*: without a second try on the first pilot. *Lost budget*: Parsl counted a failure, or Stoker a death.
 
 Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, the

@@ -208,7 +208,6 @@ class _Act:
         return False
 
     def _do(self, ad: Ad) -> str:
-        """Act on a job; return the obstacle or ""."""
         status = int(ad["JobStatus"])
         if self._force and status != REMOVED:
             return "not in `X' state to be forcibly removed"

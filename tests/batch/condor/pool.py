@@ -132,7 +132,6 @@ class Pool:
         until(self._removed, what="the queue being empty")
 
     def _removed(self) -> bool:
-        """Return True if no job is left. Remove jobs again that changed state during their removal."""
         with self._queue.change():
             for ad in self._queue.jobs():
                 if ad["JobStatus"] != REMOVED:

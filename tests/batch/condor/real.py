@@ -152,7 +152,6 @@ class RealPool:
         return self.run("condor_q", "-allusers", "-af:j", "Nothing").stdout.split()[::2]
 
     def status(self, job: str) -> int:
-        """Return JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
         return int(self.ad(job)["JobStatus"])
 
     def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> dict[str, Any]:
@@ -185,7 +184,6 @@ class RealPool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """Hold the job, which has used this much memory for `held_for_s`."""
         self.run("condor_hold", "-reason", reason, job)
         self.wait(job, _HELD)
         held_at = self.ad(job)["EnteredCurrentStatus"] - held_for_s
@@ -207,7 +205,6 @@ class RealPool:
         assert said.returncode == 0, said.stderr
 
     def clear(self) -> None:
-        """Find lost machines again, remove every job, and wait until they are gone."""
         self._wake()
         self.run("condor_rm", "-all")
         for name, master in self._masters.items():
@@ -225,7 +222,6 @@ class RealPool:
                     self._stopped.append(process)
 
     def crash(self, name: str) -> None:
-        """Cut a machine's power: its daemons and jobs die, and it sends nothing."""
         until(lambda: self._jobs_of(name), what=f"the processes of jobs of {name}")
         master = psutil.Process(self._masters[name].pid)
         for process in [master, *master.children(recursive=True)]:
@@ -246,7 +242,6 @@ class RealPool:
         self._start_master(name)
 
     def orphans(self) -> list[psutil.Process]:
-        """Return living processes of jobs whose starters were killed."""
         return _running(self._orphans)
 
     def processes(self, job: str) -> list[psutil.Process]:
@@ -371,7 +366,6 @@ def _job_below(starter: psutil.Process) -> list[psutil.Process]:
 
 
 def _attempts(ad: dict[str, Any]) -> int:
-    """Return how often shadows have tried to reconnect to a running job."""
     return int(ad.get("TotalJobReconnectAttempts", 0))
 
 
@@ -385,7 +379,6 @@ def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _inventory(gpus: Sequence[dict[str, Any]]) -> str:
-    """Return a script with the output of condor_gpu_discovery for these GPUs."""
     names = ", ".join(gpu["uuid"] for gpu in gpus)
     lines = [f'DetectedGPUs="{names}"']
     for gpu in gpus:

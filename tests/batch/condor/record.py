@@ -23,7 +23,6 @@ RECORD = _ROOT / "benchmarks" / "records" / "condor.json"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests and write the record; return pytest's exit code."""
     found = daemons()
     if found is None:
         print("make condor: no HTCondor is on PATH (condor_master, condor_submit), so nothing was run or recorded")

@@ -84,7 +84,6 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
 
 
 def sends_files(job: Ad, claim: Claim) -> bool:
-    """Return True if files are transferred between the access point and the job's machine."""
     how = value(job, "ShouldTransferFiles", "IF_NEEDED")
     return how == "YES" or (how == "IF_NEEDED" and claim.ad["FileSystemDomain"] != OWN_DOMAIN)
 
@@ -255,7 +254,6 @@ class Schedd:
                 self._turn(id_of(ad), IDLE, was=HELD, **no_longer_held(ad))
 
     def _is_over_s(self, ad: Ad, seconds: int) -> bool:
-        """Return True if a job has been in its state for longer than `seconds`."""
         return now() - int(ad["EnteredCurrentStatus"]) > seconds
 
     def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
@@ -314,7 +312,6 @@ class Schedd:
         return self._turn(id_of(ad), HELD, was=RUNNING, **held, ResidentSetSize_RAW=used_mb * 1024)
 
     def _evicted(self, ad: Ad, why: str, *, code: int) -> None:
-        """Record in the ad why a job leaves its machine."""
         self._turn(id_of(ad), RUNNING, was=RUNNING, VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
 
     def _ended(self, job: Id, place: Path, start: Start, ending: dict[str, Any], *, vacated: bool) -> None:

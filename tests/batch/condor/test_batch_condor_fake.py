@@ -1,5 +1,3 @@
-"""The stand-in prints and exits like HTCondor 25."""
-
 from __future__ import annotations
 
 import json

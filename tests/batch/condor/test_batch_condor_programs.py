@@ -119,7 +119,6 @@ def write(go, number):
 
 
 def machine_of(ad):
-    """Return a job's machine: HTCondor takes any matching machine."""
     return ad["RemoteHost"].rstrip("@").rpartition("@")[2]
 
 

@@ -117,7 +117,6 @@ class Cluster(Commands):
     # ---- machines and daemons; `where` is a node (n1, ...), or slurmctld, munged, slurmdbd, mariadb
 
     def on_head(self, *command: str) -> list[str]:
-        """Return the command that runs `command` on the head."""
         return self.machines["head"].inside(*command)
 
     def crash(self, node: str) -> None:

@@ -41,7 +41,6 @@ class Handle:
         self._answer("beginning")
 
     def start(self, daemon: str) -> None:
-        """Start a daemon unless it runs. Raises LabError."""
         self._ask(f"start {daemon}")
 
     def kill(self, daemon: str) -> None:

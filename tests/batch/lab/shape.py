@@ -67,12 +67,10 @@ class Place:
 
     @property
     def run(self) -> Path:
-        """The folder of sockets, process ids, and slurmd's job records."""
         return self.root / "run"
 
     @property
     def lock(self) -> Path:
-        """A lock file that all living machines hold, shared."""
         return self.root / "lock"
 
     @property

@@ -160,7 +160,6 @@ def cgroup_conf(place: Place) -> str:
 
 
 def hosts(shape: Shape) -> str:
-    """Return /etc/hosts of machines with their own namespaces."""
     lines = ["127.0.0.1 localhost", *(f"{shape.address(machine)} {machine}" for machine in ("head", *shape.nodes))]
     return "\n".join(lines) + "\n"
 
@@ -187,7 +186,6 @@ def slurmdbd_conf(shape: Shape, place: Place) -> str:
 
 
 def commands(shape: Shape, place: Place, machine: str) -> dict[str, list[str]]:
-    """Return a machine's daemons with commands that start them in the foreground."""
     if machine != "head":
         return {"slurmd": ["slurmd", "-D", "-f", str(place.daemons_conf), "-N", machine]}
     found = {
