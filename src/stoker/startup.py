@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 import threading
 from types import FrameType, ModuleType
 
@@ -11,7 +12,12 @@ RELEASE = "0.1.0"
 
 
 def import_whole(name: str) -> ModuleType:
-    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second one at once."""
+    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second one at once.
+
+    If Parsl was imported in parts (`stoker.manager.factory.parsl_parts`), it is imported completely first: its modules
+    import each other in circles, which only its own order resolves.
+    """
+    getattr(sys.modules.get("parsl"), "Config", None)
     held = threading.current_thread() is threading.main_thread()
     if not held or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return importlib.import_module(name)

@@ -306,6 +306,13 @@ def test_providers_are_imported_without_the_rest_of_parsl() -> None:
     assert done.stdout.splitlines() == ["[]", "Config SlurmProvider module", "True True"]
 
 
+@pytest.mark.parametrize("name", ["load", "map", "StokerExecutor"])
+def test_sessions_start_after_parsl_came_in_parts(name: str) -> None:
+    program = f"{PROGRAM.partition('import parsl')[0]}\nimport stoker\nprint(stoker.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines()[-1:] == [name], done.stderr
+
+
 # ---- site files
 
 
