@@ -25,7 +25,7 @@ from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
 from stoker.manager.cli.init import describe
-from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Slurm, inspect_host
+from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, IMAGE, HostFacts, Slurm, inspect_host
 from stoker.manager.executor import detached, engines, new_sessions
 from stoker.manager.factory import pacing, parsl_parts
 from stoker.manager.factory.allowed_nodes import PROBE_WALLTIME_S
@@ -267,6 +267,9 @@ def site_fits(site: Site) -> Iterator[Finding]:
         text = f"{topic} is for {ask.kind.value}; this host has {here}"
         yield need(topic, text, "use it on a login node of that cluster, or write another site file: stoker init")
         return
+    if ask.image == IMAGE:
+        text = f"{topic}: [provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
+        yield need(topic, text, "write the name of your container image, with Stoker installed")
     asks = f"{topic}: a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)}"
     yield ok(topic, f"{asks} ([provider] poll)")
     if ask.kind not in EXCLUDES_NODES:

@@ -12,7 +12,7 @@ import msgspec
 from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import console
-from stoker.manager.cli.surroundings import HostFacts, Node, Partition, Slurm, inspect_host
+from stoker.manager.cli.surroundings import IMAGE, HostFacts, Node, Partition, Slurm, inspect_host
 from stoker.site import ProviderKind
 from stoker.units import show_bytes, show_seconds
 
@@ -120,7 +120,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
         lines.append(_at("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
-        lines.append(_line("image", "IMAGE", "your container image, with Stoker installed"))
+        lines.append(_line("image", IMAGE, "your container image, with Stoker installed"))
         reasons.append("image: Kubernetes runs pilots in a container; write its image into the file")
     elif queue:
         others = ", ".join(name for name in around.queues if name != queue)

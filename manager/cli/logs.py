@@ -75,7 +75,7 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
         return f"{call} never ran, so it printed nothing{f': it {why}' if why else ''}"
     dead = died(texts)
     look = f"; its library died: stoker logs {dead[-1]}" if dead else ""
-    return f"{call} has no output of its own ({story.headline}){look}"
+    return f"{call} has no output of its own ({story.headline}){look}; its history: stoker explain {call}"
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:

@@ -69,7 +69,8 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
         return named
     if run := runs.named_run(name):
         if not run.session:
-            raise SessionError(f"run {run.name} has loaded no session yet; stoker logs {run.name} shows its output")
+            when = "yet" if run.is_running() else f"({run.state()})"
+            raise SessionError(f"run {run.name} has loaded no session {when}; stoker logs {run.name} shows its output")
         return SessionFolder(run.session)
     candidates = _ranked(name)
     if not candidates:

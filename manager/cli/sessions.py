@@ -112,9 +112,10 @@ def known_sessions() -> list[KnownSession]:
 def render(found: Sequence[KnownSession]) -> list[str]:
     if not found:
         return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
-    width = max(len(each.session) for each in found)
-    out = [
-        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s, '.0f', 'd'):>11}  {each.folder}"
+    width = max(len("session"), *(len(each.session) for each in found))
+    out = [f"  {'session':<{width}}  state  {'unused for':>11}  folder"]
+    out += [
+        f"  {each.session:<{width}}  {each.state.value:<5}  {_show_age(each.idle_s, '.0f', 'd'):>11}  {each.folder}"
         for each in found
     ]
     if any(each.state is SessionState.LOST for each in found):

@@ -189,6 +189,10 @@ _SUBMITS = (
     (ProviderKind.KUBERNETES, "kubectl"),
 )
 """Submit commands, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has `qconf`."""
+_CONTEXT = ("kubectl", "config", "current-context")
+"""Fails if `kubectl` knows no cluster: many machines have the command alone."""
+IMAGE = "IMAGE"
+"""What `stoker init` writes for Kubernetes in place of a container image."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
@@ -241,11 +245,12 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 def inspect_host() -> HostFacts:
+    run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
+    found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _said(run, _CONTEXT)]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
-    run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
     slurm = ask(run) if kind is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm is not configured: try the next batch system
         found = [*found[1:], found[0]]

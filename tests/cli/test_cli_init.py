@@ -297,6 +297,25 @@ def test_working_htcondor_is_chosen_over_unconfigured_slurm(tmp_path: Path, monk
     assert (found.kind, found.others[-1]) == (ProviderKind.CONDOR, ProviderKind.SLURM)
 
 
+@pytest.mark.parametrize(("answer", "kind"), [("exit 1", ProviderKind.LOCAL), ("echo lab", ProviderKind.KUBERNETES)])
+def test_kubectl_counts_only_if_it_knows_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, kind: ProviderKind
+):
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(surroundings, "_SUBMITS", surroundings._SUBMITS[-1:])
+    assert surroundings.inspect_host().kind is kind
+
+
+def test_doctor_names_an_image_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch):
+    here = around(kind=ProviderKind.KUBERNETES, command="/usr/bin/kubectl", slurm=None)
+    monkeypatch.setattr(doctor_site, "inspect_host", lambda: here)
+    site = parse_site(init.draft(here).text, file="site.toml")
+    (said,) = [each for each in doctor_site.site_fits(site) if "[provider] image" in each.text]
+    assert (said.level, said.fix) == (Level.NEED, "write the name of your container image, with Stoker installed")
+
+
 def test_a_cpu_cluster_is_asked_for_most_of_a_node():
     cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
     slurm = init.draft(around(slurm=surroundings.ask(answering(sinfo=cpu))))
