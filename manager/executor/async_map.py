@@ -35,10 +35,27 @@ def amap(
     keep: str | os.PathLike[str] | None = None,
     reuse: bool = False,
 ) -> AsyncResults:
-    """As `stoker.map`, but returns an async iterator: `async for` over the results as they arrive.
+    """Call `function` on every item; `async for` over the results as they arrive.
 
-    `items` may also be an async iterable. Leaving the loop, or cancelling the task that waits in it, cancels the
-    remaining calls.
+    Leaving the loop, or cancelling the task that waits in it, cancels the remaining calls.
+
+    Args:
+        function: As in `stoker.map`.
+        items: As in `stoker.map`, or an async iterable.
+        batch_size: As in `stoker.map`.
+        ordered: As in `stoker.map`.
+        progress: As in `stoker.map`.
+        window: As in `stoker.map`.
+        return_exceptions: As in `stoker.map`.
+        keep: As in `stoker.map`.
+        reuse: As in `stoker.map`.
+
+    Returns:
+        An async iterator of results.
+
+    Raises:
+        SessionError: No site is loaded.
+        ConfigError: An option or its value is not allowed.
     """
     given: Iterable[Any]
     if isinstance(items, AsyncIterable):

@@ -552,6 +552,16 @@ def test_plain_parsl_apps(session, tmp_path):
     assert (tmp_path / "copy.txt").read_text() == "hey\n"
 
 
+def test_memoization_knows_the_context(session, tmp_path):
+    def stamp(context):
+        return f"{context['word']} {time.time()}"
+
+    first = stoker.app(context=greeter("a", str(tmp_path / "log")), cache=True)(stamp)
+    other = stoker.app(context=greeter("b", str(tmp_path / "log")), cache=True)(stamp)
+    assert first().result(60) == first().result(60)
+    assert other().result(60).startswith("b ")
+
+
 def test_a_large_argument_and_result(session, until):
     @stoker.app()
     def double(array):
@@ -561,6 +571,16 @@ def test_a_large_argument_and_result(session, until):
     assert np.array_equal(double(array).result(60), array * 2)
     assert [len(part) for part in stoker.map(bytes.upper, [b"x" * 2_000_000] * 5)] == [2_000_000] * 5
     until(lambda: not list((session.folder / "objects").iterdir()))
+
+
+def test_a_call_that_runs_too_long(session):
+    @stoker.app(timeout="0.5 s")
+    def sleep():
+        time.sleep(60)
+
+    with pytest.raises(errors.CallTimeoutError, match="stoker explain") as caught:
+        sleep().result(60)
+    assert caught.value.call.startswith("c-")
 
 
 def test_a_specification_may_name_the_context(session, tmp_path):
