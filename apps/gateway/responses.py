@@ -254,7 +254,7 @@ class ResponseEvents:
                 if piece.delta.text:
                     yield from self._text(piece.delta.text)
                 for call in piece.delta.calls:
-                    yield from self._call(call)
+                    yield from self._function_call(call)
             case TextEnded():
                 self.written = piece.completion_tokens
                 self._finish = piece.finish_reason
@@ -273,7 +273,7 @@ class ResponseEvents:
         self._items[-1]["content"][0]["text"] += text
         yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
-    def _call(self, call: CallPart) -> Iterator[bytes]:
+    def _function_call(self, call: CallPart) -> Iterator[bytes]:
         if call.id:
             yield from self._close()
             yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")

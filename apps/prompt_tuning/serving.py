@@ -44,8 +44,8 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
     """Add a job's prompt, and its base if it is missing, to the models file. `adapter`: the folder of the prompt.
 
     Raises:
-        ConfigError: The models file is invalid or cannot be written, has a model of this name, or its base cannot have
-            this adapter.
+        ConfigError: The models file is invalid, cannot be written, or has a model of this name; or the base model
+            cannot have this adapter.
     """
     file = options.models
     try:

@@ -117,7 +117,7 @@ class Answer:
 
 
 class Place:
-    """A run's folder, and a part's time limit."""
+    """Where a part of `make gpu` works: the folder of the run, and this part's time limit in seconds."""
 
     def __init__(self, work: Path, seconds: float) -> None:
         self.work = work

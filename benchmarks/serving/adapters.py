@@ -1,6 +1,6 @@
 """Tokens per second of requests of 8 LoRA adapters in one batch, against the same requests of their base.
 
-The adapters are random (rank 8, all projections); SmolLM2-135M. Rounds alternate in one process.
+The base is SmolLM2-135M. The adapters have random weights, rank 8, on all projections. Rounds alternate in one process.
 `python -m benchmarks.serving.adapters` measures once.
 """
 

@@ -1,8 +1,8 @@
 """The fastest matrix products, decode attention and token draws for this processor.
 
 On a CPU, oneDNN keeps a reordered copy of the weights, which PyTorch's linear layer would reorder at every call
-(docs/decisions/058). The copy is `float32` on a processor without `bfloat16` instructions. The attention function never
-depends on the batch.
+(docs/decisions/058). This reordered copy is `float32` on a processor without `bfloat16` instructions. The attention
+function never depends on the batch.
 
 A token is drawn by the inverse of its distribution function: the first token at which the sum of probabilities exceeds
 the request's next random number. Tokens are in the order of the vocabulary; with `top_p`, likeliest first. The

@@ -63,8 +63,9 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Cores and bytes of memory for a pilot, within limits: one GPU's share of the smallest node, else that
-        node."""
+        """Cores and bytes of memory for a pilot: one GPU's share of the smallest node, or the whole node without
+        GPUs. The memory is within the partition's limits.
+        """
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus

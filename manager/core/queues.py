@@ -3,8 +3,8 @@
 *Stuck libraries*: if a long call blocks prefetched calls (`Dispatch.window`), a timer requeues them, and the library
 gets none until one of its calls ends.
 
-*Variants*: a call lists the contexts that can serve it and waits in its own context's queue. A library with capacity
-and an empty queue takes calls that list its context (`Dispatch.pull_others`).
+*Variants*: a call may list further contexts that can serve it, and waits in the queue of the one that it was submitted
+for. A library with capacity and an empty queue takes calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations

@@ -333,7 +333,9 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment if necessary, and write the files for nodes of these sites. Raises as `pack_environment`."""
+    """Pack the environment of sites with `kind = "packed"`, and write the files with which nodes start. Raises as
+    `pack_environment`.
+    """
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _report(site.name)

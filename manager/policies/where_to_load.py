@@ -60,7 +60,7 @@ def names_cpus(context: Context) -> bool:
 
 
 def spare_rank(context: Context, facts: DeviceFacts) -> int:
-    """Return -1 if the context prefers spare cores, 1 if it takes them last, 0 for other devices."""
+    """Rank spare cores: -1 (first) if the context's first kind names them, else 1 (last). Other devices have rank 0."""
     if not facts.spare:
         return 0
     kinds = context.recipe.needs.kinds

@@ -48,8 +48,8 @@ class SimulatedDevice:
         self._works: dict[RunningWork, None] = {}
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
-        self.before_company: Callable[[], None] | None = None
-        """Called before more work joins the only work on this device."""
+        self.before_more_work: Callable[[], None] | None = None
+        """Called before other work begins on this device, while one engine simulates several steps at once."""
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
@@ -109,8 +109,8 @@ class SimulatedDevice:
             self._held_s += self._agenda.now - self._held_since
 
     def _enter(self, work: RunningWork) -> None:
-        if self.before_company is not None:
-            self.before_company()
+        if self.before_more_work is not None:
+            self.before_more_work()
         if not self._works:
             self._busy_since = self._agenda.now
         self._works[work] = None

@@ -160,7 +160,7 @@ class ServedBatch:
         )
         if self.engine.is_leaping:
             for device in devices:
-                device.before_company = self.interrupt
+                device.before_more_work = self.interrupt
         return True
 
     def interrupt(self) -> None:
@@ -190,4 +190,4 @@ class ServedBatch:
     def _end_work(self) -> None:
         self._work = None
         for device in self._library.devices:
-            device.before_company = None
+            device.before_more_work = None

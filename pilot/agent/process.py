@@ -1,4 +1,4 @@
-"""The agent's view of a library's process, the loop's poller, and the zygotes.
+"""What the agent uses to reach its child processes: libraries, zygotes, and the poller of their sockets.
 
 Each set of preloaded modules has one zygote, so imports of one recipe do not affect others.
 """

@@ -108,7 +108,7 @@ _INIT = 1
 
 
 class Parent:
-    """The process that started this one. `watched`: True if it belongs to a batch system."""
+    """The process that started this one. `watched`: True in a batch job, which ends with that process."""
 
     def __init__(self, *, watched: bool) -> None:
         self.pid = os.getppid()

@@ -288,7 +288,7 @@ class PilotLibrary:
         self.times_idle = 0
         """Observations in a row in which it ran none of its calls and sent no message."""
         self.resizes: list[int] = []
-        """Unanswered resizes: bytes per device of each."""
+        """The sizes, in bytes per device, that it was told to take and has not answered yet, oldest first."""
 
         self.sleeps = False  # True if its context can sleep
         self.awake_bytes = 0  # its reservation on each device before it slept

@@ -58,7 +58,7 @@ def others_filled_it(error: BaseException, folder: str) -> bool:
     files = files or _files_of(error.__traceback__)
     if not files:
         return any(map(_is_full, local.values()))
-    return any(_others_fill(file, local) for file in files)
+    return any(_is_filled_by_others(file, local) for file in files)
 
 
 def is_there(path: str) -> bool:
@@ -78,7 +78,7 @@ def _temporary() -> list[str]:
     return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
 
 
-def _others_fill(file: str, devices: Collection[int]) -> bool:
+def _is_filled_by_others(file: str, devices: Collection[int]) -> bool:
     try:
         place = os.path.abspath(file)
         while not os.path.exists(place) and place != os.path.dirname(place):

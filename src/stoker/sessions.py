@@ -59,7 +59,7 @@ _HOME = {
     "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
-"""Names whose modules import Parsl. Each is imported on first use."""
+"""Names that need Parsl, and their modules, which are imported when the name is first used."""
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
@@ -221,7 +221,7 @@ def checkpoint_of(progress: CallProgress | None) -> Any:
         progress: The call's last report.
 
     Returns:
-        The state, or None.
+        The state; None if the call has reported none.
     """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 

@@ -76,7 +76,7 @@ def test_after_a_restart_the_new_run_counts():
     assert (found.done, found.total) == (520, 1000)
 
 
-def test_ranks_with_and_without_a_label_are_one_program():
+def test_ranks_are_one_program_with_or_without_labels():
     labelled = [f"[rank{rank}]: step {done + rank}/100 loss 1.0" for done in range(1, 50) for rank in (3, 0, 2, 1)]
     found = track(labelled)
     assert (found.done, found.total, found.whole) == (49, 100, True)

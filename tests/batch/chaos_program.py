@@ -187,8 +187,8 @@ def take(peer: socket.socket, count: int) -> bytes:
 
 
 def greet(place: Any) -> socket.socket:
-    """Return a socket to the other rank after it has proved that it knows the gang's key. Strangers connect to the same
-    port. Raises OSError.
+    """Return a socket to the other rank after it has proved that it knows the gang's key: the test also connects
+    processes outside the gang to this port. Raises OSError.
     """
     if place.rank:
         host, _, port = place.rendezvous.rpartition(":")

@@ -50,7 +50,7 @@ class Scene:
         # a shared memory that only the session uses, so that leftovers in it are visible
         for machine in cluster.machines.values():
             subprocess.run(machine.inside("mount", "-t", "tmpfs", "shm", "/dev/shm"), check=True)
-        self.session = self._up()
+        self.session = self._start_session()
         self.folder = disk / "session"
         # Clients' objects are on a separate disk that is never full.
         objects = world.path / "objects"
@@ -58,7 +58,7 @@ class Scene:
         shutil.rmtree(self.folder / "objects")
         (self.folder / "objects").symlink_to(objects)
 
-    def _up(self) -> str:
+    def _start_session(self) -> str:
         scratch = self.world.scratch
         slurm = write_site(
             self.world.path,

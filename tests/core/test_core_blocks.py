@@ -360,7 +360,7 @@ def test_next_source_is_asked_while_blocks_wait_long(cluster: Make) -> None:
     assert c.asked() == []
 
 
-def test_blocks_that_cannot_hold_a_context_spare_no_other_source(cluster: Make) -> None:
+def test_another_source_is_asked_if_blocks_cannot_hold_a_context(cluster: Make) -> None:
     sources = [Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("small", "large")]
     c = cluster().sources(*sources).define(recipe("huge", device_memory_bytes=64 * 10**9)).calls(1)
     assert c.asked() == ["b1"]

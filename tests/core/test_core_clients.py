@@ -79,7 +79,7 @@ def test_an_observer_sees_and_does_nothing(cluster: Make) -> None:
     assert not c.over
 
 
-def test_clients_have_numbers_of_their_own(cluster: Make) -> None:
+def test_calls_are_numbered_by_client(cluster: Make) -> None:
     c = cluster(pilots=1).client("bob").call("a").call("b", client="bob").ready().end("a").end("b")
     assert c.ids["b"] >> 40 == 1
     assert set(c.ended) == {"a", "b"}

@@ -2,8 +2,8 @@
 
 *Lines* are those of the ten held-out formats, read by the rules, by the rules with the model, and by the model alone as
 for formats that no rule knows. *Failures* are the 308 logs of the test part, with the shipped rules and without those
-that know their texts. Right answers and opinions show the most that a model can add. Without URL and MODEL the scores
-are printed without a model, and no record is written.
+that know their texts. Both are also scored with the right answers in place of the model's: no model can add more.
+Without URL and MODEL the scores are printed without a model, and no record is written.
 """
 
 from __future__ import annotations

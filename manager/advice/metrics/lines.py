@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s, line_time, lower, number, pairs
+from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s, line_time, lower, named_values, number
 
 # ---- values
 
@@ -294,7 +294,7 @@ def _read(report: ProgressLine) -> LineMetrics | None:
         counted, before, post = counters(text), text, text
     else:
         counted, before, post = _bar_counters(drawn), drawn.before, drawn.post
-    values, evaluated = pairs(post)
+    values, evaluated = named_values(post)
     if drawn and drawn.elapsed_s is not None:
         values["elapsed_s"] = drawn.elapsed_s
         if drawn.eta_s is not None:

@@ -158,7 +158,7 @@ _WORDED_VALUE = re.compile(WORDED)
 _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
-def pairs(text: str) -> tuple[dict[str, float], bool]:
+def named_values(text: str) -> tuple[dict[str, float], bool]:
     """Return the values by metric, and True if the line has values of an evaluation and no training loss.
 
     Metrics are fields of LineMetrics, and `step_s`. Of several losses the most informative counts; of other metrics,

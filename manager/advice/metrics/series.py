@@ -190,7 +190,7 @@ _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
 """Stated times left below this are ignored."""
 _LEAST_SPAN_S = 10.0
-"""If lines span at least this many seconds, their times precede a stated time of unknown meaning."""
+"""If the times of lines span at least this many seconds, they count more than a stated time of unknown meaning."""
 _FARTHEST_RATE = 3.0
 """A stated rate that differs by this factor from the rate by the lines' times counts something else (loading data)."""
 _DAY_S = 86400.0

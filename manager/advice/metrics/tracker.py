@@ -256,7 +256,7 @@ def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
 LOOK_BYTES = 262_144
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""Bytes of the first lines, which may state the length of the run."""
+"""How many bytes to read at the start of a log: its first lines may state the length of the run."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
 """A line with more than one invalid character in this many is binary."""

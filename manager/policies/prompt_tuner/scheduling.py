@@ -271,7 +271,7 @@ def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, don
 
 
 def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """True if a waiting job can be in time with the idle replicas and those that become free."""
+    """True if a waiting job can meet its deadline on replicas that are idle now or become free later."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the most time left are likeliest to wait

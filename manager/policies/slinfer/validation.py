@@ -7,8 +7,9 @@ The manager must know in advance whether
 - the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
 
 It runs the pilots' simulation (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work: since a call
-was sent and its prompt was read, it has written a token in each decode cycle of its device. A `Shadow` collects
-assumptions, so that calls that move together share the memory and the time of a device.
+was sent and its prompt was read, it has written a token in each decode cycle of its device. A `Shadow` is an
+assumed future: libraries that have ended, and calls that have moved. Of several calls that would move, each is judged
+with the memory and the time that the others take on its new device.
 """
 
 from __future__ import annotations
