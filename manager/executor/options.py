@@ -190,7 +190,7 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `Family.count`: a function that calls an app is pickled with it, and no library counts inputs."""
+        """Pickle without `Family.count`: functions that call apps are pickled with it, and libraries count nothing."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
