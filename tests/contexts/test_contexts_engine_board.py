@@ -71,10 +71,11 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
     thread = EngineThread(lambda: engine)
     asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
     work = until(board, rows=0, prompts=1)
-    assert (list(work.prompts), work.accepted_requests, work.peak_tokens) == ([(9, 1e9, 0.5)], 1, 9)
+    assert (list(work.prompts), work.accepted_requests, work.peak_tokens) == ([(9, 1e9, 0.5, 2)], 1, 9)
     engine.let.release()
     work = until(board, rows=1, prompts=0)
     assert (work.length, work.due_at, work.tpot_s, work.late_at) == (10.0, 1e9 + 0.5, 0.5, math.inf)
+    assert list(work.answers) == [(1e9 + 0.5, 0.5, 1)]
     engine.let.release()
     assert len(list(asked.tokens())) == 2
     assert until(board, rows=0, prompts=0).accepted_requests == 1

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import pytest
+from polling import PATIENCE_S
 
 if not all(map(find_spec, ("starlette", "prometheus_client"))):
     pytest.skip("needs the extra serve", allow_module_level=True)
@@ -34,7 +35,7 @@ def answer_of(pieces, *, is_hot=never, use=None):
     async def waits_for():
         return "loading m"
 
-    running = RunningRequest(figures, HeldRequest(use or KeyUse(running=1)))
+    running = RunningRequest(figures, HeldRequest((use or KeyUse(running=1)).end))
     return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
 
 
@@ -77,8 +78,9 @@ def test_a_stream_whose_client_leaves_counts_until_its_calls_end(waits):
         await events.aclose()
         await answer.close()
         assert use.running == 1
-        while use.running:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while use.running:
+                await asyncio.sleep(0.01)
 
     asyncio.run(ask())
 

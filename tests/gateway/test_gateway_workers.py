@@ -44,7 +44,7 @@ def key(world):
 
     def make(*limits):
         made.append(f"ana{len(made)}")
-        return keys(world, "add", made[-1], *limits)
+        return keys("add", made[-1], *limits)
 
     yield make
     (world.home / "serve" / "keys.json").unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def row_of_status(gateway):
 
 @pytest.mark.slow
 def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, key, world):
-    own = keys(world, "add", "eve")  # a name that no other test counts; `key` removes it
+    own = keys("add", "eve")  # a name that no other test counts; `key` removes it
     [(_, one), (_, two)] = connect(own)
     done = "stoker_gateway_requests_total"
     before = metric(one, done)
