@@ -51,13 +51,6 @@ class Page:
         self.baselines = baselines(self.found.tuned)
         self.sets = [Evaluation(self.book, choice, self.grid.search.seeds) for choice in self.found.drawn]
         self.looked_at = [self.found.drawn.index(choice) for choice in self.found.looked_at]
-        self.tried, self.tried_parts = [*self.sets, self.some], [*self.looked_at, len(self.sets)]
-
-    def label(self, place: int) -> str:
-        """Return the name of one of the `tried`: the drawn sets, then the headline set on the seeds of the parts."""
-        if place < len(self.sets):
-            return f"{place + 1}"
-        return f"{self.found.drawn.index(self.found.headline) + 1}, new seeds"
 
     def without(self, part: Part) -> tuple[MeanEstimate, MeanEstimate]:
         """Return points and times the cost of the scheduler without a part."""
@@ -166,9 +159,9 @@ def _wrong(page: Page) -> Iterator[str]:
 
 def _reasons(page: Page) -> Iterator[str]:
     limit = page.grid.judge.conflict
-    alone = conflicts.singles(page.tried, page.tried_parts, limit=limit)
+    alone = conflicts.singles(page.sets, page.looked_at, limit=limit)
     never = [single.number.what for single in alone if not single.within]
-    both = [pair for pair in conflicts.pairs(page.tried, page.tried_parts, limit=limit) if pair.conflict]
+    both = [pair for pair in conflicts.pairs(page.sets, page.looked_at, limit=limit) if pair.conflict]
     yield f"""*Why it differs*: the paper's trace is not public, so our jobs are drawn from its text. Of
         {len(page.sets)} sets of assumptions, no set is within {limit:.0%} of
         {f"these {len(never)} numbers: {'; '.join(never)}" if never else "no single number"}.
@@ -190,7 +183,8 @@ _AS_SAID = "as in the paper"
 def _pairs_told(count: int) -> str:
     if not count:
         return "The other numbers do not conflict in pairs: for each pair, a set is within the limit of both."
-    return f"{count} pairs of numbers conflict: sets meet each, no set meets both."
+    return f"""{count} pairs of numbers conflict under seed 1 (sets meet each, no set meets both); one seed is weak
+        evidence, and the table says what the headline set has under new seeds."""
 
 
 def part_signs(page: Page) -> Iterator[tuple[str, str]]:
@@ -286,23 +280,30 @@ def _seeds(numbers: tuple[int, ...]) -> str:
 def singles(page: Page) -> str:
     limit = page.grid.judge.conflict
     lines = head("number", "paper", "closest", "in set", f"sets within {limit:.0%}")
-    for single in conflicts.singles(page.tried, page.tried_parts, limit=limit):
-        count = len(page.tried_parts if single.number.of_parts else page.tried)
-        lines.append(row(single.number.what, single.number.said, f"{single.value:.1f}", page.label(single.closest),
+    for single in conflicts.singles(page.sets, page.looked_at, limit=limit):
+        count = len(page.looked_at if single.number.of_parts else page.sets)
+        lines.append(row(single.number.what, single.number.said, f"{single.value:.1f}", f"{single.closest + 1}",
                          f"{single.within} of {count}"))  # fmt: skip
     return "\n".join(lines)
 
 
 def pairs(page: Page) -> str:
     limit = page.grid.judge.conflict
-    lines = head("pair", "paper", "closest to both", "in set", "off by at most", "")
-    for pair in conflicts.pairs(page.tried, page.tried_parts, limit=limit):
+    lines = head("pair", "paper", "closest to both", "in set", "off by at most", "", "headline set, new seeds")
+    for pair in conflicts.pairs(page.sets, page.looked_at, limit=limit):
         one, other = pair.numbers
         judged = "**conflict**" if pair.conflict else "met" if pair.off <= limit else "a number alone is not met"
         values = "; ".join(f"{value:.1f}" for value in pair.values)
-        lines.append(row(f"{one.what}; {other.what}", f"{one.said}; {other.said}", values, page.label(pair.closest),
-                         f"{pair.off:.0%}", judged))  # fmt: skip
+        lines.append(row(f"{one.what}; {other.what}", f"{one.said}; {other.said}", values, f"{pair.closest + 1}",
+                         f"{pair.off:.0%}", judged, _again(page, pair)))  # fmt: skip
     return "\n".join(lines)
+
+
+def _again(page: Page, pair: conflicts.Pair) -> str:
+    """Say by how much the headline set misses a pair of numbers under the seeds of the scheduler's parts."""
+    values = [number.of(page.some) for number in pair.numbers]
+    off = max(number.off(value) for number, value in zip(pair.numbers, values, strict=True))
+    return f"{'; '.join(f'{value:.1f}' for value in values)}: off by {off:.0%}"
 
 
 def tuning(page: Page) -> str:
@@ -317,8 +318,8 @@ def _made(page: Page) -> str:
         run. `make reproduce` repeats the runs. The settings were fixed on {page.grid.fixed_on}, before the first
         run, in `benchmarks/papers/prompt_tuner/grid.toml`. The search used {_seeds(searched)};
         medium load at S = 1 is judged on {_seeds(judge.seeds)}, the scheduler's parts on the first
-        {judge.parts} of them, other tables on the first {judge.few}. The machine was busy with other work: the numbers
-        of sets and seeds were made smaller while runs were under way, as `grid.toml` says."""
+        {judge.parts} of them, other tables on the first {judge.few}. Some of these numbers were made smaller
+        while runs were under way, as `grid.toml` says."""
 
 
 def _parameters(page: Page) -> msgspec.Struct:
