@@ -20,12 +20,12 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from math import inf
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
+from stoker.contexts.inference.engine_work import EngineWork
 from stoker.contexts.inference.options import STRUCTURES, OptionRefused, check_options
 
 
@@ -403,65 +403,6 @@ class Written:
 
 
 log = logging.getLogger(__name__)
-
-
-class OpenRequest(Protocol):
-    made: int
-    prompt_tokens: int
-    first_due_at: float
-    tpot_s: float
-    most: int
-
-
-class EngineWork(NamedTuple):
-    """Figures of an engine's open requests; other libraries read them to decide about admission.
-
-    `rows` decoding requests have the mean `length` and the shortest `tpot_s`. `due_at`: earliest due time in the
-    future; `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens, due time, time per output
-    token, tokens of the longest answer), earliest first. `answers`: of the `rows`, when their next token is due, their
-    time per output token, and how many tokens they may still write (none listed if no request has such a time).
-    """
-
-    rows: int = 0
-    length: float = 0.0
-    due_at: float = inf
-    tpot_s: float = 0.0
-    late_at: float = inf
-    prompts: Sequence[tuple[int, float, float, int]] = ()
-    accepted_requests: int = 0
-    peak_tokens: int = 0
-    answers: Sequence[tuple[float, float, int]] = ()
-
-
-def work_of(requests: Iterable[OpenRequest], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
-    rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
-    prompts: list[tuple[int, float, float, int]] = []
-    answers: list[tuple[float, float, int]] = []
-    for request in requests:
-        made, prompt, each_s = request.made, request.prompt_tokens, request.tpot_s
-        peak += prompt + (made if made > mean_output else mean_output)
-        if not made:
-            prompts.append((prompt, request.first_due_at, each_s, request.most))
-            continue
-        rows += 1
-        total += prompt + made
-        at = request.first_due_at + made * each_s
-        left = request.most - made
-        answers.append((at, each_s, left if left > 0 else 0))
-        if each_s:
-            if at < now:
-                if at < late_at:
-                    late_at = at
-            elif at < due_at:
-                due_at = at
-            if each_s < tpot_s or not tpot_s:
-                tpot_s = each_s
-    if len(prompts) > 1:
-        prompts.sort(key=lambda prompt: prompt[1])
-    length = total / rows if rows else 0.0
-    return EngineWork(
-        rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers if tpot_s else ()
-    )
 
 
 class DeviceShare(Protocol):

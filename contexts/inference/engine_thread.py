@@ -27,15 +27,14 @@ from stoker.contexts.ambient import CallStop, Evicted, TextSink
 from stoker.contexts.inference.adapter import (
     DeviceShare,
     EngineLoad,
-    EngineWork,
     GenerationRequest,
     InferenceEngine,
     NewToken,
     Sampling,
     new_turns,
-    work_of,
 )
 from stoker.contexts.inference.core_share import release_helper_threads
+from stoker.contexts.inference.engine_work import EngineWork, work_of
 from stoker.contexts.inference.options import OptionRefused
 from stoker.errors import StokerError
 

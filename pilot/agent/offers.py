@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.contexts.inference.adapter import EngineWork
+from stoker.contexts.inference.engine_work import EngineWork
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
-from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in, unpacked
+from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in
+from stoker.pilot.library.packed_work import unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 

@@ -14,9 +14,11 @@ import pytest
 from memoryless_engine import CountingEngine
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.inference.adapter import EngineWork, NewToken, Sampling, set_device_share_factory
+from stoker.contexts.inference.adapter import NewToken, Sampling, set_device_share_factory
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in, unpacked
+from stoker.contexts.inference.engine_work import EngineWork
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in
+from stoker.pilot.library.packed_work import unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 

@@ -20,23 +20,12 @@ from typing import Any
 import pytest
 from polling import PATIENCE_S
 
-from stoker.contexts.inference.adapter import EngineWork, GenerationRequest, work_of
+from stoker.contexts.inference.adapter import GenerationRequest
 from stoker.contexts.inference.engine_thread import Generation
+from stoker.contexts.inference.engine_work import EngineWork, work_of
 from stoker.pilot.library import library_turns
-from stoker.pilot.library.library_turns import (
-    MOST_ANSWERS,
-    MOST_PROMPTS,
-    ROWS,
-    WORK_BYTES,
-    BoardLock,
-    LibraryTurns,
-    TurnBoard,
-    TurnRow,
-    TurnState,
-    packed,
-    rows_in,
-    unpacked,
-)
+from stoker.pilot.library.library_turns import ROWS, BoardLock, LibraryTurns, TurnBoard, TurnRow, TurnState, rows_in
+from stoker.pilot.library.packed_work import MOST_ANSWERS, MOST_PROMPTS, WORK_BYTES, packed, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 WORKER = Path(__file__).with_name("turn_worker.py")
