@@ -56,7 +56,7 @@ def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
 
 def test_the_options_that_it_names_exist() -> None:
     context = click.Context(cli)
-    shown = (serve.get_command(context, "x"), keys.get_command(context, "add"))
+    shown = (serve.get_command(context, "x"), keys.get_command(context, "add"), serve.get_command(context, "usage"))
     known = {option for each in shown if each is not None for one in each.params for option in one.opts}
     named = set(re.findall(r"`(--[a-z-]+)", text_of(PAGE)))
     assert named <= known
