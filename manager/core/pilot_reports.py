@@ -187,6 +187,9 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
+    elif library.is_waking and library.held and not facts.asleep:  # it woke, and the journal lost that
+        sleepers.take_as_awake(library)
+        _serve(manager, library)
     elif sleepers.compare(manager, library, facts):
         return
     elif library.state is LibraryState.LOADING and facts.ready:

@@ -119,6 +119,11 @@ def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> 
     return True
 
 
+def take_as_awake(library: Library) -> None:
+    """Record that a waking library is awake, because its pilot has calls of it."""
+    library.host_bytes = 0
+
+
 def sleep_failed(library: Library, reason: str) -> None:
     library.context.sleep_failure = reason
 

@@ -144,6 +144,14 @@ def test_a_sleeper_is_found_after_its_order_was_lost(c: Cluster) -> None:
     assert (lib(c).slept, lib(c).promised_bytes, lib(c).awake_bytes) == (True, GB, 8 * GB)
 
 
+def test_a_library_that_woke_unknown_keeps_the_calls_that_it_has(c: Cluster) -> None:
+    sleeps(c).call("a2", context="a").forget()
+    hello(c, ready=True, calls=(c.ids["a2"],))
+    assert (lib(c).state, lib(c).host_bytes) == (LibraryState.READY, 0)
+    assert c.held(context="a") == ["a2"]
+    assert heard(c, to_pilot.WakeLibrary) == []
+
+
 def test_calls_for_a_library_that_sleeps_unknown_are_queued_again(c: Cluster) -> None:
     c.call("a2", context="a").asleep(lib(c), keeps="1 GB", host="5 GB")
     assert lib(c).held == {}
