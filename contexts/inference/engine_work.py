@@ -1,4 +1,4 @@
-"""What an engine has to do: figures of its open requests, from which other libraries decide about admission."""
+"""The open work of an engine, in figures. Other libraries read them to decide about admission."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """Figures of an engine's open requests; other libraries read them to decide about admission.
+    """Figures of an engine's open requests.
 
     `rows` decoding requests have the mean `length` and the shortest `tpot_s`. `due_at`: earliest due time in the
     future; `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens, due time, time per output
