@@ -1,11 +1,13 @@
-"""A program as a newcomer writes it, to be broken: `python broken.py code`, and then `stoker explain c-0`.
+"""A program that fails on purpose: run `python broken.py code`, and then `stoker explain c-0`.
 
-code      two matrices that do not fit
-data      a file that is not there
-package   a module that is not installed where pilots run
-memory    more memory than the context declares
-time      a call that hangs
-disk      a file that the kernel cannot read, as when its disk or its file server fails; tried three times in a minute
+The argument selects the failure:
+
+code      multiply two matrices of incompatible shapes
+data      read a file that does not exist
+package   import a module that is not installed on the pilot's node
+memory    use more memory than the context declares
+time      run a call that hangs
+disk      read a file that the kernel cannot read, as with a failed disk or file server; three tries in a minute
 """
 
 import sys

@@ -1,30 +1,30 @@
-"""A dispatch policy: a call goes to the free library of its context that has served the fewest calls."""
+"""A dispatch policy that sends a call to the free library of its context that has served the fewest calls."""
 
 from stoker.manager.core.seams import Send, SendGang
 from stoker.manager.policies import Quiet
 
 
 class LeastServed(Quiet):
-    """Spreads the calls of a context evenly over its libraries."""
+    """Spread the calls of a context evenly over its libraries."""
 
     by_deadline = True
     honours = frozenset({"priority", "deadline"})
 
     def place(self, view, call):
-        """A call has come: where it goes, or None to let it wait."""
+        """Return the action that starts a new call, or None to let the call wait."""
         return self._start(call)
 
     def pull(self, view, library):
-        """A library has room, and calls wait: the first of them starts, if enough libraries are free."""
+        """Start the first waiting call of a library with room, if enough libraries are free."""
         start = self._start(library.context.queue.head())
         return (start,) if start is not None else 0
 
     def dry(self, view, library):
-        """A library has nothing to do, and nothing waits."""
+        """Return no action for a library without work."""
         return ()
 
     def window(self, view, library):
-        """How many calls a library may hold: no backlog."""
+        """Return the most calls that a library may hold: one per slot, no backlog."""
         return library.slots
 
     def _start(self, call):

@@ -1,15 +1,15 @@
-"""A policy that keeps libraries free for calls that have not come yet."""
+"""A policy that keeps libraries free for calls that have not arrived yet."""
 
 from stoker.manager.policies import LoadWhereWanted
 
 
 class Spare(LoadWhereWanted):
-    """Loads for every call that waits, and once more, where the default waits until a load pays."""
+    """Load a library for every waiting call, and one spare; the default waits until a load pays."""
 
     spare = 1
 
     def worth_loading(self, context, alive):
-        """How many more libraries are to be loaded, beside those that are hot or on their way."""
+        """Return the number of libraries to load in addition to `alive`, which are hot or loading."""
         pays = super().worth_loading(context, alive)
         if context.load_failures:
             return pays
