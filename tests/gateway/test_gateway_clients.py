@@ -16,6 +16,7 @@ import sys
 import textwrap
 from importlib.metadata import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 import httpx
 import openai
@@ -41,6 +42,12 @@ kind = "embedding"
 path = "models/cold"
 
 [models."gpt-5.5"]
+path = "models/short"
+
+[models."gpt-4o"]
+path = "models/short"
+
+[models."gpt-4o-mini"]
 path = "models/short"
 
 [models.brief]
@@ -409,16 +416,24 @@ def examples_in(text, *parts):
     return [next(block for block in blocks if all(part in block for part in wanted)) for wanted in parts]
 
 
-def run_example(gateway, code, **settings):
+def run_example(gateway, code, *, model="gpt-5.5", python=sys.executable, **settings):
     """Run a published program: only its environment names the gateway. Check that the model answered it."""
     env = {**os.environ, "OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": "none", **settings}
-    before = model_of(gateway, "gpt-5.5")["requests"]
+    before = model_of(gateway, model)["requests"]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=gateway.folder, env=env, capture_output=True, text=True, timeout=LIMIT_S,
-        check=False,
-    )  # fmt: skip
+        [python, "-c", code], cwd=gateway.folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, done.stderr
-    until(lambda: model_of(gateway, "gpt-5.5")["requests"] > before, why="the model has answered the program")
+    until(lambda: model_of(gateway, model)["requests"] > before, why="the model has answered the program")
+    return done.stdout
+
+
+def readme_of(package, python):
+    """Return the README of a package in another environment, and skip the test without this environment."""
+    if not python:
+        pytest.skip("STOKER_CLIENTS_PYTHON names no Python with the packages of .ci/clients.txt")
+    code = f"from importlib.metadata import metadata; print(metadata({package!r}).get_payload())"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
 
 
 @pytest.mark.long
@@ -452,27 +467,36 @@ def test_the_examples_of_langchain_run_unchanged(gateway):
     run_example(gateway, "\n".join([made.replace('model="..."', 'model="gpt-5.5"'), *used]))
 
 
+OTHERS_PYTHON = os.environ.get("STOKER_CLIENTS_PYTHON", "")
+"""The Python of an environment with the clients of .ci/clients.txt, whose requirements exclude Stoker's."""
+
+
+@pytest.mark.long
+def test_the_example_of_instructor_runs_unchanged(gateway):
+    [code] = examples_in(readme_of("instructor", OTHERS_PYTHON), ("from_provider(", "print(user)"))
+    printed = run_example(gateway, code, model="gpt-4o-mini", python=OTHERS_PYTHON)
+    assert re.match(r"name=(['\"]).*\1 age=-?\d+$", printed, re.DOTALL)
+
+
+@pytest.mark.long
+def test_the_example_of_litellm_runs_unchanged(gateway):
+    """Its program also calls a second provider, which is left out."""
+    [code] = examples_in(readme_of("litellm", OTHERS_PYTHON), ("from litellm import completion", "# Anthropic"))
+    code, _, _ = code.partition("# Anthropic")
+    # litellm would request prices from another site
+    run_example(gateway, code, model="gpt-4o", python=OTHERS_PYTHON, LITELLM_LOCAL_MODEL_COST_MAP="True")
+
+
+@pytest.mark.long
+def test_litellm_streams_embeds_and_calls_tools(gateway):
+    """`litellm_program.py` asserts; it runs in the environment of litellm."""
+    readme_of("litellm", OTHERS_PYTHON)
+    code = (Path(__file__).parent / "litellm_program.py").read_text()
+    run_example(gateway, code, model="small", python=OTHERS_PYTHON, LITELLM_LOCAL_MODEL_COST_MAP="True")
+
+
 TOOL = {"type": "function", "function": {"name": "f"}}
 CALLED = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
-
-
-@pytest.mark.skipif(find_spec("litellm") is None, reason="litellm is not installed")
-def test_litellm(gateway, monkeypatch):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm would request prices from another site
-    import litellm
-
-    there = {"api_base": f"{gateway.url}/v1", "api_key": "none", "timeout": LIMIT_S}
-    asked = {"model": "openai/small", "messages": QUESTION, "max_tokens": 6, "temperature": 0, **there}
-    whole = litellm.completion(**asked)
-    assert whole.usage.completion_tokens
-    pieces = litellm.completion(**asked, stream=True, stream_options={"include_usage": True})
-    text = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
-    assert text == whole.choices[0].message.content
-    assert len(litellm.embedding(model="openai/vectors", input=["a", "b"], **there).data) == 2
-    [call] = litellm.completion(**{**asked, "max_tokens": 400}, **CALLED).choices[0].message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("f", {})
-    with pytest.raises(litellm.NotFoundError):
-        litellm.completion(**{**asked, "model": "openai/other"})
 
 
 @pytest.mark.skipif(find_spec("langchain_openai") is None, reason="langchain-openai is not installed")
