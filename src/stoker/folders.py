@@ -1,4 +1,4 @@
-"""The working folder of this process, which may have been removed, and checks of paths."""
+"""The working folder of this process, which another program may have removed, and checks of paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER_REMOVED = (
 
 
 def working_folder() -> Path:
-    """Return the working folder. Raises SessionError if it has been removed."""
+    """Return the working folder. Raises SessionError if the folder has been removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -29,12 +29,11 @@ def is_working_folder_removed() -> bool:
 
 
 def folders_here() -> tuple[str, ...]:
-    """Return the working folder, or nothing if it does not exist."""
     return () if is_working_folder_removed() else (os.getcwd(),)
 
 
 def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
-    """Raise SessionError for a path that is not valid UTF-8, because messages and scripts are UTF-8."""
+    """Raise SessionError if a path is not valid UTF-8, because messages and scripts are UTF-8."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
