@@ -1,7 +1,8 @@
-"""Compile an encoder's network for one batch shape with torch.compile; on a GPU as CUDA graphs.
+"""Compile an encoder's network for one batch shape with torch.compile. On a GPU, the result is a CUDA graph.
 
-One thread compiles and computes: a CUDA graph belongs to its thread. The compiler's cache folder is kept as a snapshot,
-which other pilots find by its *form*. A damaged snapshot is moved aside; a snapshot of another machine is replaced.
+One thread compiles and computes, because a CUDA graph belongs to a thread. The compiler's cache folder is stored as a
+snapshot, which other pilots find by its *form*. A damaged snapshot is moved aside. A snapshot of another machine is
+replaced.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """Token ids of a text or of a pair of texts. `types`: the text (0 or 1) of each token, if the model needs it."""
+    """Token ids of a text or of a pair of texts. `types`: index of the text (0 or 1) of each token, if required."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The batch shape of a runtime: tokens per text, and texts."""
+    """The batch shape of a runtime: tokens per text, and number of texts."""
 
     length: int
     batch: int = 1
@@ -47,7 +48,6 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the inputs of the network, `[texts, tokens]` each, and the length of each text."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -66,7 +66,7 @@ Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""No processes that outlive the load; no precompiled C++ headers in /tmp (150 MB each)."""
+"""Settings that prevent processes after the load, and precompiled C++ headers in /tmp (150 MB each)."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -76,7 +76,7 @@ class _Had(NamedTuple, Generic[Made]):
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile`, and its origin. Uses a snapshot of this form if one exists."""
+    """Return the result of `compile`, and its origin as text. If a snapshot with this form exists, use it."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -88,7 +88,7 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
             return had.made, _offered(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        if found is None and made_s_of(place) is None:  # the disk cannot be written
+        if found is None and made_s_of(place) is None:  # the disk is not writable
             break
         had = _Had(found[0], True) if found else _from(place, compile, place=place)
         if had is not None:
@@ -188,13 +188,14 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Makes a network's inputs in the computing thread. Tensors made outside of inference mode would compile to other code.
+"""A function that creates a network's inputs in the computing thread. PyTorch would compile other code for tensors from
+outside of inference mode.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
 _FORMAT = 1
 _RUNS = 3
-"""Runs after compiling: the first warms up a CUDA graph, the second records it, the third runs it."""
+"""Runs after compiling: the first run warms up a CUDA graph, the second records the graph, the third runs it."""
 
 
 class Runtime(Protocol):
@@ -212,7 +213,7 @@ class Runtime(Protocol):
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape and runs them in its thread. `form`: the snapshot's name; empty: no
+    """Compiles networks for inputs of one shape, and runs them in its thread. `form`: name of the snapshot; empty: no
     snapshot.
     """
 
@@ -248,7 +249,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """True if a runtime should be compiled; `auto` means on a GPU."""
+    """True if a runtime should be compiled. `auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 

@@ -1,7 +1,7 @@
 """Distinguish the user's own code from installed code.
 
 Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) is pickled by name,
-and a digest names its version. The user's own modules are pickled by value, and a digest covers their content.
+and a digest covers only its version. The user's own modules are pickled by value, and a digest covers their content.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """True if a module belongs to the environment; False for `__main__` and unknown modules."""
+    """True if a module is part of the environment. False for `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # a module that is not imported yet may be found later
+        if name in sys.modules:  # do not cache the answer for a module that may be importable later
             _known[name] = known
     return known
 
@@ -72,12 +72,12 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which an installed module is remembered, on the same search path."""
+"""Seconds for which a module is cached as installed, on an unchanged search path."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of the user's own module; None for other modules. Imports nothing."""
+    """Return the source of a user's module; None for other modules. Imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -125,8 +125,9 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked(top: str) -> bool:
-    """True if a top-level module is an editable install (`pip install -e`), or is in another folder of a `.pth` file.
-    False if pip installed it there.
+    """True if a top-level module is an editable install (`pip install -e`), or is in another folder from a `.pth` file.
+
+    False if pip installed the module in that folder.
     """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
@@ -141,7 +142,7 @@ def is_linked(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a package or the file of a module; None if not found."""
+    """Return the folder of a package or the file of a module; None if the module is not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -154,7 +155,6 @@ def version_of(name: str) -> str:
 
 
 def lookup(home: str, name: str) -> Any:
-    """Return an imported module's object by its dotted name; None if missing."""
     found: Any = sys.modules.get(home)
     try:
         for part in name.split("."):
@@ -165,7 +165,6 @@ def lookup(home: str, name: str) -> Any:
 
 
 def kind_name(kind: type) -> str:
-    """Return a type's name with its module, unless it is builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -214,7 +213,7 @@ def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
         try:
             folder = os.path.abspath(entry)
             changed_ns = os.stat(folder).st_mtime_ns
-        except OSError:  # the folder is missing, or the working folder was removed
+        except OSError:  # the folder does not exist, or the working folder was removed
             continue
         if not (folder + os.sep).startswith(_site_roots()) and (found := _recorded_in(folder, changed_ns)):
             yield folder, found
