@@ -112,7 +112,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
     Args:
         folder: Folder of the adapter.
-        base: Folder of the base model, a file in it, or a name on the model hub.
+        base: Folder of the base model, a file in that folder, or a name on the model hub.
     """
     read_adapter_files(folder).check_fits(base_shapes(base))
 

@@ -133,7 +133,7 @@ class RelayedTexts(Iterable[str]):
 
 
 SeatHook = Callable[[float], Gang]
-"""A function of the seconds to wait for rank 0's address. It returns this process's `Gang`."""
+"""A function of the seconds to wait for rank 0's address that returns this process's `Gang`."""
 ALONE = Gang(rank=0, size=1)
 
 
@@ -141,7 +141,7 @@ MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, so that it fits into one frame (at most 64 MB)."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""A function of `done, total, metric, state` (pickled; empty for None). It returns True if the call is evicted."""
+"""A function of `done, total, metric, state` (pickled; empty for None) that returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
 """A function of a snapshot's form, its folder, and the seconds that writing the snapshot took."""

@@ -6,8 +6,8 @@ more token per request (SLINFER §III-A). Engine, pilot and simulator follow the
 - A request joins the batch if a row and memory are free. The earliest due token comes first, then the oldest request.
 - A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps. With `mixes`,
   prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves memory for its prompt and its expected tokens. This number is the mean of ended requests (SLINFER
-eq. 2), from its written tokens to its limit.
+- A request reserves memory for its prompt and its expected tokens. The number of expected tokens is the mean of ended
+requests (SLINFER eq. 2), from its written tokens to its limit.
 - If a request outgrows its reservation, the reservation grows. If memory is short, the request with the latest due
   token (SLINFER §VII-D) leaves the batch, and its tokens are read again later.
 """
@@ -250,7 +250,7 @@ class RunningBatch:
             request = self.waiting[0]
             size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
             if size > self._room():
-                size = self.limits.row_tokens(request.length + 1)  # less than the expected size, but enough for now
+                size = self.limits.row_tokens(request.length + 1)  # less than expected, but enough for now
                 if size > self._room():
                     break
             request.reserved = size
@@ -268,7 +268,7 @@ class RunningBatch:
                 evicted.append(self._evict())
             if request.id in self.running:
                 request.reserved = size
-        while self.running and self._room() < 0:  # the limit was lowered
+        while self.running and self._room() < 0:  # `cache_tokens` was reduced
             evicted.append(self._evict())
         return tuple(evicted)
 

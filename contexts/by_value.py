@@ -43,7 +43,7 @@ _FILES = (
 )  # fmt: skip
 _TEMPORARY = (
     tempfile._TemporaryFileWrapper,
-    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # removes the file of a wrapper
+    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # the closer removes the temporary file
     tempfile.SpooledTemporaryFile,
     tempfile.TemporaryDirectory,
 )
@@ -148,7 +148,7 @@ def is_dispatcher(function: types.FunctionType) -> bool:
 
 
 def _reduce_cached(value: Any) -> Any:
-    if not hasattr(value, "cache_parameters"):  # not from the decorator, so its options are unknown
+    if not hasattr(value, "cache_parameters"):  # another object of this class, with unknown options
         return None
     options = value.cache_parameters()
     attributes = {name: part for name, part in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}

@@ -159,7 +159,7 @@ def causal_lm(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """Return the recipe of a causal language model. Its context is a `stoker.contexts.language_model.CausalLM`.
+    """Return the recipe of a causal language model. The context is a `stoker.contexts.language_model.CausalLM`.
 
     Args:
         path: A folder from `save_pretrained`, a `.safetensors` file in such a folder, or a `.gguf` file, which Stoker

@@ -144,7 +144,7 @@ class _DigestWalk:
         self._alive: list[Any] = []  # values that the walk has created; keeping them prevents a reuse of their ids
         self._path: list[str] = []
 
-    # ---- feeding
+    # ---- input of the hash
 
     def raw(self, tag: str, content: bytes | memoryview) -> None:
         self.hash.update(b"%s:%d:" % (tag.encode(), len(content)))
@@ -338,7 +338,7 @@ class _DigestWalk:
                 self.visit(value)
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, names)
-            except RecipeError:  # pickling reports the error if the value is sent
+            except RecipeError:  # pickling raises an error if the value is sent
                 del self._above[depth:], self._path[path:]
 
     def _imports(self, code: types.CodeType, package: str) -> None:
@@ -356,7 +356,7 @@ class _DigestWalk:
         if source is not None:
             self._sources[source] = len(self._sources)
         code = code_of(source) if source is not None else None
-        if source is None or code is None:  # a module made by a program, or a compiled extension
+        if source is None or code is None:  # a program created the module, or it is an extension
             self.open("nameless-source", 1)
             self.text(name)
             return

@@ -72,7 +72,7 @@ def encoder(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """Return the recipe of an encoder. Its context is a `stoker.contexts.encoding.EncoderModel`.
+    """Return the recipe of an encoder. The context is a `stoker.contexts.encoding.EncoderModel`.
 
     Args:
         path: A folder from `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name on

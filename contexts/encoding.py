@@ -223,7 +223,7 @@ class EncoderModel:
         """Compile the network of a runtime. Afterwards the compiler's thread computes batches.
 
         Args:
-            compiler: The compiler. If it raises an exception, the runtime is unchanged.
+            compiler: The compiler. If the compiler fails, the runtime is unchanged.
         """
         if self.runtime is None:
             raise ValueError(f"{self.name} is not a runtime: a batch of any shape is not compiled")

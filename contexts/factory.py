@@ -150,7 +150,7 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         awareness: State that is kept after a call: `full`, `disk` or `none`.
         calls_per_library: Calls after which a library ends; 1 if `awareness` is not `full`.
         min_libraries: Libraries that stay loaded when idle. The key does not cover this option and the next
-            two (docs/options.md). A policy that does not support them refuses calls.
+            two (docs/options.md). A policy that does not support these options refuses calls.
         max_libraries: Maximum number of loaded libraries.
         keep_alive: Idle time after which a library is unloaded.
 
@@ -379,5 +379,5 @@ def _name_of(loader: Any) -> str:
 def _signature(loader: Loader) -> inspect.Signature | None:
     try:
         return inspect.signature(loader)
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):  # some builtins have no signature
         return None

@@ -130,7 +130,7 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Marker in a pickled value. It pickles the source lines of all functions before the marker."""
+    """Marker in a pickled value that pickles the source lines of all functions before the marker."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return know, ({},)

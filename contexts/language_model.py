@@ -90,7 +90,7 @@ class CausalLM:
             )  # fmt: skip
             self._thread = EngineThread(make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
-                _ = self._thread.engine  # raise now if the model does not support the engine
+                _ = self._thread.engine  # raises an error now if the model does not support the engine
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
             self._thread = EngineThread(lambda: engine, computing=computing_on(engine.device))

@@ -46,9 +46,9 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     given = Path(path)
     try:
         real = given.resolve(strict=True)
-        str(real).encode()  # the path is sent as text
+        str(real).encode()  # the path must be UTF-8, because it is sent as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            if real.is_file():  # write cached changes to the disk first
+            if real.is_file():  # sync cached changes to disk before reading
                 with suppress(OSError), real.open("rb") as opened:
                     os.fsync(opened.fileno())
             facts = real.stat()
@@ -292,7 +292,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session. Reads the file as it grows."""
+    """The published objects of a session. The file is read as it grows."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE

@@ -40,7 +40,7 @@ _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
 """New classes whose attributes are not set yet."""
 _filling = threading.RLock()
-"""Lock for setting attributes. It is never locked while a value is rebuilt."""
+"""Lock for setting attributes, never locked while a value is rebuilt."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -57,7 +57,7 @@ def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
         if found is not None:
             return found
     made = make(*parts[:-2], None, parts[-1])
-    _unfilled.add(made)  # before other threads can find the class
+    _unfilled.add(made)  # mark the class before other threads can find it
     return _inside._lookup_class_or_track(identity, made)
 
 
@@ -217,7 +217,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception with its traceback as text. This function raises no exceptions."""
+    """Return the bytes of an exception with its traceback as text. Never raises an exception."""
     kind = type(error)
     try:
         message = str(error)
@@ -231,7 +231,7 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception that `dump_exception` converted to bytes. Its cause is a RemoteTraceback.
+    """Return the exception that `dump_exception` converted to bytes. The cause of the exception is a RemoteTraceback.
 
     An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
     """

@@ -37,7 +37,7 @@ class TokenText(str):
 def token_text(text: str, piece: str) -> str:
     """Return the text of a token: a TokenText for a part of a character. `piece`: name of the token in the
     vocabulary."""
-    if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops a leading space
+    if piece.startswith(_SPACE) and _SPACE not in text:  # decoders drop a leading space
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
         return text
@@ -172,7 +172,7 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Marks of function calls and of reasoning. These are part of a text even if a tokenizer calls them special."""
+"""Marks of function calls and of reasoning, which are part of a text even if a tokenizer calls them special."""
 
 
 def _dropped_tokens(tokenizer: Any) -> frozenset[int] | None:

@@ -161,7 +161,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights. Return them by name, only once."""
+        """Wait for the weights, and return them by name, only once."""
         self._thread.join()
         if self._error is not None:
             raise self._error

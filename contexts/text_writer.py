@@ -18,7 +18,7 @@ Prompt = str | Sequence[int]
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
 """Per token: text, log-likelihood (None for the first token of a prompt), and the likeliest tokens with their
-log-likelihoods. A `prompts.TokenText` is a part of a character.
+log-likelihoods. The text of a part of a character is a `prompts.TokenText`.
 """
 
 

@@ -114,7 +114,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
     try:
         return PathFinder.find_spec(name, places)
-    except KeyError:  # a folder without `__init__.py`, in a package that is not imported
+    except KeyError:  # the package is not imported, and the folder lacks `__init__.py`
         spec = ModuleSpec(name, None, is_package=True)
         child = name.rpartition(".")[2]
         spec.submodule_search_locations = [os.path.join(place, child) for place in places]

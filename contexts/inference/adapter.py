@@ -9,7 +9,7 @@ One thread calls an engine (`engine_thread`):
 The contract (tests/engine_contract.py):
 
 - Except for rounding, the batch does not affect a request's tokens. At temperature 0 the tokens equal those of the
-  model's own `generate`. Otherwise they depend only on the seed.
+  model's own `generate`. At other temperatures the tokens depend only on the seed.
 - `abort` removes the request and frees its memory before the next step.
 - `memory().held_bytes` never exceeds the budget of `resize`.
 - `sleep` and `wake` do not affect a request's tokens.
@@ -412,7 +412,7 @@ class DeviceShare(Protocol):
         """True if another library also uses these devices. Makes no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-        """Wait for a turn and start it.
+        """Wait for a turn on the devices.
 
         `due_at`: earliest due time of a token. `step_s`: expected seconds of the step. `work` is called after the next
         library was woken.

@@ -129,7 +129,7 @@ def core_share() -> CoreShare:
 
 
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return the context manager for computation on a device. On a CPU, it adapts the thread count."""
+    """Return the context manager for computation on a device. On a CPU, the context manager adapts the thread count."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 

@@ -37,7 +37,8 @@ class GraphBackend(Protocol):
         """Device memory in bytes for temporary tensors of captured functions."""
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
+        """Run the function for warm-up, then capture it. The outputs of the function are undefined until the first
+        replay."""
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """Enqueue a copy of host values into a device tensor."""
@@ -232,13 +233,13 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step. If needed, capture it first. Return None if the capture fails.
+        """Launch a step. If needed, capture the step first. Return None if the capture fails.
 
         `after`: previous step, whose tokens are read on the device. The shape must then have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
-        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end, as the last used
+        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end: most recently used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
             self._place(shape, inputs, after=after)
         if shape.draws != GREEDY:
@@ -279,7 +280,7 @@ class DecodeGraphs:
         self._place(shape, inputs)  # the warm-up changes the buffers, so the caller must fill them again
         try:
             replay = self._backend.capture(partial(self._advance, shape))
-        except Exception as error:  # out of memory, or an operation that cannot be captured
+        except Exception as error:  # too little memory, or an uncapturable operation
             return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
         self._graphs[shape.key] = _Graph(replay, shape.versions)
         if 0 < self.limit_bytes < self.held_bytes:
@@ -338,7 +339,7 @@ class DecodeGraphs:
     def _upload(self, values: Sequence[float], into: torch.Tensor) -> None:
         self._backend.upload(torch.tensor(values, dtype=into.dtype), into[: len(values)])
 
-    # ---- the check
+    # ---- comparison with eager steps
 
     def _difference(self) -> float:
         decoder, store = self._decoder, self._decoder.new_store()

@@ -45,7 +45,7 @@ class RowArray:
     def set_capacity(self, rows: int) -> None:
         used = len(self.requests)
         self.version += 1
-        self.capacity = min(self.capacity, max(rows, used))  # if an allocation fails, some layers have more rows
+        self.capacity = min(self.capacity, max(rows, used))  # after a failed allocation, some layers have more rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):
                 new = self._empty(max(rows, used), self._devices[layer])
@@ -163,8 +163,8 @@ class ReadPart:
 class DecodePart:
     """The first `len(positions)` rows of an array, with one token each.
 
-    Attention covers tokens up to the largest of `places` (the positions on the host). Without `places`, it covers whole
-    rows.
+    Attention covers tokens up to the largest of `places` (the positions on the host). Without `places`, attention
+    covers whole rows.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class Generation:
         self.over = True
         self.stop.forget(self.stopped)
 
-    # ---- for the engine's thread
+    # ---- methods for the engine's thread
 
     @property
     def due_at(self) -> float:
@@ -123,7 +123,7 @@ class Generation:
         tokens."""
         assert self.sink is not None
         if token.text and not self.sink.add(token.text):
-            self.sink.send()  # before the reader passes on later texts
+            self.sink.send()  # send earlier texts before the reader sends later texts
             self.sink = None
             return False
         self.made += 1
@@ -193,14 +193,14 @@ class EngineThread:
         self._holder = 0
         self._device_turns: DeviceShare | None = None
         self._asleep = False
-        self._step_s = 0.0  # recent duration of a step
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests, ended requests, mean of their tokens
+        self._step_s = 0.0  # recent duration of a step in seconds
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests, ended requests, their mean tokens
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
-        release_helper_threads()  # helpers of the thread that loaded the model
+        release_helper_threads()  # release the helpers of the thread that loaded the model
         atexit.register(_close_at_exit, weakref.ref(self), self._thread, self._pid)
 
     @property
@@ -259,7 +259,7 @@ class EngineThread:
         return job.result()
 
     def sleep(self) -> None:
-        """Put the engine to sleep. Until `wake`, it uses no turns. Raises RuntimeError while requests run."""
+        """Put the engine to sleep. Until `wake`, the engine uses no turns. Raises RuntimeError while requests run."""
 
         def fall_asleep() -> None:
             self.engine.sleep()
@@ -354,7 +354,7 @@ class EngineThread:
             try:
                 if self._device_turns is not None:
                     self._device_turns.close()
-            except Exception:  # the engine must still be stopped
+            except Exception:  # an exception here must not prevent `stop`
                 log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
             self._device_turns = None
             if self._engine is not None:

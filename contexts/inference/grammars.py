@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 300
 _LIMITS: dict[str, Any] = {"verbose_errors": False}
 """Changes to llguidance's limits, which are about one second for a compilation and 20 ms for a token."""
 _SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
-"""White space between the parts of a JSON text. It is limited, because small models repeat white space."""
+"""White space between the parts of a JSON text, limited because small models repeat white space."""
 
 
 class Grammars:

@@ -120,7 +120,7 @@ class PackedLinear:
 
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """A function of queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1,
-1, tokens]` of 0 and minus infinity. It returns `[rows, heads * size]`. `heads` is a multiple of `key heads`.
+1, tokens]` of 0 and minus infinity. The function returns `[rows, heads * size]`. `heads` is a multiple of `key heads`.
 """
 
 

@@ -1,8 +1,8 @@
 """Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profile times steps at powers of two of the tokens that a step reads and attends to. It keeps the median of repeated
-measurements. Then 100 random workloads of other sizes are compared with the table. To save hours on a CPU, requests
-share a long prefix that is read once.
+A profile times steps at powers of two of the tokens that a step reads and attends to. Each time is the median of
+repeated measurements. Then 100 random workloads of other sizes are compared with the table. To save hours on a CPU,
+requests share a long prefix that is read once.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class EngineProfiler:
                 taken += steps
         if taken:
             yield _middle(taken)
-        else:  # the engine does not keep a prefix of this length
+        else:  # the engine keeps no prefix of this length
             self._left_out += 1
 
     def _decode_samples(self) -> Iterator[StepSample]:
@@ -275,7 +275,7 @@ class EngineProfiler:
             for token in tokens:
                 unread.discard(token.request)
                 written[token.request] += 1
-                if token.finish is not None:  # the model wrote its end token
+                if token.finish is not None:  # the request ended, because the model wrote its end token
                     del written[token.request]
         for id in ids:
             self._engine.abort(id)

@@ -39,7 +39,7 @@ class VLLMAdapter(NamedTuple):
         virtual = self.virtual_tokens
         others = torch.zeros(len(ids), self.vectors.shape[1], dtype=self.vectors.dtype)
         return {
-            # In a repetition penalty, vLLM counts the ids of virtual tokens. Therefore they repeat a prompt token.
+            # In a repetition penalty, vLLM counts the ids of virtual tokens. Therefore these ids repeat a prompt token.
             "prompt_token_ids": [ids[0]] * virtual + list(ids),
             "prompt_is_token_ids": [False] * virtual + [True] * len(ids),
             "prompt_embeds": torch.cat([self.vectors, others]),

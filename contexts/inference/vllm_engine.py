@@ -279,7 +279,7 @@ class VLLMEngine:
             del self._open[output.request_id]
             if not output.finished:  # a stop text ended the request, but vLLM does not know stop texts
                 self._llm.abort_request([output.request_id])
-        elif output.finished:  # a grammar that cannot be compiled or continued, or an error in vLLM
+        elif output.finished:  # the grammar cannot be compiled or continued, or vLLM failed
             del self._open[output.request_id]
             form = writing.request.sampling.structure
             why = f"the text cannot be written within its {form[0]}" if form else "an error of vLLM"

@@ -395,7 +395,7 @@ def site_text(site: Site) -> str:
                 for entry in inner
                 if (field.encode_name, entry.encode_name) not in vain
             )
-            settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: not written
+            settings = [_setting(entry, said) for entry, said in given if said is not None]  # skip None
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":
             lines.append(_setting(field, value))

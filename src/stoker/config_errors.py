@@ -245,7 +245,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
     except RecursionError:
         raise ConfigError(f"{file}: not TOML: its lists or tables are nested too deep", file=file) from None
-    except ValueError as error:  # a number with thousands of digits
+    except ValueError as error:  # Python refuses a number with thousands of digits
         raise ConfigError(f"{file}: not TOML: {error}", file=file) from None
 
 

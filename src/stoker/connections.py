@@ -56,7 +56,7 @@ def descriptor_limit() -> int:
 def restore_descriptor_limit(pid: int) -> None:
     """Set the limit of a child process to the limit of this process before `raise_descriptor_limit`."""
     if _former_limits:
-        with suppress(OSError):  # the child has ended
+        with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
 
 

@@ -82,7 +82,7 @@ class Screen:
         Args:
             value: A JSON value.
         """
-        if sys.stdout is None:  # closed before the program started
+        if sys.stdout is None:  # stdout was closed before the program started
             return
         with survive_closed_pipe():
             sys.stdout.write(dumps(value, indent=1, ensure_ascii=False) + "\n")

@@ -97,8 +97,7 @@ class Dealer:
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped retrying. This happens if another process at our manager's address refuses the
-        connection.
+        """True if ZeroMQ has stopped retrying, for example because another process at our manager's address refused.
         """
         self.refused = False
         """True if the peer has refused our CURVE key."""

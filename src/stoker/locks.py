@@ -71,7 +71,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError as error:  # another user's file, or a file system without locks
+    except OSError as error:  # the file is another user's, or the file system has no locks
         return _is_named(file) if error.errno in NO_LOCKS else None
     return False
 

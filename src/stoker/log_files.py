@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""Bytes at which a log is renamed. With its renamed file, it uses at most twice this size."""
+"""Bytes at which a log is renamed. A log and its renamed file use at most twice this size."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
 """Lines between two checks of the size."""

@@ -217,7 +217,7 @@ class RunFolder:
             key: Names of the fields that identify a result.
         """
         path = self.path / ATTEMPT
-        path.unlink(missing_ok=True)  # the log of a killed attempt
+        path.unlink(missing_ok=True)  # a killed attempt leaves its log
         try:
             with RecordLog(path, key=key) as log:
                 yield log

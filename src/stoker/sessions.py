@@ -147,7 +147,7 @@ def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFac
         keys: Recipe keys.
 
     Raises:
-        SessionError: The manager does not answer. The returned function can also raise it.
+        SessionError: The manager does not answer; also raised by the returned function.
     """
     before = context_facts(session.status(), keys=keys)
     return lambda: context_facts(session.status(), keys=keys).since(before)
@@ -180,7 +180,7 @@ def policy_of(session: Session) -> str:
 def honoured_by(session: Session) -> frozenset[str] | None:
     """Return the options of calls and contexts that the session's policies use (docs/options.md).
 
-    None if only the manager knows them.
+    None if only the manager knows the options.
 
     Args:
         session: A loaded session.

@@ -1,7 +1,7 @@
 """Check texts of a site file: options that Stoker sets itself, job arrays, control characters.
 
 Stoker identifies a job by its name, its folder, its output and the answer of the submit command. If a site file changed
-these, Stoker would lose jobs and submit them repeatedly.
+these properties, Stoker would lose jobs and submit them repeatedly.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def why_option_refused(kind: str, line: str) -> str:
         return ""
     if line.startswith("#"):
         if not line.startswith(MARKS[kind]):
-            return ""  # a comment
+            return ""  # the line is a comment
         line = line.removeprefix(MARKS[kind])
     return next((_said(word, why) for word, why in _found(kind, _words(line))), "")
 

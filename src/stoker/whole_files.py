@@ -1,7 +1,7 @@
 """Write or append data completely or not at all. Standard library only, for the pilot's starter.
 
-A writer writes a draft in the same folder and renames it. After an error the writer removes the draft. A killed writer
-leaves its draft, whose name starts with a dot.
+A writer creates a draft in the same folder, and renames the draft. After an error the writer removes the draft. A
+killed writer leaves its draft, whose name starts with a dot.
 """
 
 from __future__ import annotations

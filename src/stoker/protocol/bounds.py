@@ -105,7 +105,7 @@ def _options(options: CallOptions) -> str:
 
 def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
     """Describe the first invalid value of these calls, or return ""."""
-    for spec in specs:  # the hot path
+    for spec in specs:  # this loop is on the hot path
         features = spec.features
         if (
             (features is not None and not _are_sound(features)) or type(spec.payload) is ObjectRef or spec.call < 0
@@ -256,8 +256,8 @@ _CHECKS: dict[type, Check] = {
     say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
     say.WalltimeUpdate: _times("ends_in_s"),
 }  # fmt: skip
-"""Checks by type of message. Users choose the numbers in progress reports, so an invalid report is rejected alone
-(`is_sound`).
+"""Check functions by type of message. Users choose the numbers in progress reports, so an invalid report is rejected
+alone (`is_sound`).
 """
 
 

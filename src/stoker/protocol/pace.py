@@ -9,8 +9,8 @@ these rules:
   first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
 - The rate follows a new measurement slowly, with a time constant of 10 s, and by at most a factor of 1.4 in 10 s (1.7
   if rate and measurement differ by more than a factor of 3).
-- The time before the first burst may include the load of a model. This time counts until the bursts cover an equal time
-  with gaps of at most half its length.
+- The time before the first burst may include the load of a model. The load time counts until the bursts cover an equal
+time with gaps of at most half its length.
 - Between bursts the time left decreases. If no result arrives for 1.5 times the longest gap, the rate decreases by at
   most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.

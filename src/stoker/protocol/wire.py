@@ -7,8 +7,8 @@ a clear error. A hello is a map with `protocol` and `session`, and the first mes
 is a map with a `reason`.
 
 Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
-resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. It refuses a
-frame that skips a number, because all unacknowledged frames follow after the next hello.
+resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. The receiver
+refuses a frame that skips a number, because all unacknowledged frames follow after the next hello.
 
 A manager that lost the end of its journal lacks frames that it had acknowledged. The hello of the sender states the
 last number of these frames. The manager continues from this number (`Inbox.skip_to`) and requests their content again.
@@ -170,7 +170,7 @@ class Inbox:
     def skip_to(self, sequence: int) -> bool:
         """Continue after number `sequence`, because the sender keeps no earlier frames.
 
-        True if acknowledged frames were lost here. Frames handled after a skipped number are handled again.
+        True if the receiver has lost acknowledged frames. Frames handled after a skipped number are handled again.
         """
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)

@@ -1,9 +1,9 @@
 """The connections between the ranks of a gang, and the sums that the ranks exchange.
 
 The ranks meet at a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job in the store.
-Two gangs at one address thus get an error, not wrong sums. The ranks then form a process group of
-torch.distributed, with Gloo on CPUs or NCCL on GPUs. It is not the default process group, because calls in two slots of
-a library must not share a group.
+Two gangs at one address thus get an error, not wrong sums. The ranks then form a process group of torch.distributed,
+with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls in two slots of a library
+must not share a group.
 
 Sums are 64-bit numbers. Every rank receives identical bits.
 """
@@ -128,7 +128,7 @@ def meet(
         job: Text that must be equal on all ranks.
         device: PyTorch name of this rank's device.
         limit_s: Maximum seconds to wait for other ranks, also in each exchange.
-        listener: Listening socket of rank 0 at the rendezvous. This function closes it.
+        listener: Listening socket of rank 0 at the rendezvous. Closed by this function.
         key: Common secret of the ranks (`stoker.gang().key`). Without a key, anyone who reaches the address can join.
 
     Raises:

@@ -130,7 +130,7 @@ class RemoteValues:
             raise StoreError(f"rank 0, which serves the rendezvous, is lost: {error}") from error
 
 
-class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes have no types here
+class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped for mypy
     """The `torch.distributed.Store` of one rank. Blocking methods raise StoreError after `limit_s` seconds."""
 
     def __init__(self, values: LocalValues | RemoteValues, *, limit_s: float, close: Callable[[], None]) -> None:
@@ -184,10 +184,10 @@ def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
 
 
 class _Nothing:
-    def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
+    def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # any name is accepted
         return nullcontext()
 
-    def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
+    def expects(self, name: str) -> bool:  # noqa: ARG002  # any name is accepted
         return False
 
 

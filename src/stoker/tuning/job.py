@@ -167,7 +167,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt-tuning job. Its result is an `order.Tuned`."""
+    """A prompt-tuning job. The result of a job is an `order.Tuned`."""
 
     data: Data
     name: str = ""

@@ -1,8 +1,8 @@
 """Run the soft prompt on the model of a context with PEFT: gradients and measurements.
 
 PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes these
-changes after each call. It computes the embeddings itself, because PEFT would load the tokenizer from the hub again.
-The model stays in evaluation mode, because dropout would depend on the division of a batch among ranks.
+changes after each call. This module computes the embeddings itself, because PEFT would load the tokenizer from the hub
+again. The model stays in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
 All results are sums over samples or tokens. The caller adds the sums of all ranks and then divides. Padding is on the
 right, so the results of a row do not depend on other rows (except for rounding). To save memory, only the positions

@@ -157,7 +157,7 @@ class TuningProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[TuningProgress], None]
-"""A function that receives the progress of a job. It may raise `Evicted`."""
+"""A function that receives the progress of a job, and may raise `Evicted`."""
 
 
 def tune(
@@ -186,7 +186,7 @@ def tune(
         ConfigError: The job has no prompt, too few or too long samples, an unreachable target, or the checkpoint of
             another job.
         ExchangeError: A rank does not join or is lost.
-        Evicted: `report` raised it. The exception has a checkpoint.
+        Evicted: `report` raised Evicted. The exception has a checkpoint.
     """
     clock = PartClock()
     with contextlib.ExitStack() as stack:

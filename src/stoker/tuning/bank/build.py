@@ -7,7 +7,7 @@ The paper names no layer; only the last layer decides the score. We use the mean
 often punctuation.
 
 The score of a prompt is the initial loss of tuning, on the same tokens. Equation 1 is a mean over samples, tuning uses
-a mean over target tokens. Both are equal for targets of equal length.
+a mean over target tokens. The two means are equal for targets of equal length.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _swap(distances: Array, medoids: list[int]) -> Indices:
         if point not in own:
             to = distances[point]
             gained = to < near
-            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # the same for every removed medoid
+            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # equal for all removed medoids
             # If the medoid of a point is removed, the point joins the nearer of its second medoid and the new medoid.
             moves = np.where(gained, 0.0, np.minimum(to, second) - near)
             by_medoid = np.bincount(nearest, weights=moves, minlength=k)
