@@ -95,14 +95,14 @@ def read_adapter_files(folder: str) -> AdapterFiles:
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:
         if list(shapes) != [VECTORS] or len(shapes[VECTORS]) != 2 or not all(shapes[VECTORS]):
-            raise ValueError(f"{there / WEIGHTS} must hold {VECTORS} alone; it holds {', '.join(sorted(shapes)[:4])}")
+            raise ValueError(f"{there / WEIGHTS} must contain only {VECTORS}; it has {', '.join(sorted(shapes)[:4])}")
         return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
     if kind != LORA:
-        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not served; there are {LORA}, {SOFT_PROMPT}")
+        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not served; use {LORA} or {SOFT_PROMPT}")
     for name, what in _UNSUPPORTED.items():
         if config.get(name):
             raise ValueError(
-                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served, only plain LoRA"
+                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served; only plain LoRA is supported"
             )
     return AdapterFiles(folder, 0, _low_rank(there, config, shapes), shapes)
 
@@ -151,7 +151,7 @@ def _low_rank(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, 
     for (layer, projection, module), names in sorted(found.items()):
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
-            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not belong together")
+            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
         scale = _scale(there, config, module, rank=down[0])
         pairs.append(LowRank(layer, projection, names["A"], names["B"], scale))
     if not pairs:

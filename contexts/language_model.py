@@ -157,7 +157,7 @@ class CausalLM:
         if room <= 0:
             raise ValueError(
                 f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}; with"
-                f" {show_bytes(device_memory_bytes)} nothing is left for texts"
+                f" {show_bytes(device_memory_bytes)} there is no memory for texts"
             )
         engine.resize(room)
 

@@ -144,7 +144,7 @@ def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: 
         try:
             loaded = _read(str(came), dtype=dtype, devices=devices)
         except Exception as error:
-            log.warning("the snapshot %s of another pilot cannot be loaded (%s); one is made here", came, error)
+            log.warning("the snapshot %s of another pilot cannot be loaded (%s); a new snapshot is made", came, error)
         else:
             return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):

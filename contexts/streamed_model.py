@@ -431,7 +431,7 @@ class StreamedWeights:
             if any(
                 stream.converts for stream in self._streams
             ):  # a copied weight may have been converted twice and lost precision
-                raise UnusualModelError(f"{copied} is made of other weights, or keeps a dtype")
+                raise UnusualModelError(f"{copied} is combined from other weights, or keeps its dtype")
         model.config.name_or_path = model.name_or_path = self._place
         if model.can_generate():
             model.generation_config = _generation_config(self._place)

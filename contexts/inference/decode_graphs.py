@@ -287,7 +287,7 @@ class DecodeGraphs:
             held, self._most = self.held_bytes, len(shape.requests) // 2
             self.drop()
             log.warning(
-                "graphs of %d rows hold %s and may hold %s: larger steps than %d rows run eagerly",
+                "graphs of %d rows use %s, and the limit is %s: larger steps than %d rows run eagerly",
                 len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
             )  # fmt: skip
             return False

@@ -396,13 +396,13 @@ def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDec
         return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"
     odd = [name for name in _ODD if getattr(config, name, None)]
     if set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or odd:
-        return None, f"its attention is not plain ({', '.join(odd) or 'a sliding window'})"
+        return None, f"its attention is not full attention ({', '.join(odd) or 'a sliding window'})"
     rotation = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rotation.get("rope_type", rotation.get("type", "default"))
     if kind not in _ROTATIONS:
         return None, f"its positions are scaled by the longest text of a batch (rope_type {kind})"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return None, f"it sees a sliding window of {config.sliding_window} tokens"
+        return None, f"its attention has a sliding window of {config.sliding_window} tokens"
     try:
         decoder = LeanDecoder(model, packs=packs)
         off = _difference(decoder, model)

@@ -324,7 +324,7 @@ class EngineThread:
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise StokerError(
-                "a process that was forked from a library cannot use its model; ask in the library itself"
+                "a process that was forked from a library cannot use its model; use it in the library"
             )
 
     def _check_not_held(self) -> None:
@@ -345,7 +345,7 @@ class EngineThread:
         finally:  # fail all open requests, so that no caller waits forever
             with self._work:
                 self._over = True
-            error = StokerError("the model was closed before this was complete")
+            error = StokerError("the model was closed before the request was complete")
             error.__cause__ = self._failure
             for each in (*self._open.values(), *self._inbox, *self._jobs):
                 if not isinstance(each, int):
@@ -355,7 +355,7 @@ class EngineThread:
                 if self._device_turns is not None:
                     self._device_turns.close()
             except Exception:  # an exception here must not prevent `stop`
-                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
+                log.exception("an engine that has ended could not release its turns; other engines may wait")
             self._device_turns = None
             if self._engine is not None:
                 self._engine.stop()

@@ -165,7 +165,7 @@ class VLLMEngine:
         self._freed_bytes = max(0, self._start.free_device_bytes() - before)
         held = self._start.weights_bytes + self._start.cache_bytes
         if not self._start.sleeps:
-            log.info("vLLM has no sleep on a CPU: kept prefixes are forgotten, %s stay held", show_bytes(held))
+            log.info("vLLM cannot sleep on a CPU: kept prefixes are dropped, %s stay in use", show_bytes(held))
         elif self._freed_bytes < _LEAST_FREED * held:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 

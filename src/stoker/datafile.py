@@ -227,7 +227,7 @@ def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
     """Raise ConfigError if a text contains half of a surrogate pair, which UTF-8 cannot encode."""
     broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
     if broken:
-        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write it whole or leave it out"
+        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write the whole character or remove it"
         raise ConfigError(f"{path}: line {number}: {problem}", file=str(path), line=number)
 
 

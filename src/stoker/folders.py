@@ -8,7 +8,7 @@ from pathlib import Path
 from stoker.errors import SessionError
 
 FOLDER_REMOVED = (
-    "the folder that this was started in has been removed; change to another one (cd) and start it again there"
+    "the working folder has been removed; change to another folder (cd) and start the program again"
 )
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
 """Prefix of an option line in a submit script, by batch system."""
-_NAME = "jobs are found again by the names that Stoker gives them"
-_FOLDER = "jobs are found again by their folder; [pilot] scratch says where pilots keep their files"
+_NAME = "Stoker finds jobs by the names that it sets"
+_FOLDER = "Stoker finds jobs by their folder; [pilot] scratch sets the folder for files of pilots"
 _OUTPUT = "Stoker reads what jobs print; `stoker logs` shows it"
-_ANSWER = "Stoker must get the job's id from the submit command, at once"
-_PROGRAM = "a job runs a script of Stoker's; `worker_init` runs before it"
-_ELSEWHERE = "Stoker would look for the job in another place"
+_ANSWER = "Stoker reads the job's id from the output of the submit command"
+_PROGRAM = "a job runs Stoker's script; `worker_init` runs before the script"
+_ELSEWHERE = "Stoker would not find the job"
 _CLUSTERS = f"{_ELSEWHERE}; set SLURM_CLUSTERS in the environment of `stoker` instead"
 
 _SLURM_LONG = {

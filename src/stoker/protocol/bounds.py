@@ -195,7 +195,7 @@ def _batch(m: say.LibraryBatch) -> str:
     wrong = _first(
         (*(_count("a count of its batch", count, most=MOST_BYTES) for count in counts), _time("busy_s", load.busy_s))
     )
-    return wrong or ("" if m.times.is_sound() else "the times of its steps hold a number that no measurement gives")
+    return wrong or ("" if m.times.is_sound() else "its step times contain an impossible number")
 
 
 def _ended(m: say.CallsEnded) -> str:

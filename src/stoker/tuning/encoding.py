@@ -46,7 +46,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
-            "[prompt] initial is empty: tuning begins from a text; write one, or let the prompt bank find it",
+            "[prompt] initial is empty: tuning starts with a text; write a text, or let the prompt bank find one",
             key="initial",
         )
     key = "virtual_tokens" if prompt.virtual_tokens > len(ids) else "initial"

@@ -91,7 +91,7 @@ class Exchange:
                 names = [f"done/{rank}" for rank in range(self.size)]
                 self._store.wait(names, datetime.timedelta(seconds=_GOODBYE_S))
         except RuntimeError as error:
-            log.warning("rank %d: the others did not say that they are done: %s", self.rank, _first_line(error))
+            log.warning("rank %d: other ranks did not report that they are done: %s", self.rank, _first_line(error))
 
     def close(self) -> None:
         group, self._group = self._group, None
@@ -215,7 +215,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
     again = "start the gang again, at its own address"
     try:
         if store.add(f"hands/{rank}", 1) > 1:
-            raise ExchangeError(f"rank {rank} of {size} is at {where} already; {again}", **facts)
+            raise ExchangeError(f"rank {rank} of {size} has already joined at {where}; {again}", **facts)
         store.set(f"here/{rank}", mine)
         store.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=max(0.1, limit_s)))
         theirs = [bytes(store.get(f"here/{each}")).decode() for each in range(size)]

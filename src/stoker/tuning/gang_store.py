@@ -200,7 +200,7 @@ def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str,
             try:
                 said, value = work(question, given)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise wire.PeerError(f"a rank sent a malformed question: {error}") from error
+                raise wire.PeerError(f"a rank sent a malformed request: {error}") from error
             _send(channel, said, value)
 
         return handle

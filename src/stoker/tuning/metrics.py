@@ -100,7 +100,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(
             f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
-            f" {job.data.path} for evaluation has as many; choose 'accuracy' or 'rouge-l'",
+            f" {job.data.path} for evaluation has four words; choose 'accuracy' or 'rouge-l'",
             file=job.data.path, key="metric",
         )  # fmt: skip
     if job.until.metric is not Metric.ROUGE:

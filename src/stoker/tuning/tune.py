@@ -102,7 +102,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         }
         state = TuningState(header, tensors[_PROMPT], tensors[_BEST], optimizer)
     except (safetensors.SafetensorError, KeyError, TypeError, *UNREADABLE) as error:
-        log.warning("a checkpoint of %d bytes cannot be read (%s); the job begins again", len(data), error)
+        log.warning("a checkpoint of %d bytes cannot be read (%s); the job starts from the beginning", len(data), error)
         return None
     if header.job != job:
         raise ConfigError(

@@ -217,7 +217,7 @@ class BankStore:
         if (head.format, head.model, head.reading) != (FORMAT, self.model, self.reading):
             raise StokerError(
                 f"{self.path}: is a bank of {head.model} ({head.reading}, format {head.format}), and {self.model}"
-                f" ({self.reading}, format {FORMAT}) was asked for; features of one model say nothing about another:"
+                f" ({self.reading}, format {FORMAT}) was asked for; features of two models cannot be compared:"
                 " build its bank in another folder",
                 file=str(self.path),
                 model=head.model,
