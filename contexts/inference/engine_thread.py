@@ -1,7 +1,7 @@
 """One thread runs the steps of the engine. The library's slots submit requests to this thread and wait for texts.
 
 After each step, the thread runs one job (another use of the model, for example label scores). Code that needs the model
-exclusively, for example tuning, holds the model. If a call gets a stop request (`ambient.CallStop`), its waits raise
+exclusively, for example tuning, reserves the model. If a call gets a stop request (`ambient.CallStop`), its waits raise
 immediately, its requests leave before the next step, and its waiting jobs do not run.
 """
 

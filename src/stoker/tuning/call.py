@@ -1,4 +1,4 @@
-"""Run one job as a call on a library. The ranks of a gang meet, choose the initial prompt, tune it, and store the
+"""Run one job as a call on a library. The ranks of a gang connect, choose the initial prompt, tune it, and store the
 result in the bank.
 
 **Initial prompt.** The initial prompt comes from the job, from the bank, or from the targets of the job. A lookup in

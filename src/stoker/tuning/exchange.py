@@ -1,6 +1,6 @@
 """The connections between the ranks of a gang, and the sums that the ranks exchange.
 
-The ranks meet at a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job in the store.
+The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job in the store.
 Two gangs at one address thus get an error, not wrong sums. The ranks then form a process group of torch.distributed,
 with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls in two slots of a library
 must not share a group.
@@ -34,7 +34,7 @@ _AGAIN_S = 0.05
 
 
 class ExchangeError(GangBroken):
-    """The ranks of a gang did not meet, or a rank was lost. Facts: `rank`, `size`, `rendezvous`."""
+    """The ranks of a gang did not connect, or a rank was lost. Facts: `rank`, `size`, `rendezvous`."""
 
 
 class Exchange:

@@ -1,4 +1,4 @@
-"""The key-value store where the ranks of a gang meet. Rank 0 serves the store to ranks that prove the gang's key.
+"""The key-value store that connects the ranks of a gang. Rank 0 serves the store to ranks that prove the gang's key.
 
 torch.distributed's own store answers any stranger who reaches its port. In this store, both sides of a connection first
 prove the key (`pilot.transfer.wire`). Every header has a MAC and the digest of its value. Values are not encrypted.

@@ -175,7 +175,7 @@ def tune(
 ) -> Tuned:
     """Run a job as one rank. The model is unchanged afterwards.
 
-    The ranks meet at `rendezvous`, a `host:port` on the machine of rank 0.
+    The ranks connect at `rendezvous`, a `host:port` on the machine of rank 0.
 
     Args:
         start: A checkpoint from a report.
