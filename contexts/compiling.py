@@ -70,7 +70,7 @@ _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-class _Had(NamedTuple, Generic[Made]):
+class _CompiledCode(NamedTuple, Generic[Made]):
     made: Made
     is_new: bool
 
@@ -78,26 +78,26 @@ class _Had(NamedTuple, Generic[Made]):
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
     """Return the result of `compile`, and its origin as text. If a snapshot with this form exists, use it."""
     if not form:
-        return _alone(compile), _NOT_KEPT
+        return _compile_without_snapshot(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
     if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
-        had = _from(came, compile, place=place)
+        had = _compile_from_snapshot(came, compile, place=place)
         if had is not None and not had.is_new:
             return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
         if had is not None:
-            return had.made, _offered(form, place, "just compiled")
+            return had.made, _offer_snapshot(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
         if found is None and made_s_of(place) is None:  # the disk is not writable
             break
-        had = _Had(found[0], True) if found else _from(place, compile, place=place)
+        had = _CompiledCode(found[0], True) if found else _compile_from_snapshot(place, compile, place=place)
         if had is not None:
-            return had.made, _offered(form, place, "just compiled" if had.is_new else "compiled earlier")
+            return had.made, _offer_snapshot(form, place, "just compiled" if had.is_new else "compiled earlier")
         set_aside(place)
-    return _alone(compile), _NOT_KEPT
+    return _compile_without_snapshot(compile), _NOT_KEPT
 
 
-def _offered(form: str, place: Path, how: str) -> str:
+def _offer_snapshot(form: str, place: Path, how: str) -> str:
     made_s = made_s_of(place)
     if made_s is None:
         return _NOT_KEPT
@@ -126,7 +126,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     return (found[0],) if found else None
 
 
-def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
+def _compile_from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> _CompiledCode[Made] | None:
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
             cache = Path(folder, _CACHE)
@@ -136,7 +136,7 @@ def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | 
             is_new = _files(cache) != before
             if is_new:
                 _replace(place, cache, made_s=time.monotonic() - began)
-            return _Had(made, is_new)
+            return _CompiledCode(made, is_new)
     except Exception as error:
         log.warning("the compiled code in %s cannot be used (%s); it is compiled again", source, error)
         return None
@@ -160,7 +160,7 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
         log.warning("compiled code is not kept in %s: %s", place.parent, error)
 
 
-def _alone(compile: Compile[Made]) -> Made:
+def _compile_without_snapshot(compile: Compile[Made]) -> Made:
     with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
         return compile(Path(folder))
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
-_TOLD = {True: "yes", False: "no"}
+_YES_OR_NO = {True: "yes", False: "no"}
 
 
 @context  # the key of a recipe covers this function's code, docstring and import
@@ -245,7 +245,7 @@ def _chosen(
     asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
     profile = kept_encoder_profile(path, **asked)
     if profile is None:
-        told = " ".join(f"--{name} {_TOLD.get(value, value)}" for name, value in asked.items())
+        told = " ".join(f"--{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
         raise RecipeError(
             f"no lengths were measured for {path}: give lengths=[64, 128, ...], or measure them first:"
             f" stoker run encoder_lengths --model {path} {told}".rstrip(),

@@ -64,9 +64,9 @@ def profile_lengths(
     told = told or (lambda *_: None)
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
-        samples, is_compiled = _one_after_the_other(model, asked, compiled=compiled, repeats=repeats, told=told)
+        samples, is_compiled = _time_in_sequence(model, asked, compiled=compiled, repeats=repeats, told=told)
     else:
-        samples = _in_turns(model, asked, repeats=repeats, told=told)
+        samples = _time_in_rotation(model, asked, repeats=repeats, told=told)
     return EncoderProfile(
         lengths=tuple(
             LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
@@ -88,7 +88,7 @@ def profile_lengths(
 Samples = dict[int, list[float]]
 
 
-def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _time_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -104,7 +104,7 @@ def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told
     return samples
 
 
-def _one_after_the_other(
+def _time_in_sequence(
     model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
     samples: Samples = {}

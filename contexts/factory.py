@@ -30,10 +30,10 @@ from stoker.errors import RecipeError, SerializationError
 Loader = Callable[..., Any]
 _MOST_MADE = 256  # each recipe keeps its loader's captured objects in memory
 _LONGEST = 300
-_made: OrderedDict[str, _MadeHere] = OrderedDict()
+_made: OrderedDict[str, _LocalRecipe] = OrderedDict()
 
 
-class _MadeHere(NamedTuple):
+class _LocalRecipe(NamedTuple):
     loader: weakref.ref[Any]
     arguments: dict[str, Any] | None
     captured: Captured
@@ -245,8 +245,8 @@ def make_recipe(
     parts = [
         "recipe",
         loader,
-        [_stable(value) for value in args],
-        {key: _stable(kwargs[key]) for key in sorted(kwargs)},
+        [_digestible(value) for value in args],
+        {key: _digestible(kwargs[key]) for key in sorted(kwargs)},
         [ref.name for ref in objects],
         [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
@@ -261,7 +261,7 @@ def make_recipe(
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     with suppress(TypeError):  # some loaders do not support weak references
-        _made[digest[:32]] = _MadeHere(weakref.ref(loader), plain, Captured(loader))
+        _made[digest[:32]] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
         _made.move_to_end(digest[:32])
         if len(_made) > _MOST_MADE:
             _made.popitem(last=False)
@@ -335,8 +335,8 @@ def _objects_in(
         plain = os.path.normpath(path)
         if not os.path.isabs(plain) and not plain.startswith(".."):
             named.append((plain, ref.name))
-    new_args = tuple(_swap(value, by_path) for value in bound.args)
-    new_kwargs = {key: _swap(value, by_path) for key, value in bound.kwargs.items()}
+    new_args = tuple(_as_object_path(value, by_path) for value in bound.args)
+    new_kwargs = {key: _as_object_path(value, by_path) for key, value in bound.kwargs.items()}
     return new_args, new_kwargs, tuple(objects[key] for key in sorted(objects)), tuple(named)
 
 
@@ -352,7 +352,7 @@ def _as_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any
     return ObjectPath(ref.name, as_path=isinstance(value, Path))
 
 
-def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
+def _as_object_path(value: Any, by_path: dict[str, ObjectRef]) -> Any:
     if by_path and isinstance(value, str | Path):
         ref = by_path.get(os.path.abspath(value))
         if ref is not None:
@@ -360,11 +360,11 @@ def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
     return value
 
 
-def _stable(value: Any) -> Any:
+def _digestible(value: Any) -> Any:
     if isinstance(value, ObjectPath):
         return ["object", value.name, value.as_path]
     if type(value) in (list, tuple):
-        return type(value)(_stable(item) for item in value)
+        return type(value)(_digestible(item) for item in value)
     return value
 
 

@@ -195,7 +195,7 @@ class ModelRunner:
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
-            self._trees = self._takes_trees(rows[0][:8])
+            self._trees = self._accepts_tree_mask(rows[0][:8])
         if self._trees:
             batch, after = self._prefill(rows, tails=tails)
             return batch.logits, after
@@ -283,7 +283,7 @@ class ModelRunner:
             self.prefixes.saw(rows[0], layers, _size(layers))
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
-    def _takes_trees(self, ids: Ids) -> bool:
+    def _accepts_tree_mask(self, ids: Ids) -> bool:
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)

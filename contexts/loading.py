@@ -167,7 +167,7 @@ _UNREACHABLE = re.compile(
     r"|No route to host|Connection refused",
     re.IGNORECASE,
 )
-_AGAIN = "No local file found. Retrying"
+_RETRYING = "No local file found. Retrying"
 """Log message of `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
 """Maximum seconds to connect to the hub, because a firewall may never answer."""
@@ -204,7 +204,7 @@ class HubWatch(logging.Handler):
         if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user forbids offline mode
             return
         refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
-        if not refused and not (_AGAIN in text and not _takes_connections(constants.ENDPOINT)):
+        if not refused and not (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):
             return
         self.unreachable = text
         constants.HF_HUB_OFFLINE = True
@@ -220,7 +220,7 @@ class HubWatch(logging.Handler):
         )
 
 
-def _takes_connections(url: str) -> bool:
+def _accepts_connections(url: str) -> bool:
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
         return True
     try:

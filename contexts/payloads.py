@@ -192,12 +192,12 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
     except Exception:
         # By value, a function includes its module's globals, for example a lock or a connection. By name, the function
         # can still work: its module is sent, or can be imported on the pilot.
-        if not _seen_user_code(value):
+        if not _has_user_code(value):
             raise
     return pickled([], prefers_names=True)[1]
 
 
-def _seen_user_code(value: Any) -> bool:
+def _has_user_code(value: Any) -> bool:
     parts = [value]
     if isinstance(value, tuple | list):
         parts += value
@@ -240,7 +240,7 @@ def load_exception(data: Buffer) -> BaseException:
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _saying(message, _rebuild_exception(loads(body, keep_classes=True)))
+            error = _with_message(message, _rebuild_exception(loads(body, keep_classes=True)))
             repr(error)
         except BaseException as failure:  # user code runs here and may raise SystemExit
             if is_interrupt(failure):
@@ -254,7 +254,7 @@ def load_exception(data: Buffer) -> BaseException:
     return found
 
 
-def _saying(message: str, error: Any) -> Any:
+def _with_message(message: str, error: Any) -> Any:
     """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
     try:
         if str(error) == message:

@@ -50,7 +50,7 @@ def load_parts(
 
     The layers are split over several `devices`.
     """
-    if snapshot and _worth_it(path):
+    if snapshot and _is_worth_converting(path):
         return _through_snapshot(path, dtype=dtype, devices=devices, name=name)
     return _read(path, dtype=dtype, devices=devices), "as it is"
 
@@ -62,7 +62,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
     """
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
-    if not _worth_it(path):
+    if not _is_worth_converting(path):
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
@@ -205,7 +205,7 @@ def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
             setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(named))
 
 
-def _worth_it(path: str) -> bool:
+def _is_worth_converting(path: str) -> bool:
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))

@@ -21,7 +21,7 @@ MOST_SAMPLES = 200
 MOST_CELLS = 512
 """Maximum number of cells for prefill or for decode: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
-_SURE = 4
+_RELIABLE_COUNT = 4
 _OUTLIER = 3.0
 """Maximum multiple of its forecast with which a step counts. A longer step was disturbed."""
 
@@ -246,7 +246,7 @@ class StepModel:
             expected = table.seconds(sample.tokens, sample.length)
             deviation = min(abs(sample.seconds - expected) / sample.seconds, _OUTLIER)
             self.count_error(deviation, prefill=sample.prefill)
-            if cell.count >= _SURE and sample.seconds > _OUTLIER * expected:
+            if cell.count >= _RELIABLE_COUNT and sample.seconds > _OUTLIER * expected:
                 sample = StepSample(sample.prefill, sample.tokens, sample.length, _OUTLIER * expected)
         self.add(sample)
         return sample, deviation

@@ -53,10 +53,10 @@ def _is_installed(name: str) -> bool:
     file = _file_of(module)
     if file is None:
         return getattr(module, "__spec__", None) is not None
-    return _lies_in_environment(file) or top in _editable_names()
+    return _is_in_environment(file) or top in _editable_names()
 
 
-def _lies_in_environment(file: str) -> bool:
+def _is_in_environment(file: str) -> bool:
     return file.startswith((*_site_roots(), *_linked_roots())) or _is_recorded(file)
 
 
@@ -92,7 +92,7 @@ def source_of(name: str) -> ModuleSource | None:
         return None
     places = spec.submodule_search_locations
     file = spec.origin if spec.has_location else next(iter(places or ()), None)
-    if file is None or _lies_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
+    if file is None or _is_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
         _installed_until[name] = list(sys.path), time.monotonic() + _INSTALLED_S
         return None
     return ModuleSource(os.path.abspath(file), is_package=places is not None)

@@ -270,7 +270,7 @@ class CarriedModules:
         ):  # fmt: skip
             before_replacing()
         _finder.count_replaced += bool(replaced)
-        elsewhere = [name for name in wanted if name in sys.modules and not _is_here(name)]
+        elsewhere = [name for name in wanted if name in sys.modules and not _is_sent_module(name)]
         packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
         imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
         for name in elsewhere:
@@ -320,10 +320,10 @@ def versions_of_context() -> Mapping[str, str]:
 
 def has_travelled(name: str) -> bool:
     """True if this module was imported from a sent source."""
-    return name in sys.modules and _is_here(name)
+    return name in sys.modules and _is_sent_module(name)
 
 
-def _is_here(name: str) -> bool:
+def _is_sent_module(name: str) -> bool:
     carried = _finder.known.get(name)
     return carried is not None and carried.is_imported
 

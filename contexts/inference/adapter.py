@@ -357,7 +357,7 @@ class Written:
             return self._end(Finish.LENGTH)
         if not self._pieces:
             return ""
-        return self._give(len(self._text) - self._held_back())
+        return self._give(len(self._text) - self._withheld_length())
 
     def _end(self, finish: Finish, *, whole: bool = True) -> str:
         self.finish = finish
@@ -391,7 +391,7 @@ class Written:
         start = 0 if everywhere else max(0, self._given)
         return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
 
-    def _held_back(self) -> int:
+    def _withheld_length(self) -> int:
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._text)), longest, -1):

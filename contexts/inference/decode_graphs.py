@@ -314,7 +314,7 @@ class DecodeGraphs:
         logits = self._decoder.forward_tensors(tokens, positions, parts)
         if logits_into is not None:
             logits_into.copy_(logits)
-        written = _chosen(logits, buffers.draws[:, :count], shape.draws)
+        written = _choose_tokens(logits, buffers.draws[:, :count], shape.draws)
         buffers.written[:count].copy_(written)
         tokens.copy_(written.clamp(min=0))
         positions.copy_(torch.cat(following))
@@ -377,7 +377,7 @@ class DecodeGraphs:
         return off
 
 
-def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
+def _choose_tokens(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
     likeliest = logits.float().argmax(dim=-1)
     if kind == GREEDY:
         return likeliest

@@ -46,7 +46,7 @@ _PACE = 0.2
 """Weight of the last step in the forecast of the next step's duration."""
 _EXIT_S = 30.0
 """Maximum seconds that an exiting process waits for a running step."""
-_LOOK_S = 0.1
+_CHECK_EVERY_S = 0.1
 """Seconds between two checks for a stop request while a call waits for the model."""
 
 
@@ -79,17 +79,17 @@ class Generation:
             come = self._come.get()
             self.stop.check()
             if isinstance(come, BaseException):
-                self._ends()
+                self._mark_over()
                 raise come
             if come[-1].finish is not None:
-                self._ends()
+                self._mark_over()
             yield from come
             if self.over:
                 return
 
     def abort(self) -> None:
         if not self.over:
-            self._ends()
+            self._mark_over()
             if self._leave is not None:
                 self._leave(self.request.id)
 
@@ -98,7 +98,7 @@ class Generation:
             self._leave(self.request.id)
         self._come.put(Evicted())
 
-    def _ends(self) -> None:
+    def _mark_over(self) -> None:
         self.over = True
         self.stop.forget(self.stopped)
 
@@ -302,7 +302,7 @@ class EngineThread:
         with self._work:
             self._wanted += 1
         try:
-            while not self._turn.acquire(timeout=_LOOK_S):
+            while not self._turn.acquire(timeout=_CHECK_EVERY_S):
                 stop.check()
         finally:  # also if a signal handler raises, because the engine thread waits until `_held` equals `_wanted`
             with self._work:
@@ -378,7 +378,7 @@ class EngineThread:
                 if self._over:
                     return
             with self._turn:
-                self._take_up()
+                self._accept_requests()
                 if not (self._open or self._jobs):
                     continue
                 if turns is not None:
@@ -397,7 +397,7 @@ class EngineThread:
         now, open_ones = time.monotonic(), self._open.values()
         return work_of(open_ones, now=now, accepted_requests=self._taken_up, mean_output=self._mean_output)
 
-    def _take_up(self) -> None:
+    def _accept_requests(self) -> None:
         while self._inbox:
             each = self._inbox.popleft()
             if isinstance(each, int):

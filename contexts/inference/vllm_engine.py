@@ -48,7 +48,7 @@ _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
 """Maximum number of tokens whose log-likelihoods vLLM returns in one request."""
 _PROBE_TOKENS = 8
-_LEAST_FREED = 0.5
+_LEAST_FREED_SHARE = 0.5
 """Share of the engine's memory below which the memory freed by a sleep causes a warning."""
 
 
@@ -166,7 +166,7 @@ class VLLMEngine:
         held = self._start.weights_bytes + self._start.cache_bytes
         if not self._start.sleeps:
             log.info("vLLM cannot sleep on a CPU: kept prefixes are dropped, %s stay in use", show_bytes(held))
-        elif self._freed_bytes < _LEAST_FREED * held:
+        elif self._freed_bytes < _LEAST_FREED_SHARE * held:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
@@ -239,7 +239,7 @@ class VLLMEngine:
         decoded = begun = read = 0
         for output in self._llm.step():
             if output.request_id in asked:
-                _note(output, asked)
+                _record_chances(output, asked)
             elif (writing := self._open.get(output.request_id)) is not None:
                 if writing.runs:
                     decoded += 1
@@ -316,7 +316,7 @@ class VLLMEngine:
                     return tuple(output.outputs[0].token_ids)
 
 
-def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
+def _record_chances(output: Any, asked: dict[str, dict[int, float]]) -> None:
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():

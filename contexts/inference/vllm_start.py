@@ -100,7 +100,7 @@ class VLLMStart:
             given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
             raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
         if parts > 1:
-            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_end_like_a_part)
+            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_kill_this_process)
         config = self.llm.vllm_config
         self.dtype: torch.dtype = config.model_config.dtype
         self.vocabulary = int(config.model_config.get_vocab_size())
@@ -156,7 +156,7 @@ def _cores_of_parts(parts: int) -> list[str]:
     return [",".join(map(str, mine[start : start + size])) for start in starts]
 
 
-def _end_like_a_part() -> None:
+def _kill_this_process() -> None:
     """Kill this process if a process with a part of the model has died, because vLLM cannot restart that part."""
     log.error("a process with a part of the model has died; the library ends with it")
     os.kill(os.getpid(), signal.SIGKILL)

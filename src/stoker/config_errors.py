@@ -286,7 +286,7 @@ def read_toml(
         raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
 
 
-class _Said(typing.NamedTuple):
+class _Explanation(typing.NamedTuple):
     table: int
     """Number of parts of the path that form the table's name."""
     key: str
@@ -321,37 +321,37 @@ def _words(
     *,
     data: Any,
     read: ReadUnit | None,
-) -> _Said:
+) -> _Explanation:
     parts, kind = place.path, place.kind
     whole = len(parts)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
     if unknown:
-        return _Said(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
+        return _Explanation(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
         choices = f"; {_choices(tags_of(kind), '')}" if missing[1] == tag_field(kind) else ""
-        return _Said(whole, missing[1], f"{missing[1]} is missing{choices}")
+        return _Explanation(whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
         # a message about several settings begins with the name of one of them
-        return _Said(whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
+        return _Explanation(whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
     last = max((number for number, part in enumerate(parts) if not part.isdigit()), default=0)
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
     if is_struct(kind) and last == whole - 1:
-        return _Said(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
+        return _Explanation(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = setting_at(root, parts[:-1], data=data, read=read).kind
         known = _values(kind) or tags_of(above)
-        return _Said(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
+        return _Explanation(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
-        return _Said(last, key, f"{key}: {shapes[key]}")
+        return _Explanation(last, key, f"{key}: {shapes[key]}")
     wanted = re.match(r"Expected `(.*?)`( [<>]=? \S+)?(?:, got `(.*)`)?$", problem)
     if wanted:
         got = f", not {_TYPES.get(wanted[3], wanted[3])}" if wanted[3] else ""
         bound = wanted[2].replace(">=", "of at least").replace("<=", "of at most") if wanted[2] else ""
         types = " or ".join(_TYPES.get(each, each) for each in wanted[1].split(" | ") if each != "null")
-        return _Said(last, key, f"{key} must be {types}{bound}{got}")
-    return _Said(last, key, f"{key}: {problem}")
+        return _Explanation(last, key, f"{key} must be {types}{bound}{got}")
+    return _Explanation(last, key, f"{key}: {problem}")
 
 
 _TYPES = {

@@ -137,9 +137,9 @@ class Progress:
         self._pace, self._also_pace = WorkPace(now), WorkPace(now)
         self._ended = False
         self._had_pilots = False
-        self._said = ""
+        self._last_line = ""
         """The last plain line without durations and times."""
-        self._said_at = -math.inf
+        self._last_line_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
         """Count items as done.
@@ -217,13 +217,13 @@ class Progress:
         words = _TIMES.sub("", text)
         if facts is None or not text:
             return ""
-        if words == self._said:
-            due = not facts.hot and now - self._said_at >= _AGAIN_S
+        if words == self._last_line:
+            due = not facts.hot and now - self._last_line_at >= _AGAIN_S
         else:
-            due = not self._said or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
+            due = not self._last_line or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
         if not due:
             return ""
-        self._said, self._said_at = words, now
+        self._last_line, self._last_line_at = words, now
         return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:

@@ -40,12 +40,12 @@ class BoundedLog(WatchedFileHandler):
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
         self._most_bytes = most_bytes
         self._lines = 0
-        self._take_output_along()
+        self._redirect_output()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if self._lines % _LOOK_EVERY == 0 and self._is_full():
-                self._begin_anew()
+                self._rotate()
             self._lines += 1
             super().emit(record)
         except OSError:
@@ -63,9 +63,9 @@ class BoundedLog(WatchedFileHandler):
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
-            self._take_output_along(before)
+            self._redirect_output(before)
 
-    def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
+    def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
         """Redirect stdout and stderr from `before`, or from a renamed or deleted log file."""
         if self.stream is None:
             return
@@ -80,7 +80,7 @@ class BoundedLog(WatchedFileHandler):
         self.reopenIfNeeded()
         return self.stream is not None and os.fstat(self.stream.fileno()).st_size > self._most_bytes
 
-    def _begin_anew(self) -> None:
+    def _rotate(self) -> None:
         path = Path(self.baseFilename)
         with path.open("rb") as full:
             before = os.fstat(full.fileno())

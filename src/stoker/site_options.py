@@ -51,7 +51,8 @@ _WORDS = {
     },
 }  # fmt: skip
 _LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
-"""LSF options that accept a value in the same word, as in `-Jname`. The last four have no entry in `_WORDS`."""
+"""LSF options that accept a value in the same word, as in `-Jname`. The last four are other options that begin like
+these."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,

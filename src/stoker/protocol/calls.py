@@ -180,9 +180,9 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a call. The client receives exactly one `CallEnd` for each accepted call.
 
-    If `ok`, `payload` is the pickled result. If a call fails without a `failure` or by an infrastructure failure,
-    `payload` may be the pickled exception of the function. `run_s`: seconds in the function. `pieces`: number of
-    acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code.
+    If `ok`, `payload` is the pickled result. If not `ok` and without a `failure`, `payload` is the pickled exception of
+    the function. An infrastructure failure may also have this payload. `run_s`: seconds in the function. `pieces`:
+    number of acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code.
     """
 
     call: CallId

@@ -173,7 +173,7 @@ def _model_facts(
     if model.trouble:
         yield f"cannot be used: {show_line(model.trouble)}"
         return
-    yield _standing(context) if context else "0 hot"
+    yield _library_counts(context) if context else "0 hot"
     yield f"{model.running} running"
     if model.tokens_per_s:
         yield f"{model.tokens_per_s:,.0f} tokens/s"
@@ -347,7 +347,7 @@ def _kinds(pilots: Sequence[PilotStatus]) -> str:
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
     names = [_short(each.name) for each in objects]
     width = max(map(len, names), default=0)
-    return ["   ".join([name.ljust(width), *_travels(each)]) for name, each in zip(names, objects, strict=True)]
+    return ["   ".join([name.ljust(width), *_transfer_facts(each)]) for name, each in zip(names, objects, strict=True)]
 
 
 def _short(name: str) -> str:
@@ -355,7 +355,7 @@ def _short(name: str) -> str:
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
 
-def _travels(each: ObjectStatus) -> Iterator[str]:
+def _transfer_facts(each: ObjectStatus) -> Iterator[str]:
     yield show_bytes(each.size_bytes)
     yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (
         f", {each.fetching} fetch it" if each.fetching else ""
@@ -393,7 +393,7 @@ def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
 
 
 def _facts(context: ContextStatus) -> Iterator[str]:
-    yield _standing(context)
+    yield _library_counts(context)
     if context.memory_bytes:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
@@ -408,7 +408,7 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield f"could not be loaded: {context.last_failure}"
 
 
-def _standing(context: ContextStatus) -> str:
+def _library_counts(context: ContextStatus) -> str:
     loading = f", {context.loading} loading" if context.loading else ""
     if not context.asleep:
         return f"{context.hot} hot{loading}"

@@ -29,7 +29,7 @@ from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
 
-_GOODBYE_S = 5.0
+_LEAVE_LIMIT_S = 5.0
 _AGAIN_S = 0.05
 
 
@@ -89,7 +89,7 @@ class Exchange:
             self._store.set(f"done/{self.rank}", "")
             if self.rank == 0:
                 names = [f"done/{rank}" for rank in range(self.size)]
-                self._store.wait(names, datetime.timedelta(seconds=_GOODBYE_S))
+                self._store.wait(names, datetime.timedelta(seconds=_LEAVE_LIMIT_S))
         except RuntimeError as error:
             log.warning("rank %d: other ranks did not report that they are done: %s", self.rank, _first_line(error))
 
@@ -231,7 +231,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
         if rank == 0:  # leave last, because the other ranks read the reason in the store of rank 0
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]
-                store.wait(reads, datetime.timedelta(seconds=_GOODBYE_S))
+                store.wait(reads, datetime.timedelta(seconds=_LEAVE_LIMIT_S))
         raise ExchangeError(
             f"rank {rank} of {size} found ranks of another job or gang at {where} (rank"
             f" {', '.join(strangers)}); {again}",

@@ -174,7 +174,7 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
     listener.setblocking(True)
     values = LocalValues()
     limits = wire.WireLimits(silence_s=_IDLE_S)
-    server = ObjectServer(_Nothing(), key=key, listener=listener, limits=limits, more=_answers(values))
+    server = ObjectServer(_NoObjects(), key=key, listener=listener, limits=limits, more=_answers(values))
     return RankStore(values, limit_s=limit_s, close=server.close)
 
 
@@ -183,7 +183,7 @@ def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
     return RankStore(values, limit_s=limit_s, close=values.close)
 
 
-class _Nothing:
+class _NoObjects:
     def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # any name is accepted
         return nullcontext()
 

@@ -324,7 +324,7 @@ class _RankRun:
             if asked and not self._ended:
                 data = self._checkpoint(write=self._exchange.rank == 0)
                 raise Evicted(payloads.dumps(data, what="checkpoint"))
-            self._tell(loss, iteration_s, self._checkpoint() if self._due() else b"")
+            self._report_progress(loss, iteration_s, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
         self._soft.place(self._best)
@@ -403,7 +403,7 @@ class _RankRun:
         self._saved_at = time.monotonic()
         return data
 
-    def _tell(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
+    def _report_progress(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
         if self._report is None:
             return
         done, most = self._header.iteration, self._job.until.iterations

@@ -50,7 +50,7 @@ AT_ONCE = 64
 """Number of prompts that are read and stored together. A killed build loses at most this number."""
 
 
-class _Of(msgspec.Struct, frozen=True):
+class _Origin(msgspec.Struct, frozen=True):
     model: str
     reading: str
 
@@ -69,7 +69,7 @@ class Readings:
         self.path = folder / "readings"
         self.candidates: dict[Key, Candidate] = {}
         self._features: dict[Key, Array] = {}
-        self._of = _Of(model, reading)
+        self._of = _Origin(model, reading)
         self._end = 0
         with contextlib.suppress(FileNotFoundError):
             self._load()
@@ -97,7 +97,7 @@ class Readings:
     def _load(self) -> None:
         found = store.read_records(self.path, skip=True)
         try:
-            of = msgspec.msgpack.decode(found.payloads[0], type=_Of) if found.payloads else self._of
+            of = msgspec.msgpack.decode(found.payloads[0], type=_Origin) if found.payloads else self._of
             records = [msgspec.msgpack.decode(payload, type=_Reading) for payload in found.payloads[1:]]
         except UNREADABLE as error:
             raise StokerError(
