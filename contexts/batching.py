@@ -7,7 +7,7 @@ more token per request (SLINFER §III-A). Engine, pilot and simulator follow the
 - A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps. With `mixes`,
   prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
 - A request reserves memory for its prompt and its expected tokens. The number of expected tokens is the mean of ended
-requests (SLINFER eq. 2), at least the written tokens, and at most the limit.
+  requests (SLINFER eq. 2), at least the written tokens, and at most the limit.
 - If a request outgrows its reservation, the reservation grows. If memory is short, the request with the latest due
   token (SLINFER §VII-D) leaves the batch, and its tokens are read again later.
 """

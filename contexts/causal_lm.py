@@ -169,8 +169,8 @@ def causal_lm(
         snapshot: Store a converted copy on the pilot's disk, for faster loads.
         threads: CPU threads of one library; 0 uses the pilot's setting (one per core).
         engine: `continuous`: all calls share one running batch. `static`: batches that start and end together, for any
-        architecture. `transformers`: `continuous` if the architecture allows it, or `static`. `vllm`: vLLM. `auto`:
-        `vllm` if it can be imported and the device is a GPU, or `transformers`.
+            architecture. `transformers`: `continuous` if the architecture allows it, or `static`. `vllm`: vLLM. `auto`:
+            `vllm` if it can be imported and the device is a GPU, or `transformers`.
         graphs: Capture decode steps as CUDA graphs (`continuous`). No effect on a CPU.
         devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism). The
             other engines place some of the layers on each device.

@@ -4,10 +4,10 @@ The value is visited in a fixed order. Each part is added to a SHA-256 after its
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
               No file names, line numbers, or module name. Depends on Python's minor version.
-    Installed code is represented by its name and its distribution's version (`user_code`). Cycles    a repeated
-    function, class or module is represented by the number of its first visit; a container that contains itself, by its
-    distance upwards. Others    paths, methods, arrays and tensors by their parts; other objects by their
-              `__reduce_ex__`.
+    Installed code is represented by its name and its distribution's version (`user_code`).
+    Cycles    a repeated function, class or module is represented by the number of its first visit; a container that
+              contains itself is represented by its distance upwards.
+    Others    paths, methods, arrays and tensors are represented by their parts; other objects by `__reduce_ex__`.
 """
 
 from __future__ import annotations

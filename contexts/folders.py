@@ -89,7 +89,7 @@ def may_be_shared(path: Path) -> bool:
 
 
 def umask_now() -> int:
-    """Return the umask without a change, because other threads may create files."""
+    """Return the umask without setting it, because other threads may create files."""
     try:
         with open("/proc/thread-self/status") as file:
             for line in file:

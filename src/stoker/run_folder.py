@@ -306,7 +306,7 @@ def open_run(
 
     Raises:
         ConfigError: `folder` has a run with other parameters (listed in the message), a finished run or other files, or
-        another process uses it.
+            another process uses it.
     """
     # Stored parameters come from a JSON file. Convert the new parameters to JSON types for the comparison.
     parameters = json.loads(json.dumps(parameters))

@@ -10,7 +10,7 @@ these rules:
 - The rate follows a new measurement slowly, with a time constant of 10 s, and by at most a factor of 1.4 in 10 s (1.7
   if rate and measurement differ by more than a factor of 3).
 - The time before the first burst may include the load of a model. The load time counts until the bursts cover an equal
-time with gaps of at most half its length.
+  time with gaps of at most half its length.
 - Between bursts the time left decreases. If no result arrives for 1.5 times the longest gap, the rate decreases by at
   most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
