@@ -102,7 +102,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
     for name, what in _UNSUPPORTED.items():
         if config.get(name):
             raise ValueError(
-                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served; only plain LoRA is supported"
+                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served; only plain LoRA is"
             )
     return AdapterFiles(folder, 0, _low_rank(there, config, shapes), shapes)
 

@@ -44,6 +44,7 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
     `inode` and `changed_ns` identify the file; 0 if unknown, or if the file was changed within the last two seconds.
     """
+
     name: str
     size_bytes: int
     source: str = ""

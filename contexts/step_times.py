@@ -67,7 +67,6 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-
     prefill: tuple[StepCell, ...] = ()
     decode: tuple[StepCell, ...] = ()
     prefill_error: StepError = StepError()

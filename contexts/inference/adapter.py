@@ -76,7 +76,6 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 class TokenChance(msgspec.Struct, frozen=True):
-
     token: int
     logprob: float
 

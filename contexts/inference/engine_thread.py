@@ -323,9 +323,7 @@ class EngineThread:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise StokerError(
-                "a process that was forked from a library cannot use its model; use it in the library"
-            )
+            raise StokerError("a process that was forked from a library cannot use its model; use it in the library")
 
     def _check_not_held(self) -> None:
         if self._holder == threading.get_ident():

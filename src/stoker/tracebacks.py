@@ -32,7 +32,6 @@ def hide_own_frames() -> None:
 
 
 class _Hook:
-
     def __init__(self, before: Any) -> None:
         self._before = before
 

@@ -331,7 +331,7 @@ def digest_samples(samples: Sequence[Sample]) -> str:
     """Return a digest of samples (16 hex digits).
 
     Args:
-            samples: The samples, in order.
+        samples: The samples, in order.
     """
     digest = hashlib.sha256()
     for sample in samples:

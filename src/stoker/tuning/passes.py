@@ -192,7 +192,7 @@ def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[tor
     wanted = torch.tensor(
         [(*row.target, *(_IGNORED,) * (longest - len(row.target))) for row in rows], device=device
     )  # fmt: skip
-        # The logits for a token are at the position before the token, and the soft prompt precedes the row.
+    # The logits for a token are at the position before the token, and the soft prompt precedes the row.
     before = [len(soft) + len(row.source) - 1 for row in rows]
     places = [
         [start + min(at, len(row.target) - 1) for at in range(longest)] for start, row in zip(before, rows, strict=True)
