@@ -215,7 +215,7 @@ class ContinuousEngine:
             why = self._batch.why_not(prompt=request.prompt, most=request.most)
             if why:
                 self._batch.limits = before
-                raise ValueError(f"an open request would no longer fit: {why}")
+                raise ValueError(f"a request that is open would not fit any more: {why}")
         self._prefixes.set_limit(for_prefixes)
         self._budget = cache_bytes
         if self._ahead is not None:
