@@ -1,7 +1,7 @@
-"""The files of a PEFT adapter, read without a GPU library: its kind, and whether it fits a base model.
+"""Read the files of a PEFT adapter without a GPU library: its kind, and whether it fits a base model.
 
 A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is vectors before the
-embeddings of the prompt's tokens (arXiv:2104.08691); `stoker tune` writes one.
+embeddings of the prompt's tokens (arXiv:2104.08691). `stoker tune` writes one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VECTORS = "prompt_embeddings"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "up": ("gate_proj", "up_proj"), "down": ("down_proj",),
 }  # fmt: skip
-"""Projections of a layer with the same input."""
+"""Projections of a layer that have the same input, by group."""
 _KEY = re.compile(r"(?:base_model\.model\.)?(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
 _LARGEST_HEADER = 100_000_000
 _UNSUPPORTED = {
@@ -33,7 +33,7 @@ _UNSUPPORTED = {
 }  # fmt: skip
 
 Shapes = dict[str, tuple[int, int]]
-"""Inputs and outputs of each projection of a layer."""
+"""Sizes of the input and output of each projection of a layer."""
 
 
 class BaseShapes(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """A LoRA of one projection: the names of its tensors in the file, and the factor of their product."""
+    """A LoRA of one projection: names of its tensors in the file, and the factor of their product."""
 
     layer: int
     projection: str
@@ -53,7 +53,7 @@ class LowRank(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """A readable adapter. `virtual_tokens`: of a soft prompt. `shapes`: of its tensors by name."""
+    """A readable adapter. `virtual_tokens`: length of a soft prompt. `shapes`: shapes of tensors by name."""
 
     folder: str
     virtual_tokens: int
@@ -62,11 +62,10 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The largest rank of a LoRA; 0 for a soft prompt."""
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits(self, base: BaseShapes | None) -> None:
-        """Raise ValueError if the adapter was made for a model of other sizes. `base`: None if unknown."""
+        """Raise ValueError if the adapter belongs to a model of other sizes. `base`: None if the sizes are unknown."""
         if base is None:
             return
         found = self.shapes.get(VECTORS)
@@ -87,7 +86,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
-    """Read the adapter's configuration and the shapes of its tensors. Raises ValueError if it cannot be served."""
+    """Read an adapter's configuration and tensor shapes. Raises ValueError if Stoker cannot serve the adapter."""
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
@@ -96,36 +95,35 @@ def read_adapter_files(folder: str) -> AdapterFiles:
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:
         if list(shapes) != [VECTORS] or len(shapes[VECTORS]) != 2 or not all(shapes[VECTORS]):
-            raise ValueError(f"{there / WEIGHTS} must hold {VECTORS} alone; it holds {', '.join(sorted(shapes)[:4])}")
+            raise ValueError(f"{there / WEIGHTS} must contain only {VECTORS}; it has {', '.join(sorted(shapes)[:4])}")
         return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
     if kind != LORA:
-        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not served; there are {LORA}, {SOFT_PROMPT}")
+        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not served; use {LORA} or {SOFT_PROMPT}")
     for name, what in _UNSUPPORTED.items():
         if config.get(name):
             raise ValueError(
-                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served, only plain LoRA"
+                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} cannot be served; only plain LoRA is"
             )
     return AdapterFiles(folder, 0, _low_rank(there, config, shapes), shapes)
 
 
 def check_adapter(folder: str, *, base: str) -> None:
-    """Raise ValueError if the adapter cannot be served, or does not fit the base in a local folder.
+    """Raise ValueError if Stoker cannot serve an adapter, or if the adapter does not fit the base model.
 
     Args:
-        folder: The adapter's folder.
-        base: The base's folder, a file in it, or a name on the model hub, whose sizes are unknown.
+        folder: Folder of the adapter.
+        base: Folder of the base model, a file in that folder, or a name on the model hub.
     """
     read_adapter_files(folder).check_fits(base_shapes(base))
 
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError if it cannot be served."""
+    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError as `read_adapter_files`."""
     return read_adapter_files(folder).virtual_tokens
 
 
 def base_shapes(source: str) -> BaseShapes | None:
-    """Return the sizes of the model in a local folder; None if they are unknown."""
     config = json_file(source, "config.json")
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     numbers = [config.get(name) for name in names]
@@ -153,7 +151,7 @@ def _low_rank(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, 
     for (layer, projection, module), names in sorted(found.items()):
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
-            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not belong together")
+            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
         scale = _scale(there, config, module, rank=down[0])
         pairs.append(LowRank(layer, projection, names["A"], names["B"], scale))
     if not pairs:

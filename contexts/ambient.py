@@ -1,10 +1,10 @@
 """Functions that user code calls inside a library, for example for its device or its progress.
 
-The *library* scope belongs to the process. The *call* scope is a context variable of each slot. A thread that the
-user's function starts uses the call that began last.
+The *library* scope is global in the process. The *call* scope is a context variable of each slot. A thread that the
+user's function starts uses the scope of the newest call.
 
-To stop a call, the library calls `CallStop.ask`, which wakes the call's waits. The waits and `progress(...)` then raise
-`Evicted`.
+To stop a call, the library calls `CallStop.ask`, which wakes the waits of the call. The waits and `progress(...)` then
+raise `Evicted`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that was asked to stop. Not an `Exception`, because retry loops catch those.
+    """Ends a call that must stop. Not a subclass of `Exception`, because retry loops catch `Exception`.
 
     Args:
-        state: The call's pickled checkpoint.
+        state: Pickled checkpoint of the call.
     """
 
     def __init__(self, state: bytes = b"") -> None:
@@ -39,7 +39,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The stop request of one call. Threads of the call check it and register functions that wake them."""
+    """The stop request of one call. Threads of the call check it, and register functions that wake the threads."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -57,7 +57,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the call is asked to stop, up to twice and in any thread. `wake` must not wait or raise."""
+        """Call `wake` on a stop request, up to twice and in any thread. `wake` must not block or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -67,7 +67,6 @@ class CallStop:
 
 
 def is_caused_by_stop(error: BaseException) -> bool:
-    """True if `Evicted` caused the exception."""
     seen: set[int] = set()
     open_ones: list[BaseException | None] = [error]
     while open_ones:
@@ -87,9 +86,9 @@ def is_caused_by_stop(error: BaseException) -> bool:
 class Gang:
     """The rank of this process in its gang, from 0 to `size` - 1.
 
-    `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is rank 0's socket at this port;
-    it is closed when the call ends, unless the function called `detach`. The port is open to the network, so check on
-    each connection that the peer knows `key`.
+    `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is the socket of rank 0 at this
+    port. The end of the call closes the socket, unless the function has called `detach`. The port is open to the
+    network, so check on each connection that the peer knows `key`.
     """
 
     rank: int
@@ -103,49 +102,49 @@ class Gang:
         return f"<rank {self.rank} of {self.size}{where}>"
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the listening socket."""
         if self.listener is not None:
             self.listener.close()
 
 
 class TextSink(Protocol):
-    """Takes the texts of one yielding call in the engine's thread, which must not wait."""
+    """Receives the texts of a call that yields texts. Runs in the engine's thread and must not block."""
 
     def add(self, text: str) -> bool:
-        """Take a text as the call's next piece. False if the call's client has to take pieces first."""
+        """Add a text as the call's next piece. Return False if the client must first acknowledge pieces."""
 
     def send(self) -> None:
-        """Send the texts that all sinks of the library have taken."""
+        """Send the texts of all sinks of the library."""
 
 
 class RelayedTexts(Iterable[str]):
-    """Texts that a function yields as one object: its library sends each text as a piece."""
+    """Texts that a function yields as one object. The library sends each text as a piece."""
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Give the texts to a sink.
+        """Pass the texts to a sink.
 
         Args:
-            sink: Takes texts in the engine's thread.
+            sink: Receives texts in the engine's thread.
 
         Returns:
-            An iterator over the texts that the sink does not take.
+            An iterator over the texts that the sink does not accept.
         """
 
 
 SeatHook = Callable[[float], Gang]
-"""Takes the seconds to wait for rank 0's address; returns this process's `Gang`."""
+"""A function of the seconds to wait for rank 0's address that returns this process's `Gang`."""
 ALONE = Gang(rank=0, size=1)
 
 
 MOST_STATE_BYTES = 16_000_000
-"""Largest checkpoint in bytes; one frame (at most 64 MB) carries it."""
+"""Maximum bytes of a checkpoint, so that it fits into one frame (at most 64 MB)."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (pickled; empty for None); returns True if the call is evicted."""
+"""A function of `done, total, metric, state` (pickled; empty for None) that returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes the form of a snapshot, its folder, and the seconds that making the snapshot took."""
+"""A function of a snapshot's form, its folder, and the seconds that writing the snapshot took."""
 
 
 class _ProcessScope(NamedTuple):
@@ -174,12 +173,12 @@ _running: dict[_SlotScope, None] = {}
 
 
 def device() -> str:
-    """Return the first device of this library by its PyTorch name, `cuda:0` or `cpu`."""
+    """Return the PyTorch name of this library's first device: `cuda:0` or `cpu`."""
     return devices()[0]
 
 
 def devices() -> tuple[str, ...]:
-    """Return all devices of this library by their PyTorch names, counted from 0; each CPU device is `cpu`."""
+    """Return the PyTorch names of all devices of this library, numbered from 0. Each CPU device is `cpu`."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -187,11 +186,10 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """Return a variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig. 5).
+    """Return a variable of this library's context. The loader must return a dict.
 
     Args:
-        name: A key of the dict.
-
+        name: Key of the variable.
     Raises:
         StokerError: No context is loaded in this process, or the dict lacks the key.
     """
@@ -213,16 +211,16 @@ def load_variable_from_serverless(name: str) -> Any:
 
 
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
-    """Report the progress of the running call. Does nothing outside of a call.
+    """Report the progress of the running call. Outside of a call, do nothing.
 
-    Raises `stoker.contexts.Evicted` if the call is evicted, cancelled or past its time limit. An evicted call starts
-    again elsewhere with `saved_state()`.
+    Raises `stoker.contexts.Evicted` if the call is evicted, cancelled or past its time limit. An evicted call restarts
+    elsewhere with `saved_state()`.
 
     Args:
-        done: Finished steps.
-        total: Steps in total; 0 if unknown.
-        metric: The quality of the result so far.
-        state: A picklable checkpoint of at most 16 MB, or a function that returns one.
+        done: Number of finished steps.
+        total: Total number of steps; 0 if unknown.
+        metric: Quality of the result so far.
+        state: A picklable checkpoint of at most 16 MB, or a function that returns a checkpoint.
 
     Raises:
         SerializationError: The checkpoint is too large or cannot be pickled.
@@ -243,20 +241,20 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """Return the checkpoint that this call saved when it was evicted.
+    """Return the checkpoint that this call saved before its eviction.
 
     Args:
-        default: Returned if the call has no checkpoint.
+        default: Value to return if the call has no checkpoint.
     """
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return this process's rank in the gang of the call; rank 0 of 1 outside of a gang.
+    """Return the rank of this process in the gang of the call. Outside of a gang, return rank 0 of 1.
 
     Args:
-        limit_s: Seconds to wait for the address of rank 0.
+        limit_s: Maximum seconds to wait for the address of rank 0.
 
     Raises:
         GangBroken: Rank 0 did not open its port in time.
@@ -270,15 +268,15 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the running call's first token is due, and the seconds per further token."""
+    """Return when the first token of the running call is due, and the seconds per later token."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop request of the running call; outside of a call, a new `CallStop`.
+    """Return the stop request of the running call. Outside of a call, return a new `CallStop`.
 
-    A thread of the user's function belongs to the only running call, unless `own_thread`.
+    Unless `own_thread`, a thread of the user's function uses the running call if only one call runs.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
@@ -303,7 +301,7 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of an object by its cache name; return any other path unchanged.
+    """Return the local path of an object from its cache name. Return any other path unchanged.
 
     Args:
         path: A cache name or a path.
@@ -313,26 +311,25 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def object_at(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of the object at a path, or an empty string."""
+    """Return the cache name of the object at a path, or ""."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    """Offer a snapshot to other pilots; they find it with `local_path(form)`. `made_s`: seconds to make it."""
     if _library is not None and _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory on each PyTorch device of this library; 0 if undeclared."""
+    """Return the declared memory in bytes on each PyTorch device of this library; 0 if undeclared."""
     return memory_of(_library.device_memory_bytes) if _library is not None else 0
 
 
 def memory_of(device_bytes: int) -> int:
-    """Return what `device_bytes` on each device of the pilot are on each PyTorch device.
+    """Convert bytes per device of the pilot to bytes per PyTorch device.
 
-    PyTorch sees all CPU devices of a library as one, `cpu`.
+    PyTorch treats all CPU devices of a library as one device, `cpu`.
     """
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
@@ -346,9 +343,9 @@ def enter_library(
     offer: SnapshotHook | None = None,
     device_memory_bytes: int = 0,
 ) -> None:
-    """Set the library scope, once before the loader runs and once with the loaded context.
+    """Set the library scope: first before the loader runs, and again with the loaded context.
 
-    `device`: the pilot's names of the devices (`cuda:3`). `objects`: local paths by cache name and by snapshot form;
+    `device`: names of the devices on the pilot (`cuda:3`). `objects`: local paths by cache name and by snapshot form;
     None keeps the earlier paths.
     """
     global _library

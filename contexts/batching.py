@@ -1,15 +1,15 @@
 """Choose the next step of a language model's engine.
 
-A *prefill* step reads prompts; a request's last prefill step writes its first token. A *decode* step writes one more
-token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
+A *prefill* step reads prompts. The last prefill step of a request writes its first token. A *decode* step writes one
+more token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
 
-- A request joins when a row and memory are free: earliest due token first, then the oldest request.
+- A request joins the batch if a row and memory are free. The earliest due token comes first, then the oldest request.
 - A prefill step reads at most `prefill_tokens`. Parts of a longer prompt alternate with decode steps. With `mixes`,
   prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves memory for its prompt and its expected tokens: the mean of ended requests (SLINFER eq. 2), at least
-  its written tokens, at most its limit.
-- A request that outgrows its reservation takes a larger one. If memory is short, the request with the latest due token
-  (SLINFER §VII-D) leaves the batch and is read again later.
+- A request reserves memory for its prompt and its expected tokens. The number of expected tokens is the mean of ended
+  requests (SLINFER eq. 2), at least the written tokens, and at most the limit.
+- If a request outgrows its reservation, the reservation grows. If memory is short, the request with the latest due
+  token (SLINFER §VII-D) leaves the batch, and its tokens are read again later.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SMALLEST_ROW_TOKENS = 64
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch and of one step; 0 = unlimited.
 
-    `mixes`: decoding requests join prefill steps. `page_tokens`: size of a cache page (vLLM); 0 = rows are powers of
-    two.
+    `mixes`: True if decoding requests join prefill steps. `page_tokens`: size of a cache page (vLLM); 0: row lengths
+    are powers of two.
     """
 
     rows: int = 32
@@ -45,7 +45,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def longest_row(self) -> int:
-        """Return the longest row that fits in the cache; 0 = unlimited."""
+        """Return the length of the longest row that fits into the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -53,10 +53,10 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model. `tokens` and `starts`: the tokens that each request reads, and its tokens in the
-    cache.
+    """One forward pass of the model.
 
-    `writing`: the number of decoding requests. `evicted`: requests that lose their cache before the step.
+    `tokens`, `starts`: per request, the tokens to read and the tokens in the cache. `writing`: number of decoding
+    requests. `evicted`: requests that lose their cache before the step.
     """
 
     prefill: bool
@@ -81,7 +81,7 @@ class Step(msgspec.Struct, frozen=True):
 class BatchedRequest(msgspec.Struct):
     """A request with `read` tokens in the cache and `made` of at most `most` tokens written.
 
-    Further tokens are due `tpot_s` seconds apart (0: they have no due time).
+    Later tokens are due `tpot_s` seconds apart (0: no due time).
     """
 
     id: int
@@ -96,7 +96,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def due_at(self) -> float:
-        """Due time of the next token (SLINFER eq. 1)."""
+        """Time when the next token is due (SLINFER eq. 1)."""
         if self.made and not self.tpot_s:
             return math.inf
         return self.first_due_at + self.made * self.tpot_s
@@ -107,7 +107,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Tokens to read before the next token is written; 1 while decoding."""
+        """Number of tokens to read before the next token is written; 1 during decoding."""
         return self.length - self.read
 
     @property
@@ -116,7 +116,6 @@ class BatchedRequest(msgspec.Struct):
 
 
 def row_tokens(tokens: int) -> int:
-    """Return the length of a cache row: a power of two."""
     return max(SMALLEST_ROW_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 
@@ -127,7 +126,7 @@ class RunningBatch:
         self._waiting: dict[int, BatchedRequest] = {}
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
-        """Mean of the tokens that ended requests have written."""
+        """Mean number of tokens that ended requests have written."""
         self._ended = 0
         self._arrivals = 0
         self._decode_next = False
@@ -141,13 +140,12 @@ class RunningBatch:
 
     @property
     def due_at(self) -> float:
-        """Earliest due time of a token of the batch."""
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why a request of these sizes can never fit; empty if it can."""
+        """Return why a request of these sizes can never fit, or ""."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -157,14 +155,14 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """Add a request. Raises ValueError if no row is large enough (`why_not`)."""
+        """Add a request. Raises ValueError if no row is long enough (`why_not`)."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """Return the next step. The caller computes the step and calls `did`."""
+        """Return the next step. The caller must compute the step and call `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -196,7 +194,7 @@ class RunningBatch:
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """Return how many times `next` would return this step while no request joins or ends."""
+        """Return how many times `next` would return this step if no request joins or ends."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())
@@ -223,7 +221,7 @@ class RunningBatch:
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
-        """Return the cache tokens for all requests and this one at their expected lengths (SLINFER eq. 2)."""
+        """Return the cache tokens of all requests and one new request at their expected lengths (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
         row = self.limits.row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
@@ -231,7 +229,7 @@ class RunningBatch:
 
     def outgrown_tokens(self, *, unrecorded: int = 0) -> int:
         """Return the cache tokens of all requests at their expected lengths. A request that has outgrown its estimate
-        counts with a further row of the smallest size (SLINFER §VII-D).
+        counts with one more row of the smallest size (SLINFER §VII-D).
 
         `unrecorded`: tokens that each decoding request has written since the last call of `did`.
         """
@@ -252,7 +250,7 @@ class RunningBatch:
             request = self.waiting[0]
             size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
             if size > self._room():
-                size = self.limits.row_tokens(request.length + 1)  # smaller than the expected size, but enough for now
+                size = self.limits.row_tokens(request.length + 1)  # less than expected, but enough for now
                 if size > self._room():
                     break
             request.reserved = size
@@ -270,7 +268,7 @@ class RunningBatch:
                 evicted.append(self._evict())
             if request.id in self.running:
                 request.reserved = size
-        while self.running and self._room() < 0:  # the limit was lowered
+        while self.running and self._room() < 0:  # `cache_tokens` was reduced
             evicted.append(self._evict())
         return tuple(evicted)
 

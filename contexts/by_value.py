@@ -1,9 +1,10 @@
 """Pickle the user's own functions, classes and modules by value, with cloudpickle.
 
-Type variables and sentinels are compared with `is`, so each gets an id and is unique in a process. Classes of modules
-that travel are pickled by name, with the simple attributes that the program has set.
+Type variables and sentinels are compared with `is`. Therefore each has an id and exists once per process. Classes of
+sent modules are pickled by name, with the simple attributes that the program has set.
 
-Open files are refused: a copy would write elsewhere, and the copy of a temporary file would remove the original.
+Open files are refused, because a copy would write to another place. The copy of a temporary file would remove the
+original.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FILES = (
 )  # fmt: skip
 _TEMPORARY = (
     tempfile._TemporaryFileWrapper,
-    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # removes the file of a wrapper
+    tempfile._TemporaryFileCloser,  # type: ignore[attr-defined]  # the closer removes the temporary file
     tempfile.SpooledTemporaryFile,
     tempfile.TemporaryDirectory,
 )
@@ -87,7 +88,7 @@ def _handle_error(value: Any) -> OpenHandle:
     name, mode = _fact(value, "name"), _fact(value, "mode")
     if what == "an open file" and isinstance(name, int):
         advice = "open the file in the function"
-    if name is None:  # bz2 and lzma wrap the file
+    if name is None:  # the classes of bz2 and lzma wrap the file
         name = value.filename if isinstance(value, zipfile.ZipFile) else _fact(_fact(value, "_fp"), "name")
     if isinstance(name, str | bytes) and name:
         what += f" {name!r:.200}"
@@ -118,7 +119,6 @@ _MOST_PARTS = 64
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
-    """Return the class of this name after setting these attributes."""
     kind: Any = importlib.import_module(module)
     for part in name.split("."):
         kind = getattr(kind, part)
@@ -140,16 +140,15 @@ def _is_simple(part: Any) -> bool:
 
 CACHED = type(functools.lru_cache(len))
 """Class of functions decorated with `functools.cache` or `lru_cache`."""
-_DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # it is a function
+_DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # the object is a function
 
 
 def is_dispatcher(function: types.FunctionType) -> bool:
-    """True for a function decorated with `functools.singledispatch`."""
     return function.__code__ is _DISPATCHER and hasattr(function, "registry")
 
 
 def _reduce_cached(value: Any) -> Any:
-    if not hasattr(value, "cache_parameters"):  # not made by the decorator, so its options are unknown
+    if not hasattr(value, "cache_parameters"):  # another object of this class, with unknown options
         return None
     options = value.cache_parameters()
     attributes = {name: part for name, part in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
@@ -182,7 +181,7 @@ def _reduce_cached_property(value: Any) -> Any:
 def _reduce_cell(cell: types.CellType) -> Any:
     try:
         content = cell.cell_contents
-    except ValueError:  # empty
+    except ValueError:  # the cell is empty
         return types.CellType, ()
     return types.CellType, (), (content,), None, None, fill_cell
 
@@ -242,7 +241,6 @@ def _reduce_new_type(value: Any) -> Any:
 def new_named(
     kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any], identity: str
 ) -> Any:
-    """Return the only type variable or NewType with this id."""
     made = kind(*arguments, **options)
     for name, value in attributes.items():
         with contextlib.suppress(AttributeError):
@@ -260,7 +258,7 @@ def _reduce_sentinel(value: object) -> Any:
     with _sentinels_lock:
         identity = _ids_of_sentinels.get(id(value))
         if identity is None:
-            if len(_sentinels) >= _MOST_SENTINELS:  # a program with this many sentinels does not compare them
+            if len(_sentinels) >= _MOST_SENTINELS:  # a program with so many sentinels does not compare them
                 return None
             identity = uuid.uuid4().hex
             _sentinels[identity] = value
@@ -269,7 +267,6 @@ def _reduce_sentinel(value: object) -> Any:
 
 
 def sentinel(identity: str) -> object:
-    """Return the only `object()` with this id."""
     with _sentinels_lock:
         value = _sentinels.get(identity)
         if value is None:
@@ -295,9 +292,9 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Pickles the user's own code by value, with its source lines if the value contains a `SourceLines`.
+    """Pickles the user's own code by value. If the value contains a `SourceLines`, source lines are included.
 
-    Classes of the modules `by_name` are pickled by name; with `prefers_names`, all importable code.
+    Classes of the modules `by_name` are pickled by name. With `prefers_names`, all importable code is.
     """
 
     def __init__(
@@ -306,13 +303,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         self.named: set[str] = set()
-        """With `prefers_names`: the user's modules whose parts were pickled by name."""
+        """With `prefers_names`: the user's modules with parts that were pickled by name."""
         self.modules: list[types.ModuleType] = []
         self._by_name = by_name
         self._prefers_names = prefers_names
 
     def join_functions_to(self, modules: list[types.ModuleType]) -> None:
-        """Make rebuilt functions of these modules share the module's globals."""
+        """Make rebuilt functions of `modules` share the globals of their module."""
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:

@@ -1,4 +1,4 @@
-r"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU.
+r"""A ready-made context: a causal language model with Transformers or vLLM, on a CPU or a GPU.
 
     from stoker import app, causal_lm
 
@@ -64,9 +64,9 @@ def load_causal_lm(
         The loaded model.
 
     Raises:
-        ValueError: The engine does not support the model. Errors of Transformers pass through.
+        ValueError: The engine does not support the model. Exceptions of Transformers are not changed.
     """
-    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+    from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
@@ -102,7 +102,7 @@ def configured_language_model(
     vllm: dict[str, Any] | None = None,
 ) -> CausalLM:
     """`language_model` with settings of its engine."""
-    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+    from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
     return load_model(
         path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
@@ -126,7 +126,7 @@ def adapted_language_model(
     vllm: dict[str, Any] | None = None,
 ) -> CausalLM:
     """`configured_language_model` with adapters."""
-    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
+    from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
     return load_model(
         path, dtype=dtype, snapshot=snapshot, name=ambient.object_at(path), threads=threads, engine=engine,
@@ -159,32 +159,32 @@ def causal_lm(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """Return the recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
+    """Return the recipe of a causal language model. The context is a `stoker.contexts.language_model.CausalLM`.
 
     Args:
-        path: A folder written by `save_pretrained`, a `.safetensors` file in such a folder, or a `.gguf` file; Stoker
-            sends it to the pilot. Or a name on the model hub, which the library downloads. Empty: `default_model()`.
-        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU and the model's
+        path: A folder from `save_pretrained`, a `.safetensors` file in such a folder, or a `.gguf` file, which Stoker
+            sends to the pilot. Or a name on the model hub, which the library downloads. Empty: `default_model()`.
+        dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`). `auto`: float32 on a CPU, and the model's
             own dtype on a GPU.
-        snapshot: Keep a converted copy on the pilot's disk, for faster loads.
-        threads: CPU threads of one library; 0 keeps the pilot's setting (one per core).
-        engine: `continuous`: every call joins one running batch. `static`: batches that begin and end together, for any
-            architecture. `transformers`: `continuous` if the architecture allows it, else `static`. `vllm`: vLLM.
-            `auto`: `vllm` if it imports and the device is a GPU, else `transformers`.
-        graphs: Capture decode steps as CUDA graphs (`continuous`); no effect on a CPU.
-        devices: Devices of one node that hold the model together. vLLM splits each layer (tensor parallelism); the
-            other engines give each device some of the layers.
+        snapshot: Store a converted copy on the pilot's disk, for faster loads.
+        threads: CPU threads of one library; 0 uses the pilot's setting (one per core).
+        engine: `continuous`: all calls share one running batch. `static`: batches that start and end together, for any
+            architecture. `transformers`: `continuous` if the architecture allows it, or `static`. `vllm`: vLLM. `auto`:
+            `vllm` if it can be imported and the device is a GPU, or `transformers`.
+        graphs: Capture decode steps as CUDA graphs (`continuous`). No effect on a CPU.
+        devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism). The
+            other engines place some of the layers on each device.
         adapters: Folders of PEFT adapters (LoRA, or soft prompts of `stoker tune`) by name, for
-            `complete(adapter=...)`. The library loads each at its first use. `auto` is then `transformers`.
-        max_model_len: Most tokens of a prompt and its continuation; 0: as many as the model allows.
-        chat_template: The text of a chat template (Jinja), in place of the model's.
-        vllm: Engine arguments of vLLM by name, for example `{"quantization": "fp8"}`; needs `engine="vllm"`.
-        slots: Concurrent calls in one library; `auto`: as many as the engine serves within its memory.
+            `complete(adapter=...)`. The library loads each adapter at its first use. `auto` then means `transformers`.
+        max_model_len: Maximum number of tokens of a prompt and its continuation; 0: the model's limit.
+        chat_template: Text of a chat template (Jinja), instead of the model's template.
+        vllm: Engine arguments of vLLM by name, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
+        slots: Concurrent calls in one library. `auto`: as many as fit into the engine's memory.
         memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
         min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
     Raises:
-        RecipeError: The path is none of these, or an option is invalid.
+        RecipeError: The path has no model, or an option is invalid.
     """
     check_graphs(graphs, engine=engine, devices=devices)
     wanted = EngineSettings(max_model_len, chat_template, vllm or {})
@@ -226,11 +226,11 @@ def model_recipe(
     """Return the recipe of a language model with your own loader.
 
     Args:
-        loader: Takes `path`, and by name `dtype`, `snapshot`, `threads` and (unless `auto`) `engine`.
+        loader: Accepts `path`, and by name `dtype`, `snapshot`, `threads` and (unless `auto`) `engine`.
         path, dtype, snapshot, threads, engine: As in `causal_lm`.
-        preload: Further modules that a pilot imports in advance.
-        arguments: Further arguments of the loader.
-        files: Names of further arguments that are paths.
+        preload: More modules that a pilot imports in advance.
+        arguments: More arguments of the loader.
+        files: Names of the arguments in `arguments` that are paths.
         **options: Options of `@context`.
 
     Raises:
@@ -251,14 +251,14 @@ def model_recipe(
     needs = {"files": (*(("path",) if is_local else ()), *files), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
-    # The key covers the cache needs already: they follow from the folder, the dtype and the declared memory.
+    # The key needs no cache sizes, because they follow from the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
 
 
 def checked_adapters(
     adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of `adapted_language_model`. Raises RecipeError if an adapter cannot be served."""
+    """Return the arguments of `adapted_language_model`. Raises RecipeError if Stoker cannot serve an adapter."""
     if engine == "static":
         raise RecipeError(
             f"causal_lm(engine={engine!r}, adapters=...): {engine} serves no adapters; leave out the engine",
@@ -294,8 +294,8 @@ def dtype_named(dtype: str, *, what: str) -> str:
     """Return the full name of a dtype.
 
     Args:
-        dtype: A full or short name, `float16` or `fp16`.
-        what: The kind of recipe, for the error message.
+        dtype: A full or short name: `float16` or `fp16`.
+        what: Kind of recipe, for the error message.
 
     Raises:
         RecipeError: The dtype is unknown.
@@ -311,7 +311,7 @@ def default_model() -> str:
     """Return the path of SmolLM2-135M-Instruct (Apache-2.0, GGUF) in its Python package.
 
     Raises:
-        RecipeError: The package is missing; the message has the install command.
+        RecipeError: The package is not installed. The message has the install command.
     """
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

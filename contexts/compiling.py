@@ -1,7 +1,8 @@
-"""Compile an encoder's network for one batch shape with torch.compile; on a GPU as CUDA graphs.
+"""Compile an encoder's network for one batch shape with torch.compile. On a GPU, the result is a CUDA graph.
 
-One thread compiles and computes: a CUDA graph belongs to its thread. The compiler's cache folder is kept as a snapshot,
-which other pilots find by its *form*. A damaged snapshot is moved aside; a snapshot of another machine is replaced.
+One thread compiles and computes, because a CUDA graph belongs to a thread. The compiler's cache folder is stored as a
+snapshot, which other pilots find by its *form*. A damaged snapshot is moved aside. A snapshot of another machine is
+replaced.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """Token ids of a text or of a pair of texts. `types`: the text (0 or 1) of each token, if the model needs it."""
+    """Token ids of a text or of a pair of texts. `types`: index of the text (0 or 1) of each token, if required."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The batch shape of a runtime: tokens per text, and texts."""
+    """The batch shape of a runtime: tokens per text, and number of texts."""
 
     length: int
     batch: int = 1
@@ -47,7 +48,6 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return the inputs of the network, `[texts, tokens]` each, and the length of each text."""
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)
@@ -66,38 +66,38 @@ Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""No processes that outlive the load; no precompiled C++ headers in /tmp (150 MB each)."""
+"""Settings that prevent processes after the load, and precompiled C++ headers in /tmp (150 MB each)."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-class _Had(NamedTuple, Generic[Made]):
+class _CompiledCode(NamedTuple, Generic[Made]):
     made: Made
     is_new: bool
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile`, and its origin. Uses a snapshot of this form if one exists."""
+    """Return the result of `compile`, and its origin as text. If a snapshot with this form exists, use it."""
     if not form:
-        return _alone(compile), _NOT_KEPT
+        return _compile_without_snapshot(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
     if made_s_of(place) is None and (made_s := made_s_of(came)) is not None:
-        had = _from(came, compile, place=place)
+        had = _compile_from_snapshot(came, compile, place=place)
         if had is not None and not had.is_new:
             return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
         if had is not None:
-            return had.made, _offered(form, place, "just compiled")
+            return had.made, _offer_snapshot(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        if found is None and made_s_of(place) is None:  # the disk cannot be written
+        if found is None and made_s_of(place) is None:  # the disk is not writable
             break
-        had = _Had(found[0], True) if found else _from(place, compile, place=place)
+        had = _CompiledCode(found[0], True) if found else _compile_from_snapshot(place, compile, place=place)
         if had is not None:
-            return had.made, _offered(form, place, "just compiled" if had.is_new else "compiled earlier")
+            return had.made, _offer_snapshot(form, place, "just compiled" if had.is_new else "compiled earlier")
         set_aside(place)
-    return _alone(compile), _NOT_KEPT
+    return _compile_without_snapshot(compile), _NOT_KEPT
 
 
-def _offered(form: str, place: Path, how: str) -> str:
+def _offer_snapshot(form: str, place: Path, how: str) -> str:
     made_s = made_s_of(place)
     if made_s is None:
         return _NOT_KEPT
@@ -126,7 +126,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     return (found[0],) if found else None
 
 
-def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
+def _compile_from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> _CompiledCode[Made] | None:
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
             cache = Path(folder, _CACHE)
@@ -136,7 +136,7 @@ def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | 
             is_new = _files(cache) != before
             if is_new:
                 _replace(place, cache, made_s=time.monotonic() - began)
-            return _Had(made, is_new)
+            return _CompiledCode(made, is_new)
     except Exception as error:
         log.warning("the compiled code in %s cannot be used (%s); it is compiled again", source, error)
         return None
@@ -160,7 +160,7 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
         log.warning("compiled code is not kept in %s: %s", place.parent, error)
 
 
-def _alone(compile: Compile[Made]) -> Made:
+def _compile_without_snapshot(compile: Compile[Made]) -> Made:
     with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
         return compile(Path(folder))
 
@@ -188,13 +188,14 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Makes a network's inputs in the computing thread. Tensors made outside of inference mode would compile to other code.
+"""A function that creates a network's inputs in the computing thread. PyTorch would compile other code for tensors from
+outside of inference mode.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
 _FORMAT = 1
 _RUNS = 3
-"""Runs after compiling: the first warms up a CUDA graph, the second records it, the third runs it."""
+"""Runs after compiling: the first run warms up a CUDA graph, the second records the graph, the third runs it."""
 
 
 class Runtime(Protocol):
@@ -212,7 +213,7 @@ class Runtime(Protocol):
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape and runs them in its thread. `form`: the snapshot's name; empty: no
+    """Compiles networks for inputs of one shape, and runs them in its thread. `form`: name of the snapshot; empty: no
     snapshot.
     """
 
@@ -248,7 +249,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """True if a runtime should be compiled; `auto` means on a GPU."""
+    """True if a runtime should be compiled. `auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 

@@ -1,13 +1,13 @@
-"""Compute the digest of a value's *content*, code included. The digest is equal in every process.
+"""Compute the digest of a value's *content*, including code. The digest is equal in every process.
 
-The value is walked in a fixed order, and each part is fed to SHA-256 after its type and length.
+The value is visited in a fixed order. Each part is added to a SHA-256 after its type and length.
 
     Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
-              Not file names, line numbers, or the module. Depends on Python's minor version.
-    Installed code counts by its name and its distribution's version (`user_code`).
-    Cycles    a repeated function, class or module counts by the number of its first visit; a container that contains
-              itself counts by its distance upwards.
-    Others    paths, methods, arrays and tensors count by their parts; other objects by their `__reduce_ex__`.
+              No file names, line numbers, or module name. Depends on Python's minor version.
+    Installed code is represented by its name and its distribution's version (`user_code`).
+    Cycles    a repeated function, class or module is represented by the number of its first visit; a container that
+              contains itself is represented by its distance upwards.
+    Others    paths, methods, arrays and tensors are represented by their parts; other objects by `__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return 64 hex digits for these values together. Raises RecipeError, with the place in `names`."""
+    """Return a digest (64 hex digits) of values. Raises RecipeError, which names the place with `names`."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -123,7 +123,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return 32 hex digits for an item of data, equal for all versions of Python if it has no code."""
+    """Return a digest (32 hex digits) of an item of data. Without code, the digest is equal in all Python versions."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -131,7 +131,6 @@ def digest_of_item(item: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def digest_of_code(code: types.CodeType) -> str:
-    """Return 64 hex digits for a module's code, without its globals and imports."""
     return digest_of(code)
 
 
@@ -142,10 +141,10 @@ class _DigestWalk:
         self._sources: dict[ModuleSource | None, int] = {}
         self._states: set[tuple[int, frozenset[str]]] = set()
         self._above: list[int] = []
-        self._alive: list[Any] = []  # values that the walk has made; keeping them prevents a reuse of their ids
+        self._alive: list[Any] = []  # values that the walk has created; keeping them prevents a reuse of their ids
         self._path: list[str] = []
 
-    # ---- feeding
+    # ---- input of the hash
 
     def raw(self, tag: str, content: bytes | memoryview) -> None:
         self.hash.update(b"%s:%d:" % (tag.encode(), len(content)))
@@ -339,7 +338,7 @@ class _DigestWalk:
                 self.visit(value)
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, names)
-            except RecipeError:  # pickling reports the error if the value is sent
+            except RecipeError:  # pickling raises an error if the value is sent
                 del self._above[depth:], self._path[path:]
 
     def _imports(self, code: types.CodeType, package: str) -> None:
@@ -357,7 +356,7 @@ class _DigestWalk:
         if source is not None:
             self._sources[source] = len(self._sources)
         code = code_of(source) if source is not None else None
-        if source is None or code is None:  # a module made by a program, or a compiled extension
+        if source is None or code is None:  # a program created the module, or it is an extension
             self.open("nameless-source", 1)
             self.text(name)
             return

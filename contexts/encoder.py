@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MOST_IN_A_BATCH = 4096
 _MOST_TOKENS = 1_000_000
-_TOLD = {True: "yes", False: "no"}
+_YES_OR_NO = {True: "yes", False: "no"}
 
 
 @context  # the key of a recipe covers this function's code, docstring and import
@@ -48,7 +48,7 @@ def encoder_model(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
     """Load the model once; the process then serves call after call."""
-    from stoker.contexts.encoder_loading import load_encoder  # it loads torch, which only a library may do
+    from stoker.contexts.encoder_loading import load_encoder  # the module imports torch, which only a library may do
 
     return load_encoder(path, dtype=dtype, threads=threads, length=length, batch=batch, compiled=compiled)
 
@@ -72,23 +72,23 @@ def encoder(
     max_libraries: int | None = None,
     keep_alive: str | float | None = None,
 ) -> Recipe:
-    """Return the recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`.
+    """Return the recipe of an encoder. The context is a `stoker.contexts.encoding.EncoderModel`.
 
     Args:
-        path: A folder written by `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name
-            on the model hub, which the library downloads.
+        path: A folder from `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name on
+            the model hub, which the library downloads.
         dtype, threads: As in `stoker.causal_lm`.
-        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A longer text
-            raises InputTooLongError unless it is truncated. 0: no runtime.
-        batch: Texts in a batch of the runtime, padding included.
-        compiled: `"auto"` compiles a runtime on a GPU and ignores failures; with `True` a failure fails the load.
-        slots: Concurrent calls in one library; their texts share batches.
+        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A
+            longer text raises InputTooLongError unless it is truncated. 0: no runtime.
+        batch: Texts in a batch of the runtime, including padding.
+        compiled: `"auto"` compiles a runtime on a GPU and ignores failures. With `True`, a failure fails the load.
+        slots: Concurrent calls in one library, whose texts share batches.
         memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
         min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
     Raises:
-        RecipeError: The path is not a model folder, the model does not read `length` tokens, or an option of runtimes
-            lacks a `length`.
+        RecipeError: The path is not a model folder, `length` exceeds the model's limit, or an option of runtimes lacks
+            a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
@@ -144,8 +144,8 @@ sys.modules[__name__].__class__ = CallableModule
 class Family(msgspec.Struct, frozen=True):
     """The runtimes of one model, shortest first. Made by `family` and `encoder_family`.
 
-    `count` returns the tokens of a call's first argument. None: each call names its length (`features={"input_length":
-    ...}`).
+    `count` returns the number of tokens in a call's first argument. None: each call states its length
+    (`features={"input_length": ...}`).
     """
 
     recipes: tuple[Recipe, ...]
@@ -160,11 +160,11 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Longest input of each runtime in tokens, rising."""
+        """Longest input of each runtime in tokens, in ascending order."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for an input of this length, shortest first.
+        """Return the contexts for an input of `tokens` tokens, shortest first.
 
         Args:
             tokens: Length of the input.
@@ -188,7 +188,7 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
 
     Args:
         runtimes: Recipes by longest input in tokens.
-        count: Returns the tokens of a call's first argument. None: each call names its length in `features`.
+        count: Returns the number of tokens in a call's first argument. None: each call states its length in `features`.
 
     Raises:
         RecipeError: A runtime is not a recipe, a length is not positive, or the family is empty.
@@ -208,19 +208,19 @@ def encoder_family(
     truncate: bool = False,
     **options: Any,
 ) -> Family:
-    """Return a family of runtimes, each made by `encoder(path, length=...)`.
+    """Return a family of runtimes. `encoder(path, length=...)` creates each runtime.
 
-    A call's first argument is a text, a pair of texts (a tuple), or a list of them, of which the longest counts.
+    The first argument of a call is a text, a pair of texts (a tuple), or a list of these. The longest text counts.
 
     Args:
         path: As in `encoder`.
-        lengths: In tokens, rising. None: chosen from the profile that `stoker run encoder_lengths` has kept.
-        texts: Expected texts, for the choice of lengths; without texts every measured length is equally likely.
-        truncate: The function truncates texts, so longer texts go to the longest runtime.
+        lengths: Numbers of tokens, ascending. None: chosen from the profile of `stoker run encoder_lengths`.
+        texts: Expected texts, for the choice of lengths. Without texts, all measured lengths are equally likely.
+        truncate: True if the function truncates texts, so that longer texts use the longest runtime.
         **options: Options of `encoder`.
 
     Raises:
-        RecipeError: The model does not read these lengths, or no profile is kept.
+        RecipeError: A length exceeds the model's limit, or no profile is stored.
     """
     if "length" in options:
         raise RecipeError("encoder_family takes several lengths; write lengths=[...]", option="length")
@@ -245,7 +245,7 @@ def _chosen(
     asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
     profile = kept_encoder_profile(path, **asked)
     if profile is None:
-        told = " ".join(f"--{name} {_TOLD.get(value, value)}" for name, value in asked.items())
+        told = " ".join(f"--{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
         raise RecipeError(
             f"no lengths were measured for {path}: give lengths=[64, 128, ...], or measure them first:"
             f" stoker run encoder_lengths --model {path} {told}".rstrip(),

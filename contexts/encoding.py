@@ -1,9 +1,9 @@
-"""An encoder as a context, for embeddings and classification; and its time profile per text length.
+"""An encoder as a context for embeddings and classification, and its time profile by text length.
 
-An embedding is the mean of the last hidden states (`mean`), the first token's state (`cls`), or the last token's
-(`last`). Padding is masked, so results depend on the batch only by rounding.
+An embedding is the mean of the last hidden states (`mean`), or the last hidden state of the first (`cls`) or last token
+(`last`). Padding is masked, so a batch affects results only by rounding.
 
-The profile (Arlo §3.3, Fig. 2) measures uncompiled lengths in rotation, so a slow phase affects all lengths equally.
+The profile (Arlo §3.3, Fig. 2) measures uncompiled lengths in rotation. Thus a slow phase affects all lengths equally.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Seconds after which a profile stops at `_FEWEST_REPEATS` repeats."""
+"""Seconds after which a profile needs only `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
@@ -55,18 +55,18 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """Return the time profile of a model over these rising lengths (default: `usual_lengths`).
+    """Return the time profile of a model for `lengths`, in ascending order (default: `usual_lengths`).
 
-    Raises RecipeError for unusable lengths, ContextError for a runtime that cannot be compiled.
+    Raises RecipeError for unusable lengths, and ContextError if a runtime cannot be compiled.
     """
     asked = tuple(lengths) or usual_lengths(model.longest, step=step)
     _refuse(asked, longest=model.longest)
     told = told or (lambda *_: None)
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
-        samples, is_compiled = _one_after_the_other(model, asked, compiled=compiled, repeats=repeats, told=told)
+        samples, is_compiled = _time_in_sequence(model, asked, compiled=compiled, repeats=repeats, told=told)
     else:
-        samples = _in_turns(model, asked, repeats=repeats, told=told)
+        samples = _time_in_rotation(model, asked, repeats=repeats, told=told)
     return EncoderProfile(
         lengths=tuple(
             LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
@@ -88,7 +88,7 @@ def profile_lengths(
 Samples = dict[int, list[float]]
 
 
-def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _time_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -104,13 +104,13 @@ def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told
     return samples
 
 
-def _one_after_the_other(
+def _time_in_sequence(
     model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
     samples: Samples = {}
     compiled_all = True
     for number, tokens in enumerate(lengths):
-        torch._dynamo.reset()  # torch limits the compiled forms of a network to a few
+        torch._dynamo.reset()  # torch limits the number of compiled forms of a network
         runtime = model.as_runtime(tokens)
         compile_runtime(runtime, compiled)
         compiled_all &= runtime.is_compiled
@@ -138,7 +138,7 @@ _SLOTS = 16
 
 
 class EncoderModel:
-    """An encoder and its tokenizer. Made by `encoder`'s loader. Calls of several slots share batches."""
+    """An encoder and its tokenizer. Made by `encoder`. Concurrent calls share batches."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class EncoderModel:
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """Cache name of the model's object, or the model's name on the hub."""
+        """Cache name of the model's object, or name of the model on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
@@ -166,11 +166,11 @@ class EncoderModel:
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
-        """The labels of `classify`; empty if the model cannot classify."""
+        """Labels of `classify`; empty if the model cannot classify."""
         backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
         self._networks: dict[str, Callable[..., Any]] = {"classify": model, "embed": backbone}
         self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
-        if config.pad_token_id is None:  # some models use this id to find the end of a text
+        if config.pad_token_id is None:  # some models find the end of a text by this id
             config.pad_token_id = self._padding
         self._device = next(model.parameters()).device
         self._computing = computing_on(self.device)
@@ -182,14 +182,14 @@ class EncoderModel:
 
     @property
     def device(self) -> str:
-        """The PyTorch name of the model's device."""
+        """PyTorch name of the model's device."""
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """Return the number of concurrent calls in a library; for a runtime, its batch size (Arlo §3.4).
+        """Return the number of concurrent calls in a library. For a runtime, return its batch size (Arlo §3.4).
 
         Args:
-            device_memory_bytes: Has no effect.
+            device_memory_bytes: Ignored.
         """
         del device_memory_bytes
         return self.runtime.batch if self.runtime is not None else _SLOTS
@@ -202,7 +202,7 @@ class EncoderModel:
             batch: Texts per batch.
 
         Raises:
-            RecipeError: `length` is more than the model reads.
+            RecipeError: `length` exceeds the model's limit.
         """
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
@@ -216,14 +216,14 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """How a compiled runtime's code was made or found, as text."""
+        """Origin of a compiled runtime's code, as text."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
-        """Compile the runtime's network; the compiler's thread then computes batches.
+        """Compile the network of a runtime. Afterwards the compiler's thread computes batches.
 
         Args:
-            compiler: The compiler; if it raises, the runtime is unchanged.
+            compiler: The compiler. If the compiler fails, the runtime is unchanged.
         """
         if self.runtime is None:
             raise ValueError(f"{self.name} is not a runtime: a batch of any shape is not compiled")
@@ -232,7 +232,7 @@ class EncoderModel:
         self._compiler = compiler
 
     def close(self) -> None:
-        """End the compiler's thread."""
+        """Stop the compiler's thread."""
         if self._compiler is not None:
             self._compiler.close()
 
@@ -240,20 +240,20 @@ class EncoderModel:
         """Measure the model at several input lengths.
 
         Args:
-            lengths: In tokens, rising. Empty: a usual choice.
+            lengths: Numbers of tokens, ascending. Empty: `usual_lengths`.
             **how: Options of `stoker.contexts.encoding.profile_lengths`.
 
         Returns:
-            The seconds per length.
+            Seconds by length.
 
         Raises:
-            RecipeError: The lengths do not rise, or exceed the model's limit.
+            RecipeError: The lengths are not ascending, or exceed the model's limit.
             ContextError: A runtime cannot be compiled.
         """
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
-        """Return the seconds for a batch with one text of the longest length."""
+        """Return the seconds for a batch with one text of maximum length."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
@@ -262,7 +262,7 @@ class EncoderModel:
         return time.perf_counter() - began
 
     def count_tokens(self, text: Text) -> int:
-        """Return the number of tokens in a text, special tokens included.
+        """Return the number of tokens in a text, including special tokens.
 
         Args:
             text: The text, or a pair of texts.
@@ -284,7 +284,7 @@ class EncoderModel:
             texts: The texts.
             pooling: `mean`, `cls` or `last`; empty: the model's default.
             normalize: Scale each embedding to length 1.
-            batch_size: Maximum of texts per batch; a runtime may lower it.
+            batch_size: Maximum texts per batch; a runtime may lower it.
             truncate: Cut texts that are too long.
 
         Raises:
@@ -332,7 +332,7 @@ class EncoderModel:
     ) -> list[dict[str, float]]:
         """Return the probability of each label for each text.
 
-        Probabilities sum to 1, unless the model's config makes labels independent. A regression model returns its
+        Probabilities sum to 1, unless the model's config makes labels independent. For a regression model, return its
         numbers.
 
         Args:
@@ -374,7 +374,7 @@ class EncoderModel:
         for start in range(0, len(pairs), AT_ONCE):
             stop.check()
             some = zip(*pairs[start : start + AT_ONCE], strict=True)
-            with self._reading:  # a tokenizer stores its truncation setting, so calls must not overlap
+            with self._reading:  # the tokenizer stores its truncation setting, so calls must not overlap
                 found = self.tokenizer(*map(list, some), verbose=False, **how)
             ids += found["input_ids"]
             types += found.get("token_type_ids") or [[]] * len(found["input_ids"])

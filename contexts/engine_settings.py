@@ -1,7 +1,7 @@
-"""Settings of a language model's engine: the context's length, the chat template, and vLLM's own arguments.
+"""Settings of a language model's engine: context length, chat template, and vLLM's engine arguments.
 
-`EngineSettings.check` refuses settings that the engine cannot have. The library checks the rest when it loads the
-model.
+`EngineSettings.check` refuses settings that the engine does not support. The library validates all other aspects when
+it loads the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ELSEWHERE = {
     "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
-"""Arguments of vLLM that are settings here, by vLLM's names."""
+"""Arguments of vLLM, and the corresponding settings of Stoker."""
 _OWN = frozenset(
     {
         "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",
@@ -28,8 +28,8 @@ _OWN = frozenset(
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """`max_model_len`: most tokens of a prompt and its continuation, 0: the model's. `chat_template`: the text of a
-    template, empty: the model's. `vllm`: engine arguments of vLLM.
+    """`max_model_len`: maximum tokens of a prompt and its continuation, 0: the model's limit. `chat_template`: text of
+    a template, empty: the model's template. `vllm`: engine arguments of vLLM.
     """
 
     max_model_len: int = 0
@@ -43,7 +43,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
             engine: Name of the engine.
 
         Raises:
-            RecipeError: The engine cannot have a setting.
+            RecipeError: The engine does not support a setting.
         """
         length = self.max_model_len
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:
@@ -60,20 +60,20 @@ class EngineSettings(msgspec.Struct, frozen=True):
             raise RecipeError(f'{names}: only vLLM can honour this; write engine = "vllm"', option="engine")
 
     def longest(self, models: int) -> int:
-        """Return the token limit of a text.
+        """Return the maximum number of tokens of a text.
 
         Args:
-            models: The model's own limit in tokens; 0: unknown.
+            models: The model's limit in tokens; 0: unknown.
 
         Raises:
-            StokerError: `max_model_len` is more than the model's limit.
+            StokerError: `max_model_len` exceeds the model's limit.
         """
         if models and self.max_model_len > models:
             raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
         return self.max_model_len or models
 
     def apply_template(self, tokenizer: Any) -> None:
-        """Give a tokenizer the chat template.
+        """Set the chat template of a tokenizer.
 
         Args:
             tokenizer: A tokenizer of Transformers.
@@ -83,7 +83,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         """
         if not self.chat_template:
             return
-        from jinja2 import TemplateSyntaxError  # Transformers needs it for any template
+        from jinja2 import TemplateSyntaxError  # Transformers needs jinja2 for any template
 
         tokenizer.chat_template = self.chat_template
         try:
@@ -91,11 +91,11 @@ class EngineSettings(msgspec.Struct, frozen=True):
         except TemplateSyntaxError as error:
             raise StokerError(f"chat_template: line {error.lineno}: {error.message}") from error
         except Exception:
-            return  # the template may want other messages
+            return  # the template may require other messages
 
 
 def check_vllm_arguments(given: Collection[str], known: Collection[str], *, version: str) -> None:
-    """Raise StokerError if vLLM has no such engine argument."""
+    """Raise StokerError if `given` contains an argument that vLLM does not have."""
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

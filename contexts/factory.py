@@ -1,6 +1,6 @@
-"""`@context`: make recipes from a loader.
+"""`@context`: turn a loader into a factory of recipes.
 
-@context(memory="4 GB")              nothing is loaded, here or on the next line
+@context(memory="4 GB")              nothing is loaded here or on the next line
 def llm(path): ...
 recipe = llm("models/small")         a value; its key is the digest of the loader, its arguments and its needs
 """
@@ -30,17 +30,16 @@ from stoker.errors import RecipeError, SerializationError
 Loader = Callable[..., Any]
 _MOST_MADE = 256  # each recipe keeps its loader's captured objects in memory
 _LONGEST = 300
-_made: OrderedDict[str, _MadeHere] = OrderedDict()
+_made: OrderedDict[str, _LocalRecipe] = OrderedDict()
 
 
-class _MadeHere(NamedTuple):
+class _LocalRecipe(NamedTuple):
     loader: weakref.ref[Any]
     arguments: dict[str, Any] | None
     captured: Captured
 
 
 def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
-    """Return the loader and simple arguments of a recipe made in this process, or None."""
     known = _made.get(key)
     if known is None or known.arguments is None or (loader := known.loader()) is None:
         return None
@@ -48,13 +47,13 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def changed_since_made(key: str) -> str:
-    """Return the first name in a loader that was rebound after its recipe was made, or an empty string."""
+    """Return the first name in a loader that was rebound after its recipe was created, or ""."""
     known = _made.get(key)
     return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
 
 
 class RecipeFactory:
-    """A loader decorated with `@context`; call it to get a Recipe. Made by `context`."""
+    """A loader decorated with `@context`. A call returns a Recipe. Made by `context`."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -73,12 +72,12 @@ class RecipeFactory:
         """Return a factory with the same loader and changed options.
 
         Args:
-            **options: The changed options of `@context`.
+            **options: Options of `@context` to change.
         """
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes have another name and the same key.
+        """Return a factory whose recipes have another name and an unchanged key.
 
         Args:
             name: The name that `stoker status` shows.
@@ -86,7 +85,7 @@ class RecipeFactory:
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the loaded context: run the loader in this process, for a test.
+        """Return the context loaded in this process, for a test.
 
         Args:
             *args: Arguments of the loader.
@@ -134,29 +133,29 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Turn a loader into a factory of recipes. Use it bare (`@context`) or with options.
+    """Turn a loader into a factory of recipes. The decorator is used bare (`@context`) or with options.
 
     Args:
-        loader: The function that loads the context, when used bare.
-        memory: Limit of host memory with its unit, `"4 GB"`; undeclared needs are measured.
+        loader: The function that loads the context, if the decorator is bare.
+        memory: Limit of host memory with unit, `"4 GB"`. Undeclared needs are measured.
         device_memory: Limit of memory on each device.
         disk: Scratch space that a pilot needs to load the context.
         devices: Number of devices of a library.
-        kinds: Suitable device kinds, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
-        slots: Concurrent calls in one library. `"auto"`: the loaded context's `slots(device_memory_bytes)`, else 1.
+        kinds: Suitable device kinds, best first (`"cpu"`, `"NVIDIA A10"`). Empty: all kinds.
+        slots: Concurrent calls in one library. `"auto"`: result of the context's `slots(device_memory_bytes)`, or 1.
         load_limit: Time limit of the loader.
         files: Paths, or names of the loader's parameters that are paths. Stoker sends the files to the pilot, and the
-            loader gets the local paths.
-        preload: Modules that a pilot imports before it forks libraries; by default the loader's imports.
-        awareness: Which state outlives a call: `full`, `disk` or `none`.
+            loader receives local paths.
+        preload: Modules that a pilot imports before it forks libraries. Default: imports of the loader.
+        awareness: State that is kept after a call: `full`, `disk` or `none`.
         calls_per_library: Calls after which a library ends; 1 if `awareness` is not `full`.
-        min_libraries: Libraries that stay loaded when idle. This option and the next two are not part of the key
-            (docs/options.md). A policy that does not support them refuses calls.
-        max_libraries: Maximum of loaded libraries.
+        min_libraries: Libraries that stay loaded when idle. The key does not cover this option and the next
+            two (docs/options.md). A policy that does not support these options refuses calls.
+        max_libraries: Maximum number of loaded libraries.
         keep_alive: Idle time after which a library is unloaded.
 
     Returns:
-        The factory; with options, a decorator that makes one.
+        The factory. With options, a decorator that returns a factory.
 
     Raises:
         RecipeError: An option is invalid (UnitError for a size or a time).
@@ -178,7 +177,7 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of an undecorated loader, such as the paper's `parsl_spec = {'context': [load_model, [path],
+    """Return the recipe of an undecorated loader, as in the paper's `parsl_spec = {'context': [load_model, [path],
     {}]}`.
 
     Args:
@@ -199,11 +198,10 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """Return the recipe given as `context=`.
+    """Return the recipe of a value given as `context=`.
 
     Args:
-        value: The given value.
-
+        value: The value.
     Raises:
         RecipeError: The value is not a recipe.
     """
@@ -241,14 +239,14 @@ def make_recipe(
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _objects_in(loader, args, kwargs, options.files, name=name)
     home = program_folder()
-    # Stoker's own loaders read no files by relative names.
+    # Ready-made loaders of Stoker read no files by relative names.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     preload = modules_of(loader) if options.preload is None else options.preload
     parts = [
         "recipe",
         loader,
-        [_stable(value) for value in args],
-        {key: _stable(kwargs[key]) for key in sorted(kwargs)},
+        [_digestible(value) for value in args],
+        {key: _digestible(kwargs[key]) for key in sorted(kwargs)},
         [ref.name for ref in objects],
         [[field, getattr(options.needs, field)] for field in Needs.__struct_fields__],
         [options.slots, options.awareness.value, options.calls_per_library],
@@ -262,8 +260,8 @@ def make_recipe(
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
-    with suppress(TypeError):  # the loader allows no weak reference
-        _made[digest[:32]] = _MadeHere(weakref.ref(loader), plain, Captured(loader))
+    with suppress(TypeError):  # some loaders do not support weak references
+        _made[digest[:32]] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
         _made.move_to_end(digest[:32])
         if len(_made) > _MOST_MADE:
             _made.popitem(last=False)
@@ -285,7 +283,8 @@ def make_recipe(
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError if a value is a context: the loader would get the recipe, not the loaded context."""
+    """Raise RecipeError if a value is a context, because the loader would receive the recipe, not the loaded
+    context."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
@@ -336,8 +335,8 @@ def _objects_in(
         plain = os.path.normpath(path)
         if not os.path.isabs(plain) and not plain.startswith(".."):
             named.append((plain, ref.name))
-    new_args = tuple(_swap(value, by_path) for value in bound.args)
-    new_kwargs = {key: _swap(value, by_path) for key, value in bound.kwargs.items()}
+    new_args = tuple(_as_object_path(value, by_path) for value in bound.args)
+    new_kwargs = {key: _as_object_path(value, by_path) for key, value in bound.kwargs.items()}
     return new_args, new_kwargs, tuple(objects[key] for key in sorted(objects)), tuple(named)
 
 
@@ -353,7 +352,7 @@ def _as_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any
     return ObjectPath(ref.name, as_path=isinstance(value, Path))
 
 
-def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
+def _as_object_path(value: Any, by_path: dict[str, ObjectRef]) -> Any:
     if by_path and isinstance(value, str | Path):
         ref = by_path.get(os.path.abspath(value))
         if ref is not None:
@@ -361,11 +360,11 @@ def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
     return value
 
 
-def _stable(value: Any) -> Any:
+def _digestible(value: Any) -> Any:
     if isinstance(value, ObjectPath):
         return ["object", value.name, value.as_path]
     if type(value) in (list, tuple):
-        return type(value)(_stable(item) for item in value)
+        return type(value)(_digestible(item) for item in value)
     return value
 
 
@@ -380,5 +379,5 @@ def _name_of(loader: Any) -> str:
 def _signature(loader: Loader) -> inspect.Signature | None:
     try:
         return inspect.signature(loader)
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):  # some builtins have no signature
         return None

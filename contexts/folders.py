@@ -1,10 +1,10 @@
 """The user's state folder on this machine, and the program's working folder.
 
-`STOKER_HOME` names the state folder; else it is `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes may share
+The state folder is `$STOKER_HOME`, or else `$XDG_STATE_HOME/stoker`, or else `~/.local/state/stoker`. Nodes may share
 this folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
-Another process sees the program's folder if the path has the same inode, and on the program's machine the same device.
-On other machines the file system must be shared: two nodes with one disk image have the same inodes.
+Another process sees the program's folder if the path has the same inode, and on the program's machine also the same
+device. On other machines the file system must be shared, because two nodes with one disk image have equal inodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 
 def state_folder() -> Path:
-    """Return the user's state folder; it may not exist yet."""
+    """Return the user's state folder, which may not exist yet."""
     named = os.environ.get("STOKER_HOME")
     if named:
         return Path(named).absolute()
@@ -37,14 +37,14 @@ _OF_ONE_MACHINE = frozenset({
     "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
     "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
 })  # fmt: skip
-"""File systems that are never shared between machines."""
+"""File systems that machines never share."""
 
 
 _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `boot`: the start of the machine's boot id."""
+    """A program's working folder and its umask. `boot`: first characters of the machine's boot id."""
 
     path: str
     inode: int
@@ -54,7 +54,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """Return the folder at `path` and this process's umask; None if the path cannot be read or encoded."""
+    """Return the folder at `path` and this process's umask. None if the path is unreadable or not UTF-8."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -83,7 +83,7 @@ def may_be_shared(path: Path) -> bool:
         path: The file or folder.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file or folder is unreadable.
     """
     return _kind_of(os.stat(path).st_dev) not in _OF_ONE_MACHINE
 

@@ -1,11 +1,12 @@
-"""Run a causal model over rows of token ids that share a prefix; compute log-likelihoods of labels.
+"""Run a causal model over rows of token ids that share a prefix, and compute log-likelihoods of labels.
 
-Rows are padded on the right. A row gives the same numbers (up to rounding) in every batch. A prompt and all its labels
-are one pass: a mask lets each label see only the prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781).
+Rows are padded on the right. Except for rounding, a row has equal results in every batch. One pass reads a prompt and
+all its labels: a mask lets each label attend only to the prompt and itself (tree attention of SpecInfer,
+arXiv:2305.09781).
 
-The keys and values (KV) of common beginnings are computed once. The cache keeps the last few prompts whole. If a new
-prompt begins like one of them, the common beginning becomes a *shared* prefix, unless a known shared prefix is almost
-as long. The least recently used shared prefix is dropped first.
+The keys and values (KV) of common prefixes are computed once. The cache keeps the last few prompts completely. If a new
+prompt begins like a kept prompt, the common part becomes a *shared* prefix, unless a shared prefix is almost as long.
+The least recently used shared prefix is dropped first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers import DynamicCache
 KV = TypeVar("KV")
 
 SHORTEST = 8
-"""Shortest prefix worth keeping, in tokens."""
+"""Minimum length of a kept prefix, in tokens."""
 _LONGER = 8
 _RECENT = 8
 
@@ -42,9 +43,9 @@ class PrefixCache(Generic[KV]):
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
         self.reused_tokens = 0
-        """Total of tokens that were taken from a prefix."""
+        """Total number of tokens that were read from a prefix."""
         self._cut = cut
-        self._shared: list[Prefix[KV]] = []  # in the order of last use
+        self._shared: list[Prefix[KV]] = []  # least recently used first
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -56,7 +57,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, and its length, which is less than any row's."""
+        """Return the longest kept prefix of all rows, and its length, which is less than the length of any row."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -125,7 +126,7 @@ def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int
     if one[:high] == other[:high]:
         return high
     low = 0
-    while low < high:  # one[:low] equals other[:low]; one[:high] may differ
+    while low < high:  # one[:low] equals other[:low]; one[:high] may differ from other[:high]
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle
@@ -142,7 +143,8 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PrefilledBatch(NamedTuple):
-    """Rows of computed prompts: `logits` after each row's last token, the cache, the row lengths and the maximum."""
+    """Results of prompts: `logits` after the last token of each row, the cache, the row lengths, and the longest
+    row."""
 
     logits: torch.Tensor
     cache: Any
@@ -151,7 +153,7 @@ class PrefilledBatch(NamedTuple):
 
 
 _MEASURED_TOKENS = 8
-"""Length of the prompt that measures the bytes of a cached token."""
+"""Number of tokens in the prompt that measures the bytes of a cached token."""
 
 
 class ModelRunner:
@@ -159,14 +161,14 @@ class ModelRunner:
         self.model = model
         self.device = next(model.parameters()).device
         self.shares = _keeps_all_keys(model)
-        """True if a prefix can be cut out of the model's cache (not with sliding windows or recurrent layers)."""
+        """True if a prefix can be cut out of the model's cache. False for sliding windows and recurrent layers."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
 
     @functools.cached_property
     def token_bytes(self) -> int:
-        """Bytes of one cached token, measured with a short prompt; 0 if the cache does not grow by tokens."""
+        """Bytes of a cached token, measured with a short prompt; 0 if the cache does not grow with tokens."""
         if not self.shares:
             return 0
         ids = tuple(range(_MEASURED_TOKENS))
@@ -193,7 +195,7 @@ class ModelRunner:
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
-            self._trees = self._takes_trees(rows[0][:8])
+            self._trees = self._accepts_tree_mask(rows[0][:8])
         if self._trees:
             batch, after = self._prefill(rows, tails=tails)
             return batch.logits, after
@@ -219,10 +221,8 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the logits `[tokens, vocabulary]` after up to `most` tokens of a row at a time, with the index of the
-        first.
-
-        A cache that cannot be cut is not used: then each part reads the whole row.
+        """Yield the logits `[tokens, vocabulary]` of up to `most` tokens of a row at a time, with the index of the
+        first token. If the model's cache cannot be cut, each part reads the whole row.
         """
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]
@@ -283,19 +283,19 @@ class ModelRunner:
             self.prefixes.saw(rows[0], layers, _size(layers))
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
-    def _takes_trees(self, ids: Ids) -> bool:
+    def _accepts_tree_mask(self, ids: Ids) -> bool:
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
             apart = self._extend(self._prefill([ids], tails=None, keep=False)[0], tails)
         except Exception as error:
-            log.warning("this architecture takes no tree mask (%s); labels are read one a row", error)
+            log.warning("this architecture accepts no tree mask (%s); each label gets a row", error)
             return False
         pairs = zip(together[0], apart[0], strict=True)
         off = max(float((one - other).abs().max()) for one, other in pairs if len(one))
         limit = 1e-2 if self.model.dtype == torch.float32 else 0.5
         if off > limit:
-            log.warning("this architecture does not heed a tree mask (off by %.2g); labels are read one a row", off)
+            log.warning("this architecture ignores a tree mask (off by %.2g); each label gets a row", off)
         return off <= limit
 
     def _padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
@@ -401,9 +401,10 @@ class TailScorer(Protocol):
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. `prefix` begins every row.
+        """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. All rows begin with
+        `prefix`.
 
-        Calls `check` before each pass; an exception of `check` ends the scoring.
+        Calls `check` before each pass. An exception of `check` stops the scoring.
         """
 
 
@@ -440,7 +441,7 @@ class RunnerScorer:
         return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
     def _with_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The last token of a tail is not read, because only its likelihood is needed.
+        # The last token of a tail is not read, because only the likelihood of this token is needed.
         logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)
         scores: list[list[float]] = []

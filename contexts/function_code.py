@@ -1,8 +1,8 @@
 """Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
-A `SourceLines` after a notebook's function pickles its lines, which exist only in the notebook's process. `Captured`
-compares the captured objects by identity. If all are immutable, the function's pickle stays valid until a name is bound
-to another object.
+A `SourceLines` after a notebook's function pickles the function's lines, which only the notebook's process has.
+`Captured` compares the captured objects by identity. If all captured objects are immutable, the function's pickle stays
+valid until a name is bound to another object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
 
 
 class Import(NamedTuple):
-    """An import statement; `import module` has level 0 and no names."""
+    """An import statement. `import module` has level 0 and no names."""
 
     level: int
     module: str
@@ -75,7 +75,6 @@ def imported_names(code: types.CodeType) -> frozenset[str]:
 
 
 def may_read_own_files(code: types.CodeType) -> bool:
-    """True if code may read files next to its module."""
     if not _PLACE.isdisjoint(global_names(code)):
         return True
     return any(
@@ -86,7 +85,7 @@ def may_read_own_files(code: types.CodeType) -> bool:
 
 
 def imported_parts(code: types.CodeType) -> frozenset[str]:
-    """Return `module:name` for each `from module import name`, nested code included."""
+    """Return `module:name` for each `from module import name`, including nested code."""
     return frozenset(f"{one.module}:{name}" for one in imports(code) if not one.level for name in one.names)
 
 
@@ -96,7 +95,7 @@ def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Fou
 
 
 def plain(function: Callable[..., Any]) -> Any:
-    """Return the function inside partials, or an object's `__call__`."""
+    """Return the function inside partials, or the `__call__` of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -109,7 +108,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def how_it_yields(function: Callable[..., Any]) -> str:
-    """Return a description of how a function yields; empty if it does not."""
+    """Return how a function yields, as text; "" if it does not yield."""
     found = plain(function)
     if _yields(found):
         return "a generator function (it contains `yield`)"
@@ -131,7 +130,7 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Marker in a pickled value: pickles the source lines of the functions before it."""
+    """Marker in a pickled value that pickles the source lines of all functions before the marker."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return know, ({},)
@@ -157,7 +156,7 @@ def _block(file: str, code: types.CodeType) -> list[str]:
 
 
 def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
-    """Make this process's tracebacks show these lines."""
+    """Add source lines to `linecache` for tracebacks."""
     for name, blocks in files.items():
         if os.path.exists(name):
             continue
@@ -172,7 +171,7 @@ def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             None,
             lines,
             name,
-        )  # linecache never checks an entry that has no file time
+        )  # linecache never checks an entry without a file time
 
 
 _MOST_FUNCTIONS = 1_000
@@ -183,7 +182,7 @@ _ATOMS = frozenset(map(id, (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
     type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
-"""Ids of classes whose instances are immutable or pickled by name. A metaclass may define `__hash__`, so ids."""
+"""Ids of classes whose instances are immutable or pickled by name; ids, because a metaclass may define `__hash__`."""
 _GENERIC = frozenset(map(id, (
     types.GenericAlias, types.UnionType, *map(type, (
         typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
@@ -200,7 +199,7 @@ _owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__
 
 
 class Captured:
-    """The objects that a function's names refer to. `mutable`: the objects that may change in place."""
+    """The objects that a function's names refer to. `mutable`: objects that may change in place."""
 
     def __init__(self, function: Any) -> None:
         self.mutable: dict[str, Any] = {}
@@ -233,7 +232,7 @@ class Captured:
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self, function: Any) -> str:
-        """Return the first name that was rebound; empty if none was."""
+        """Return the first name that was rebound, or ""."""
         name = self._own.changed(function) if self._own is not None else ""
         if name or not self._helpers:
             return name
@@ -274,7 +273,7 @@ class _FunctionNames:
             now[place] = None
         if all(map(operator.is_, now, known)):
             return "" if _annotations(function) == self.annotations else self.name
-        names = zip(_names(function), now, known, strict=False)  # another thread may change the function meanwhile
+        names = zip(_names(function), now, known, strict=False)  # another thread may have changed the function
         return next((name for name, a, b in names if a is not b), self.name)
 
 
@@ -285,7 +284,7 @@ def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
         for cell in function.__closure__:
             try:
                 found.append(cell.cell_contents)
-            except ValueError:  # no value yet
+            except ValueError:  # the cell is empty
                 found.append(_MISSING)
     if function.__defaults__:
         found += function.__defaults__
@@ -321,7 +320,7 @@ def _is_immutable(value: Any) -> bool:
         name = _globals_of(value).get("__name__")
         return type(name) is str and is_installed(name)
     if issubclass(kind, type):
-        if not _flags(value) & _HEAP_TYPE:  # a class of C, such as NoneType
+        if not _flags(value) & _HEAP_TYPE:  # a class in C, such as NoneType
             return True
         return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
     if kind is types.FunctionType:

@@ -1,8 +1,8 @@
 """Compute rows of many callers in shared batches of similar length.
 
-One caller at a time *leads*. It computes batches of its longest row and similar rows of all callers (at least about
-half as long), until its own rows are done. Then the caller that has waited longest leads. No batch is larger than the
-smallest `batch_size` of its callers.
+One caller at a time *leads*. The leader computes batches of its longest row and similar rows of all callers (at least
+about half as long), until its own rows are done. Then the caller with the longest wait leads. No batch is larger than
+the smallest `batch_size` of its callers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 _FEW_TOKENS = 16
-"""Rows whose lengths differ by at most this number of tokens may share a batch."""
+"""Maximum difference of length, in tokens, with which two rows can always share a batch."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """Batches for `compute(kind, rows)`, which returns a result per row. `length`: tokens of a row."""
+    """Batches for `compute(kind, rows)`, which returns a result per row. `length`: number of tokens in a row."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -48,12 +48,12 @@ class JoinedBatches(Generic[Row, Result]):
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """Rows by kind: length, unique number, index in their request; shortest first."""
+        """Rows by kind, shortest first: length, unique number, index in the request, request."""
         self._numbers = 0
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """Return the results of these rows. Raises their errors, and Evicted."""
+        """Return the results of `rows`. Raises the exception of their batch, or Evicted."""
         if not rows:
             return []
         stop = ambient.call_stop()
@@ -118,7 +118,7 @@ class JoinedBatches(Generic[Row, Result]):
         error: BaseException | None = None
         try:
             found = self._compute(request.kind, [each.rows[place] for _, _, place, each in batch])
-        except BaseException as raised:  # all callers of this batch must get the error
+        except BaseException as raised:  # all callers of this batch receive the exception
             error = raised
         with self._lock:
             for (_, _, place, each), result in zip(batch, found, strict=False):

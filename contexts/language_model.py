@@ -1,7 +1,7 @@
-"""A causal language model as a context, and how a library loads it.
+"""A causal language model as a context, and its life cycle in a library.
 
-The engine (`inference/`) writes the calls of all slots in one batch, and computes label scores between two steps. The
-batch changes results only by rounding errors. Random draws are seeded by the prompt's index in the call.
+The engine (`inference/`) writes the texts of all slots in one batch, and computes label scores between two steps. The
+batch affects results only by rounding errors. Random draws are seeded by the prompt's index in the call.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _SCORED_AT_ONCE = 8
 
 
 class ServingEngine(InferenceEngine, TailScorer, Protocol):
-    """An engine with its own weights that also scores labels: vLLM."""
+    """An engine that has its own weights and also scores labels: vLLM."""
 
     prompts: PromptReader
     device: str
     reused_tokens: int
     started_bytes: int
-    """Device memory that was declared when the engine started; 0 if undeclared."""
+    """Device memory in bytes that was declared when the engine started; 0 if undeclared."""
 
     def forget_prefixes(self) -> None:
-        """Drop kept prefixes."""
+        """Drop all kept prefixes."""
 
 
 class CausalLM:
-    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots join one batch."""
+    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class CausalLM:
         adapters: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
-        """None if the engine has its own model. The engine ignores later changes of the weights."""
+        """The Transformers model; None if the engine has its own. The engine ignores later changes of the weights."""
         self.tokenizer = tokenizer
         self.name, self.origin = name, origin
         self.adapters = dict(adapters or {})
-        """Folders of PEFT adapters by name; each is loaded at its first use."""
+        """Folders of PEFT adapters by name. Each adapter is loaded at its first use."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
         self._scorer: TailScorer
@@ -90,45 +90,45 @@ class CausalLM:
             )  # fmt: skip
             self._thread = EngineThread(make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
-                _ = self._thread.engine  # raise now if the model does not support the engine
+                _ = self._thread.engine  # raises an error now if the model does not support the engine
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
             self._thread = EngineThread(lambda: engine, computing=computing_on(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
-        # The engine ends when its writer is collected; a stream that is still read keeps the writer. At exit the thread
-        # stops itself.
+        # The engine ends when its writer is garbage-collected. A stream that is still read keeps the writer alive. At
+        # exit the thread stops itself.
         weakref.finalize(self._texts, self._thread.close, wait=False).atexit = False
 
     @property
     def device(self) -> str:
-        """PyTorch name of the model's device, `cpu` or `cuda:0`."""
+        """PyTorch name of the model's device: `cpu` or `cuda:0`."""
         return self._own.device if self._runner is None and self._own else str(self._model_runner().device)
 
     @property
     def longest(self) -> int:
-        """Token limit of a prompt and its continuation together; 0 if unknown."""
+        """Maximum tokens of a prompt and its continuation together; 0 if unknown."""
         return self._prompts.longest
 
     @property
     def engine(self) -> str:
-        """The name of the engine."""
+        """Name of the engine."""
         return self._thread.engine.name
 
     @property
     def engine_chosen(self) -> str:
-        """A readable reason for the choice of the engine."""
+        """Reason for the choice of the engine, as text."""
         return self._thread.engine.chosen
 
     @property
     def reused_tokens(self) -> int:
-        """Number of prompt tokens that were not read, thanks to kept prefixes."""
+        """Number of prompt tokens that were not read, because a kept prefix contained them."""
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
         """Return the number of concurrent calls.
 
         Args:
-            device_memory_bytes: Limit of device memory; 0 is no limit.
+            device_memory_bytes: Limit of device memory; 0: no limit.
         """
         with self._thread.hold() as engine:
             if device_memory_bytes:
@@ -139,10 +139,10 @@ class CausalLM:
         """Limit the device memory of the model and its cache.
 
         Args:
-            device_memory_bytes: The limit, weights included.
+            device_memory_bytes: Limit in bytes, including weights.
 
         Raises:
-            ValueError: The weights do not fit.
+            ValueError: The weights exceed the limit.
         """
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
@@ -157,19 +157,19 @@ class CausalLM:
         if room <= 0:
             raise ValueError(
                 f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}; with"
-                f" {show_bytes(device_memory_bytes)} nothing is left for texts"
+                f" {show_bytes(device_memory_bytes)} there is no memory for texts"
             )
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """Return the present and past load of the engine's batch."""
+        """Return the load of the engine's batch."""
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
         """Return the step times measured since the last call of this method.
 
         Args:
-            urgent: Return only a profiler's times.
+            urgent: Return only the times of a profiler.
         """
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
@@ -177,10 +177,10 @@ class CausalLM:
         """Wait until `take_step_times` has returned a profiler's times.
 
         Args:
-            timeout_s: Seconds to wait.
+            timeout_s: Maximum seconds to wait.
 
         Returns:
-            False on timeout.
+            False after a timeout.
         """
         return self._steps.taken(timeout_s=timeout_s)
 
@@ -189,13 +189,13 @@ class CausalLM:
 
         Args:
             quick: Take fewer samples.
-            told: Called with the finished share and 1.0, the whole.
+            told: Receives the finished share, and 1.0 for the total.
 
         Returns:
-            The step times, and the engine that was measured.
+            The step times, and the name of the measured engine.
 
         Raises:
-            RuntimeError: Requests run.
+            RuntimeError: Requests are running.
         """
         with self._thread.hold() as engine:
             load = engine.load()
@@ -218,14 +218,14 @@ class CausalLM:
             return engine.memory()
 
     def token_cache(self) -> TokenCache | None:
-        """Return the memory of the model and its cache, by cached tokens; None if the engine does not know it."""
+        """Return the memory of the model and its cache by cached tokens. None if unknown."""
         memory = self.memory()
         if not memory.token_bytes:
             return None
         least = min(self.longest or UNDECLARED_CACHE_TOKENS, UNDECLARED_CACHE_TOKENS)
         weights, fixed = memory.weights_bytes + PROCESS_BYTES, memory.fixed_tokens
         declared = ambient.device_memory_bytes()
-        if declared:  # the engine keeps a small cache within it, as `_limit` does
+        if declared:  # the engine keeps a small cache within this memory, as `_limit` does
             weights = min(weights, max(memory.weights_bytes, declared - LEAST_CACHE_BYTES))
         return TokenCache(weights, memory.token_bytes, fixed or least, is_fixed=fixed > 0)
 
@@ -234,11 +234,11 @@ class CausalLM:
         self._thread.sleep()
 
     def wake(self) -> None:
-        """Undo `sleep`."""
+        """Wake up after `sleep`."""
         self._thread.wake()
 
     def close(self) -> None:
-        """Stop the engine; later requests are refused."""
+        """Stop the engine. Later requests are refused."""
         self._thread.close()
 
     # ---- prompts
@@ -247,8 +247,8 @@ class CausalLM:
         """Return the prompt of one question in the model's chat format.
 
         Args:
-            message: The user's text.
-            system: The system's text.
+            message: Text of the user.
+            system: Text of the system.
         """
         turns = [{"role": "user", "content": message}]
         if system:
@@ -257,15 +257,15 @@ class CausalLM:
 
     @property
     def chat_template(self) -> str:
-        """The Jinja template of the model's chat format; empty without one."""
+        """Jinja template of the model's chat format, or ""."""
         return self._prompts.chat_template
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        """Return the prompt of a conversation in the model's chat format; without a format, join the contents by blank
-        lines.
+        """Return the prompt of a conversation in the model's chat format. Without a chat format, join the contents by
+        blank lines.
 
         Args:
-            messages: Messages with `role` and `content`, oldest first; their other fields are for the format.
+            messages: Messages with `role` and `content`, oldest first. The format may use other fields of a message.
             options: Values for the format, for example `tools`.
         """
         return self._prompts.chat_prompt(messages, **options)
@@ -274,10 +274,10 @@ class CausalLM:
         """Return the length of an adapter's soft prompt in tokens; 0 for a LoRA.
 
         Args:
-            adapter: The name of one of `adapters`.
+            adapter: Name of one of `adapters`.
 
         Raises:
-            ValueError: The adapter cannot be served.
+            ValueError: The engine cannot serve the adapter.
         """
         try:
             return virtual_tokens(self.adapters[adapter])
@@ -293,16 +293,16 @@ class CausalLM:
         return len(self._prompts.encode([text])[0]) if isinstance(text, str) else len(text)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included.
+        """Return the text of token ids, including special tokens.
 
         Args:
-            tokens: The ids.
+            tokens: The token ids.
         """
         return self._prompts.whole_text(tokens)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Hold the model exclusively during the block, without gradients.
+        """Reserve the model for this thread while the block runs, without gradients.
 
         Yields:
             The runner of the Transformers model.
@@ -315,7 +315,7 @@ class CausalLM:
             yield runner
 
     def forget_prefixes(self) -> None:
-        """Drop kept prefixes."""
+        """Drop all kept prefixes."""
         with self._thread.alone():
             if self._own is not None:
                 self._own.forget_prefixes()
@@ -350,17 +350,17 @@ class CausalLM:
         """Return the continuation of each prompt, without special tokens.
 
         A text ends at the model's end token, before one of the `stop` texts, or at `max_new_tokens`. Raises ValueError
-        for an empty prompt, and for more tokens than the model or its cache supports.
+        for an empty or too long prompt.
 
         Args:
             prompts: The texts to continue.
-            max_new_tokens: Token limit of each text.
-            batch_size: Maximum of this call's prompts in the batch at a time; 0: the engine decides.
-            temperature: 0 takes the likeliest token each time.
-            top_p: Draw from the likeliest tokens that make up this probability.
+            max_new_tokens: Maximum tokens of each continuation.
+            batch_size: Maximum prompts of this call in the batch; 0: the engine decides.
+            temperature: 0 selects the likeliest token each time.
+            top_p: Draw from the likeliest tokens with this total probability.
             seed: One seed, combined with the prompt's index, or a list with a seed per prompt.
-            stop: A continuation ends before the first of these texts.
-            prefix: Put before every prompt.
+            stop: Texts before which a continuation ends.
+            prefix: Text that is inserted before every prompt.
             json_schema, engine_options, adapter: As in `complete`.
         """
         sampling = Sampling(
@@ -379,7 +379,7 @@ class CausalLM:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> Iterator[str]:
-        """Yield what `generate` returns for a prompt, in pieces as they are written. Closing the iterator ends the
+        """Yield the text of `generate` for one prompt, in pieces while it is written. Closing the iterator ends the
         request.
 
         Args:
@@ -387,7 +387,7 @@ class CausalLM:
             max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
 
         Raises:
-            ValueError: As in `generate`, at once.
+            ValueError: As in `generate`, immediately.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
@@ -413,17 +413,18 @@ class CausalLM:
 
         Args:
             prompt: The text to continue, or its token ids.
-            max_new_tokens, temperature, top_p, seed, stop: As in `generate`; with `prompt_logprobs`, 0 new tokens, too.
+            max_new_tokens, temperature, top_p, seed, stop: As in `generate`. With `prompt_logprobs`, 0 new tokens are
+                allowed.
             logprobs: Number of likeliest tokens to return per token.
-            json_schema: A JSON schema that the text follows, unless `max_new_tokens` cuts it.
+            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts the text.
             engine_options: Options by vLLM's names: `regex`, `choice` (texts) or `grammar` (Lark or GBNF) for the form
                 of the text; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`,
                 `logit_bias`, `min_tokens`, `ignore_eos` and `stop_token_ids`.
-            adapter: The name of one of `adapters`; empty: the base model writes.
-            prompt_logprobs: As `logprobs`, of the prompt's tokens. The first has none.
+            adapter: Name of one of `adapters`; empty: the base model.
+            prompt_logprobs: Number of likeliest tokens to return per prompt token. The first token has no likelihood.
 
         Raises:
-            ValueError: As in `generate`, an option is invalid, or the form of the text cannot be compiled.
+            ValueError: As in `generate`, or an option is invalid, or the form of the text cannot be compiled.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
@@ -447,14 +448,14 @@ class CausalLM:
         adapter: str = "",
         prompt_logprobs: int = 0,
     ) -> CompletionStream:
-        """Return the tokens of `complete` as they are written. Closing the iterator ends the request.
+        """Return the tokens of `complete` while they are written. Closing the iterator ends the request.
 
         Args:
             prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs: As in `complete`.
             json_schema, engine_options, adapter, prompt_logprobs: As in `complete`.
 
         Raises:
-            ValueError: As in `complete`, at once or before the first token.
+            ValueError: As in `complete`, immediately or before the first token.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
@@ -472,9 +473,9 @@ class CausalLM:
 
         Args:
             prompts: The texts before the labels.
-            labels: Continuations of a prompt, so most begin with a space.
+            labels: Continuations of a prompt. Most labels begin with a space.
             batch_size: Prompts per batch.
-            prefix: Put before every prompt.
+            prefix: Text that is inserted before every prompt.
 
         Raises:
             ValueError: A prompt or label is empty, or a text is too long for the model.

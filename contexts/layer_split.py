@@ -1,7 +1,7 @@
 """Split a model's layers over several GPUs.
 
-Each device holds a run of layers, and the devices compute one after another (docs/decisions/094). The first device also
-holds embedding, last norm and head, which may share weights.
+Each device has consecutive layers, and the devices compute one after the other (docs/decisions/094). The first device
+also has the embedding, last norm and head, which may share weights.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 
 def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
-    """Return the device of each part of a causal model, balanced by bytes, as `from_pretrained(device_map=)` takes it.
+    """Return the device of each part of a causal model, balanced by bytes, for `from_pretrained(device_map=)`.
 
-    Raises ValueError if the model has fewer layers than there are devices.
+    Raises ValueError if the model has fewer layers than `devices`.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -36,9 +36,9 @@ def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
 
 
 def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
-    """Have each part of a model move its inputs to its device; the model's own inputs and results are on `first`.
+    """Install hooks that move the inputs of each part to its device. The model's inputs and results are on `first`.
 
-    `from_pretrained` would take the first device by chance.
+    `from_pretrained` would choose an arbitrary first device.
     """
     from accelerate import dispatch_model
 
@@ -72,6 +72,6 @@ def _spread(sizes: Sequence[int], total: int, devices: Sequence[str]) -> list[st
     for size in sizes:
         numbers.append(min(int((begins + size / 2) * len(devices) / total), len(devices) - 1))
         begins += size
-    if not set(range(1, len(devices))) <= set(numbers):  # the layers are few, or much smaller than the rest
+    if not set(range(1, len(devices))) <= set(numbers):  # the layers are few, or much smaller than the other parts
         numbers = [number * len(devices) // len(sizes) for number in range(len(sizes))]
     return [devices[number] for number in numbers]

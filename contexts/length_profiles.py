@@ -1,8 +1,8 @@
-"""Measured times of texts of each length on an encoder, and the lengths worth a runtime (Arlo §3.3, Fig. 2).
+"""Measured times of an encoder by text length, and the lengths that are worth a runtime (Arlo §3.3, Fig. 2).
 
-    <state folder>/encoder-lengths/<digest>.json        one file per model, its options and device kind
+    <state folder>/encoder-lengths/<digest>.json        one file per model, options and device kind
 
-The chosen lengths give the lowest mean latency of the expected texts. Without an omitted length the mean rises by at
+The chosen lengths minimize the mean latency of the expected texts. A length is omitted if the mean then rises by at
 most `LEAST_GAIN`.
 """
 
@@ -27,13 +27,13 @@ from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
 
 MOST_RUNTIMES = 8
-"""The paper's number of runtimes for BERT: 512 tokens in steps of 64."""
+"""Maximum number of runtimes, as the paper uses for BERT: 512 tokens in steps of 64."""
 LEAST_GAIN = 0.05
-"""Share of the mean latency that a further length must save; Arlo §3.3 calls less than 5 % tiny."""
+"""Minimum share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
-    """A profiled length, its seconds, and the number of expected texts that need it."""
+    """A profiled length, its seconds, and the number of expected texts with this length."""
 
     tokens: int
     seconds: float
@@ -41,7 +41,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Rising lengths, the mean latency with them, and the mean latency with the longest length alone."""
+    """Ascending lengths, their mean latency, and the mean latency of the longest length alone."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -49,7 +49,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """The reason for the choice, as a sentence."""
+        """Reason for the choice, as a sentence."""
         if len(self.tokens) == 1:
             return f"one runtime of {self.tokens[0]} tokens: shorter ones would save less than {LEAST_GAIN:.0%}"
         listed = ", ".join(map(str, self.tokens))
@@ -57,13 +57,13 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 
 
 def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIMES) -> RuntimeLengths:
-    """Return the lengths worth a runtime, among them the longest. Raises ValueError."""
+    """Return the lengths that are worth a runtime, including the longest length. Raises ValueError."""
     if not profile or any(a.tokens >= b.tokens for a, b in pairwise(profile)):
         raise ValueError("a profile needs at least one length, each larger than the one before")
     texts = sum(each.texts for each in profile)
     if texts <= 0 or most < 1:
         raise ValueError("no text is expected" if texts <= 0 else "at least one runtime is needed")
-    # Because of noise a shorter length may be slower than a longer one, whose runtime could serve its texts.
+    # Because of noise, a shorter length may be slower than a longer one, whose runtime could process its texts.
     seconds = list(accumulate((each.seconds for each in reversed(profile)), min))[::-1]
     before = list(accumulate((each.texts for each in profile), initial=0.0))
     last = len(profile) - 1
@@ -101,14 +101,14 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Smallest useful step between lengths in tokens: no kernel has a smaller tile."""
+"""Minimum useful step between lengths in tokens, because no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""Longest measured text of a model without a limit, in tokens."""
+"""Longest measured length in tokens for a model without a limit."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens`, and the median deviation from them."""
+    """Median seconds for a text padded to `tokens`, and the median deviation from this median."""
 
     tokens: int
     seconds: float
@@ -116,10 +116,10 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Median times of `repeats` batches of one text per length, shortest first.
+    """Median times of `repeats` batches with one text per length, shortest first.
 
-    `computed_dtype` and `is_compiled` are what this `device` uses for `dtype` and `compiled`. `measured_at`:
-    seconds since 1970.
+    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled` on `device`. `measured_at`: seconds
+    since 1970.
     """
 
     lengths: tuple[LengthTime, ...]
@@ -144,8 +144,8 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the lengths to measure for a model that reads `longest` tokens (0 = unlimited): multiples of `step` (0: at
-    most 32 lengths), and `longest`.
+    """Return the lengths to measure for a model with a limit of `longest` tokens (0 = unlimited): multiples of `step`
+    (0: at most 32 lengths), and `longest`.
     """
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
@@ -157,10 +157,10 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
     Args:
         profile: Measured times of the model.
-        counts: Tokens of each expected text; empty: all lengths are equally likely.
+        counts: Number of tokens in each expected text. Empty: all lengths are equally likely.
 
     Raises:
-        RecipeError: All expected texts are longer than measured.
+        RecipeError: All expected texts are longer than the longest measured length.
     """
     tokens = [each.tokens for each in profile.lengths]
     texts, some = [0] * len(tokens), False
@@ -182,14 +182,14 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep the profile of a model for later programs.
+    """Store the profile of a model for later programs.
 
     Args:
-        path: The model's folder or hub name.
-        profile: The model's measured times.
+        path: Folder or hub name of the model.
+        profile: Measured times of the model.
 
     Returns:
-        The written file.
+        Path of the written file.
     """
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
@@ -203,10 +203,10 @@ def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) 
 def kept_encoder_profile(
     path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
 ) -> EncoderProfile | None:
-    """Return the latest kept profile of a model, or None.
+    """Return the newest stored profile of a model, or None.
 
     Args:
-        path: The model's folder or hub name.
+        path: Folder or hub name of the model.
         dtype, compiled: As in `encoder`; they select the profile.
     """
     model = _digest(path)

@@ -1,7 +1,8 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet, `huggingface_hub` retries for
-minutes per file. `HubWatch` reads its log and switches to local files, as with `HF_HUB_OFFLINE=1`.
+An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet access, `huggingface_hub` retries
+for minutes per file. `HubWatch` reads the log of `huggingface_hub` and switches to local files, as with
+`HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class ObjectPath(NamedTuple):
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe; None for a recipe without a loader. `objects` maps cache names to local paths.
+    """Return the context of a recipe. Return None for a recipe without a loader.
 
-    Raises RecipeError for a missing object, and the loader's own errors.
+    `objects`: local paths by cache name. Raises RecipeError for a missing object.
     """
     if not recipe.loader:
         return None
@@ -59,10 +60,10 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
-    """Return the concurrent calls of a library: the recipe's number, else the context's `slots(device_memory_bytes)`,
-    else 1.
+    """Return the concurrent calls of a library: the recipe's number, or the context's `slots(device_memory_bytes)`,
+    or 1.
 
-    Raises RecipeError for an invalid answer.
+    Raises RecipeError if the method returns an invalid number.
     """
     if recipe.slots:
         return recipe.slots
@@ -79,9 +80,9 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
 
 
 def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
-    """Return what the context's method `token_cache` returns; None without one.
+    """Return the result of the context's method `token_cache`, or None without this method.
 
-    Without a method `resize(device_memory_bytes)` the cache is fixed. Raises RecipeError for an invalid answer.
+    If the context has no `resize(device_memory_bytes)`, the cache is fixed. Raises RecipeError for an invalid result.
     """
     method = getattr(context, "token_cache", None)
     found = method() if callable(method) else None
@@ -98,17 +99,17 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
 
 
 def resizer_of(context: Any) -> Callable[..., Any] | None:
-    """Return the method `resize` of a context if it has a parameter `device_memory_bytes`; None without one."""
+    """Return the method `resize` of a context if it has a parameter `device_memory_bytes`, or else None."""
     method = getattr(context, "resize", None)
     try:
         known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # the method is written in C
+    except (TypeError, ValueError):  # the method is implemented in C
         return None
     return method if known else None
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """Return True: a call of this function makes its library load the context (`Session.warm`)."""
+    """Return True. A call of this function makes its library load the context (`Session.warm`)."""
     return True
 
 
@@ -132,7 +133,7 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return installed modules that a loader imports or refers to, then each `module:attribute`."""
+    """Return the installed modules that a loader imports or refers to, then each `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -166,15 +167,15 @@ _UNREACHABLE = re.compile(
     r"|No route to host|Connection refused",
     re.IGNORECASE,
 )
-_AGAIN = "No local file found. Retrying"
-"""Log message when the hub did not answer the first request about a file."""
+_RETRYING = "No local file found. Retrying"
+"""Log message of `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
-"""Seconds to connect to the hub; a firewall never answers."""
+"""Maximum seconds to connect to the hub, because a firewall may never answer."""
 _REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
-    """Reads the log of `huggingface_hub`; `unreachable` is the first record of an unreachable hub."""
+    """Log handler for `huggingface_hub`. `unreachable`: first log message about an unreachable hub."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -186,7 +187,7 @@ class HubWatch(logging.Handler):
         os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _constants()
         if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
-            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported it before this change
+            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before this change
         self._files.setLevel(logging.INFO)
         logging.getLogger("huggingface_hub").addHandler(self)
         return self
@@ -200,16 +201,16 @@ class HubWatch(logging.Handler):
         constants = _constants()
         if self.unreachable or constants is None:
             return
-        if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user forbids the offline mode
+        if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user forbids offline mode
             return
         refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
-        if not refused and not (_AGAIN in text and not _takes_connections(constants.ENDPOINT)):
+        if not refused and not (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):
             return
         self.unreachable = text
         constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return advice for an error of an unreachable hub; empty for other errors."""
+        """Return advice for an error of an unreachable hub, or ""."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (
@@ -219,7 +220,7 @@ class HubWatch(logging.Handler):
         )
 
 
-def _takes_connections(url: str) -> bool:
+def _accepts_connections(url: str) -> bool:
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
         return True
     try:

@@ -1,14 +1,15 @@
 """The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-For each file a manifest has the SHA-256 of its 4 MiB parts (a hash tree of one level, as in BitTorrent): 0.8 MB for 100
-GB. Each field is encoded with its length:
+For each file, a manifest has the SHA-256 digests of its 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in
+BitTorrent). Each field is encoded with its length:
 
     a file      "file" mode size digests
-    a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
-                                                                        name "folder"
-                                                                        name "link" target
+    a folder    "folder", then for each entry below the folder, sorted by name: name "file" mode size digests
+                                                                               name "folder"
+                                                                               name "link" target
 
-A *piece* is a run of whole parts of at most 4 MiB that is sent at once. Standard library only (for the starter).
+A *piece* consists of consecutive whole parts of at most 4 MiB together, and is sent at once. Standard library only, for
+the pilot's starter.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_BYTES = 512 << 20
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""Maximum of parts in a piece, so that a piece is checked quickly."""
+"""Maximum number of parts in a piece, so that a piece can be verified quickly."""
 
 
 class EntryKind(enum.Enum):
@@ -46,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole object: one entry without a name, or everything below a folder."""
+    """A whole object: one entry without a name, or all entries below a folder."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -68,7 +69,7 @@ Piece = tuple[Slice, ...]
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest's bytes, equal for equal objects."""
+    """Return the bytes of a manifest. Equal objects have equal bytes."""
     if manifest.kind is EntryKind.FILE:
         (entry,) = manifest.entries
         return _frame(*_content(entry))
@@ -78,9 +79,9 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest of these bytes.
+    """Return the manifest in `data`.
 
-    Raises ValueError for bytes that `encode` never makes, for example for a name outside of the object.
+    Raises ValueError for bytes that `encode` never returns, for example with a path outside of the object.
     """
     fields = _fields(data)
     try:
@@ -121,7 +122,7 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """Return the pieces in order; each joins parts up to `PART_BYTES`."""
+    """Return the pieces in order. Each piece joins parts up to `PART_BYTES`."""
     whole: list[Piece] = []
     run: list[Slice] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Load a language model in a library: choose its engine, and its devices."""
+"""Load a language model in a library: choose the engine and the devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_model(
     settings: EngineSettings = _NO_SETTINGS,
     adapters: Mapping[str, str] | None = None,
 ) -> CausalLM:
-    """Load the model at `path` on this library's device, as in `causal_lm`. `name`: the cache name of the object at
+    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of the object at
     `path`. `adapters`: folders of PEFT adapters by name.
     """
     began = time.monotonic()
@@ -56,7 +56,7 @@ def load_model(
     if why:
         if graphs:
             log.info("graphs=True has no effect on vLLM, which captures its own graphs")
-        from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
+        from stoker.contexts.inference.vllm_engine import start_engine  # the module imports vLLM, which is often absent
 
         serving, how = start_engine(
             path, dtype=wanted, device=device, name=name, why=why, settings=settings, adapters=adapters
@@ -82,7 +82,7 @@ def load_model(
 
 
 def why_vllm(engine: str, *, device: str) -> str:
-    """Return why vLLM was chosen, or an empty string. Raises StokerError if `engine="vllm"` and it does not import."""
+    """Return the reason to use vLLM, or "". Raises StokerError if `engine="vllm"` and vLLM cannot be imported."""
     if engine not in ("auto", "vllm"):
         return ""
     asked = engine == "vllm"
@@ -94,7 +94,7 @@ def why_vllm(engine: str, *, device: str) -> str:
         if asked and error.name == "vllm":
             raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
         return _broken(error, asked=asked)
-    except Exception as error:  # vLLM was compiled for other devices or another PyTorch
+    except Exception as error:  # vLLM may be compiled for other devices or for another PyTorch
         return _broken(error, asked=asked)
     return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"
 

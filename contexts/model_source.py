@@ -1,6 +1,6 @@
-"""Facts about a model before it is loaded, such as its longest input, pooling, cache size and token counts.
+"""Facts about a model before it is loaded, for example longest input, pooling, cache size and token counts.
 
-They are read without a GPU library, so that a login node can check a recipe.
+This module imports no GPU library, so that a login node can check a recipe.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""What a pilot imports for every ready-made model, so that all of them share one zygote."""
+"""Modules that a pilot imports for every ready-made model, so that all these models share one zygote."""
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called as the function of its name: Python may bind either in the package."""
+    """A module that can be called like the function of the same name. Python may bind either one in the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """Return the path or name to load (the folder for a checkpoint's file), and True if it is local. Raises
-    RecipeError.
+    """Return the path or hub name to load (the folder of a checkpoint file), and True if the model is local.
+
+    Raises RecipeError.
     """
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
@@ -77,7 +78,7 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """Return the model class of an encoder's folder; empty if another kind of model may be there.
+    """Return the model class in an encoder's folder, or "" if the folder may contain another kind of model.
 
     Args:
         source: The folder.
@@ -88,30 +89,30 @@ def encoder_class(source: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Return a short readable name of a model: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`.
+    """Return a short name of a model for users: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`.
 
     Args:
-        path: The model's folder or file, or its name on the hub.
+        path: Folder or file of the model, or its name on the hub.
     """
     name = Path(path).name or Path(path).parent.name
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
 
 
 UNDECLARED_CACHE_TOKENS = 4096
-"""Limit of cache tokens when the memory is undeclared."""
+"""Maximum number of cache tokens if the memory is undeclared."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
 
 def divides_heads(source: str, devices: int) -> bool:
-    """True unless the attention heads of the model in a local folder cannot be divided evenly."""
+    """True unless the attention heads of the model in a local folder cannot be divided evenly among `devices`."""
     return _number(json_file(source, "config.json"), "num_attention_heads") % devices == 0
 
 
 def check_split(source: str, devices: Any, *, engine: str) -> None:
-    """Raise RecipeError if the model of a local folder cannot be split over `devices`."""
+    """Raise RecipeError if the model in a local folder cannot be split over `devices`."""
     if type(devices) is not int or devices < 2:
-        return  # `Needs` checks the number
+        return  # `Needs` validates the number
     config = json_file(source, "config.json")
     layers = _number(config, "num_hidden_layers")
     problem = ""
@@ -125,20 +126,20 @@ def check_split(source: str, devices: Any, *, engine: str) -> None:
 
 
 def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model with its cache, if the cache's size is known."""
+    """Return the needs of a model including its cache, if the size of the cache is known."""
     config = json_file(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
         return needs
-    declared = needs.device_memory_bytes or needs.memory_bytes  # if both are declared, the GPU's memory counts
+    declared = needs.device_memory_bytes or needs.memory_bytes  # if both are declared, the GPU memory counts
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
     try:
         weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
     except OSError:
         return needs
-    # Each device holds its share of the weights and of each token.
+    # Each device stores its share of the weights and of each token.
     token_bytes, weights = -(-token_bytes // needs.devices), weights // needs.devices
     room = max(0, declared - weights) // token_bytes if declared else UNDECLARED_CACHE_TOKENS
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
@@ -162,8 +163,9 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest in a list; at most `most` (0: no
-    limit).
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest text in a list.
+
+    `most`: maximum count (0: no limit).
     """
 
     def __init__(self, source: str, *, most: int = 0) -> None:
@@ -189,13 +191,13 @@ class TokenCounter:
         return min(count, self._most) if self._most else count
 
     def encode(self, text: str, *, special: bool = True) -> tuple[list[int], list[str]]:
-        """Return the tokens of a text, and their names in the vocabulary. `special`: add the model's first token."""
+        """Return the tokens of a text, and their names in the vocabulary. `special`: True to add the first token."""
         with self._lock:
             found = self._opened().encode(text, add_special_tokens=special)
             return list(found.ids), list(found.tokens)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens. Raises ValueError for a token that is not in the vocabulary."""
+        """Return the text of tokens. Raises ValueError for a token that the vocabulary does not have."""
         with self._lock:
             tokenizer = self._opened()
             for id in ids:
@@ -214,7 +216,7 @@ def token_counter(path: str, *, most: int = 0) -> TokenCounter:
 
     Args:
         path: A folder or a name on the model hub.
-        most: Highest returned count; 0 is no limit.
+        most: Maximum returned count; 0: no limit.
     """
     return TokenCounter(str(path), most=most)
 
@@ -226,7 +228,7 @@ def _read(source: str) -> Any:
         raise RecipeError(f"tokens cannot be counted here ({error}): pip install tokenizers") from None
     try:
         tokenizer = Tokenizer.from_file(str(_file_of(source)))
-    except Exception as error:  # the library raises plain exceptions
+    except Exception as error:  # the package raises plain exceptions
         raise RecipeError(
             f"the tokenizer of {source} cannot be read ({error}): tokens are counted by its {_FILE}, which"
             " save_pretrained of a fast tokenizer writes",
@@ -257,12 +259,12 @@ _NAMES = {
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 Read = Callable[[str], str | None]
-"""Returns the text of a model's file by its name; None if the file is missing."""
+"""A function that returns the text of a model's file by name, or None if the file is missing."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """`pooling`: one of POOLINGS. `longest`: token limit of a text (0 = unknown). `trouble`: why the model's own
-    pooling is not supported.
+    """`pooling`: one of POOLINGS. `longest`: maximum tokens of a text (0: unknown). `trouble`: why Stoker does not
+    support the model's own pooling.
     """
 
     pooling: str = "mean"
@@ -308,15 +310,15 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Smallest length of a runtime: two tokens that most tokenizers add, and one token of text."""
+"""Minimum length of a runtime: two tokens that most tokenizers add, and one token of text."""
 _NO_LIMIT = 1_000_000
-"""A tokenizer's limit above this number means no limit."""
+"""Number above which a tokenizer's limit means no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
-"""Models whose positions begin after the padding token's position."""
+"""Model types whose positions begin after the position of the padding token."""
 
 
 def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the token limit of a text; 0 = unlimited. `_OFFSET_POSITIONS` models have no text at `positions` up to
+    """Return the maximum tokens of a text; 0 = unlimited. `_OFFSET_POSITIONS` models do not use positions up to
     `padding`.
     """
     if positions and model_type in _OFFSET_POSITIONS:
@@ -326,11 +328,11 @@ def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: in
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """Return the token limit of a model from its files; 0 if unknown.
+    """Return the maximum tokens of a model's input, from its files; 0 if unknown.
 
     Args:
-        path: The model's folder or file.
-        writes: The model is a language model, not an encoder.
+        path: Folder or file of the model.
+        writes: True for a language model, False for an encoder.
     """
     there = Path(path)
     folder = str(there if there.is_dir() else there.parent)
@@ -343,7 +345,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def longest_of_folder(folder: str) -> int:
-    """Return `longest_text` of the model in a folder; 0 for a hub name."""
+    """Return `longest_text` of the model in a folder; 0 for a name on the hub."""
     config, tokenizer = json_file(folder, "config.json"), json_file(folder, "tokenizer_config.json")
     return longest_text(
         model_type=str(config.get("model_type", "")),

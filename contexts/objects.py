@@ -1,9 +1,9 @@
 """Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-A file's content is its bytes and its owner's execute permission. A folder's content is its names, files, folders and
-links. A link that leads out of the folder counts as its target. A file keeps a short suffix (`.gguf`). Digests of parts
-are remembered by path, size, mtime, ctime and inode. Files changed within the last two seconds are not remembered (as
-in git).
+The content of a file is its bytes and the owner's execute permission. The content of a folder is its names, files,
+folders and links. A link out of the folder counts as its target. A file's object keeps a short suffix (`.gguf`).
+Digests of parts are cached by path, size, mtime, ctime and inode. Files that changed within the last two seconds are
+not cached (as in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -36,19 +36,19 @@ _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
 _KEPT = 32
 _KEPT_BYTES = 1 << 20
-"""Larger manifests are not kept; they are made again from remembered digests."""
+"""Maximum bytes of a cached manifest. Larger manifests are computed again."""
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """Return the object of a file or folder. `memo`: the file of remembered digests. Raises RecipeError if the path
-    cannot be read.
+    """Return the object of a file or folder. `memo`: file with cached digests. Raises RecipeError if the path is
+    unreadable.
     """
     given = Path(path)
     try:
         real = given.resolve(strict=True)
-        str(real).encode()  # the path is sent as text
+        str(real).encode()  # the path must be UTF-8, because it is sent as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            if real.is_file():  # write cached changes to the disk first
+            if real.is_file():  # sync cached changes to disk before reading
                 with suppress(OSError), real.open("rb") as opened:
                     os.fsync(opened.fileno())
             facts = real.stat()
@@ -72,7 +72,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """Return an object's manifest as bytes: the kept copy, or a new one from the source.
+    """Return an object's manifest as bytes: the cached copy, or a new manifest from the source.
 
     Raises RecipeError if the source is unreadable or was changed.
     """
@@ -105,9 +105,7 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder to a new `target` with the same digest. Raises OSError, and RecipeError for other kinds of
-    files.
-    """
+    """Copy a file or folder to a new `target` with equal digest. Raises OSError, and RecipeError for special files."""
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():
@@ -133,7 +131,7 @@ def _keep(name: str, data: bytes) -> None:
     if len(data) <= _KEPT_BYTES:
         _kept[name] = data
         while len(_kept) > _KEPT:
-            with suppress(KeyError):  # another thread removed it
+            with suppress(KeyError):  # another thread has removed the entry
                 _kept.popitem(last=False)
 
 
@@ -232,7 +230,7 @@ class _Memo:
                 self._db = self._connect(self._path)
             except (OSError, sqlite3.OperationalError):
                 self._db = None
-            except sqlite3.DatabaseError:  # damaged; its content can be computed again
+            except sqlite3.DatabaseError:  # the file is damaged; its content can be computed again
                 with suppress(OSError, sqlite3.Error):
                     self._path.unlink()
                     self._db = self._connect(self._path)
@@ -277,9 +275,9 @@ _FILE = "index.jsonl"
 
 
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
-    """Let the session's seed process send these objects from their sources. Raises OSError.
+    """Publish objects, so that the session's seed process sends them from their sources. Raises OSError.
 
-    Several clients may append at once, so an unfinished line is ended, not cut off.
+    Several clients may append concurrently. Therefore an unfinished line is completed with a line end, not cut off.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
@@ -294,7 +292,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session; reads the file as it grows."""
+    """The published objects of a session. The file is read as it grows."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE

@@ -1,6 +1,6 @@
-"""The bytes of a payload, and short readable texts of arguments. Nothing is unpickled.
+"""The byte layout of payloads, and short texts of arguments for users. This module unpickles no values.
 
-`short_payload` reads a pickle with stand-ins for all classes and functions. Values of parameters with secret names
+`short_payload` reads a pickle with placeholders for all classes and functions. Values of parameters with secret names
 (`token`, `password`) are hidden.
 """
 
@@ -25,7 +25,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
-    """Return a payload in parts: a head with a table, the pickle, each buffer."""
+    """Return the parts of a payload: a head with a table, the pickle, and each buffer."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
     table, parts = [], list[Buffer]()
     for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
@@ -40,7 +40,7 @@ def laid_out(body: bytes, raws: Sequence[memoryview]) -> list[Buffer]:
 def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
     """Return the pickle and the buffers of a payload. Raises SerializationError.
 
-    A writable buffer is a view of `data` if `data` is writable.
+    If `data` is writable, writable buffers are views of `data`.
     """
     if data[:1] != _MAGIC:
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
@@ -83,7 +83,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return a short form such as `(3, name='x')`. `names`: the parameters of `args`."""
+    """Return arguments as short text: `(3, name='x')`. `names`: names of the parameters of `args`."""
     secret = [at < len(names) and _SECRET.search(names[at]) is not None for at in range(len(args))]
     parts = ["…" if hidden else short(value) for value, hidden in zip(args, secret, strict=True)]
     parts += [f"{name}={'…' if _SECRET.search(str(name)) else short(value)}" for name, value in kwargs.items()]
@@ -96,7 +96,7 @@ _OF_MONITORING = "_parsl_monitoring_"
 
 
 def short_payload(payload: bytes) -> str:
-    """Return the short form of pickled `(args, kwargs)`; empty if unreadable."""
+    """Return pickled `(args, kwargs)` as short text, or "" if the bytes are unreadable."""
     try:
         body, buffers = body_of(payload)
         args, kwargs = _Reader(io.BytesIO(body), buffers=[b""] * buffers).load()
@@ -107,7 +107,7 @@ def short_payload(payload: bytes) -> str:
 
 
 def short(value: Any, *, depth: int = _DEPTH) -> str:
-    """Return the short form of a value. Runs no code of the value's class."""
+    """Return a value as short text. No code of the value's class runs."""
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)
@@ -146,7 +146,7 @@ _KNOWN = {
     "_frombuffer": "array",
     "_reconstruct": "array",
 }
-"""Kinds of the values that these functions make when a pickle is loaded."""
+"""Kinds of values that these functions create when a pickle is loaded."""
 
 
 class _StandIn:

@@ -1,4 +1,4 @@
-"""Arguments, results, functions and exceptions as bytes. Only libraries and the client unpickle them.
+"""Convert arguments, results, functions and exceptions to bytes. Only libraries and the client unpickle these bytes.
 
 The first byte names the form:
 
@@ -6,8 +6,8 @@ The first byte names the form:
     B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
     M       a function or loader with its modules: version, length of the table, pickled table, padding, value
 
-A class pickled by value includes its attributes. With `keep_classes` the program ignores the library's attributes.
-Threads share a new class once its attributes are set.
+A class pickled by value includes its attributes. With `keep_classes`, the program ignores the attributes from
+the library. Threads share a new class as soon as its attributes are set.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
 """New classes whose attributes are not set yet."""
 _filling = threading.RLock()
-"""Locked while attributes are set, never while a value is rebuilt."""
+"""Lock for setting attributes, never locked while a value is rebuilt."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -57,7 +57,7 @@ def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
         if found is not None:
             return found
     made = make(*parts[:-2], None, parts[-1])
-    _unfilled.add(made)  # before other threads can find it
+    _unfilled.add(made)  # mark the class before other threads can find it
     return _inside._lookup_class_or_track(identity, made)
 
 
@@ -78,7 +78,7 @@ _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 BIG_BUFFER_BYTES = 16_384
-"""Smaller buffers are part of the pickle."""
+"""Minimum bytes of an out-of-band buffer."""
 
 _ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
 _DEPTH = 4
@@ -86,7 +86,6 @@ _WIDTH = 64
 
 
 def plain_bytes(value: Any) -> bytes | None:
-    """Return the bytes of a small value of builtin types, else None."""
     return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
 
 
@@ -115,9 +114,9 @@ def dump_parts(
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value of `dumps`' bytes; writable arrays are views if `data` is writable.
+    """Return the value that `dumps` converted to bytes. If `data` is writable, writable arrays are views of `data`.
 
-    With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and errors of
+    With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and exceptions of
     unpickling.
     """
     body, buffers = (data, None) if data[:1] == PLAIN else taken_apart(data)
@@ -127,7 +126,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True if Ctrl-C or a signal handler of the program raised the error in the main thread."""
+    """True if Ctrl-C or a signal handler of the program raised the exception in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -151,7 +150,7 @@ def _plain(value: Any, depth: int) -> bool:
     if kind is tuple or kind is list:
         if len(value) > _WIDTH:
             return False
-        for item in value:  # noqa: SIM110  # a generator costs more than all the rest
+        for item in value:  # noqa: SIM110  # a generator would take most of the time
             if type(item) not in _ATOMS and not _plain(item, depth - 1):
                 return False
         return True
@@ -169,7 +168,7 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
             big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
-        except BufferError:  # not contiguous
+        except BufferError:  # the buffer is not contiguous
             return True
         if big:
             buffers.append(buffer)
@@ -188,17 +187,17 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
     try:
         pickler, body = pickled([], by_name=by_name)
         return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body
-    except OpenHandle:  # a library would import the module again, which opens the file and may empty it
+    except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
         raise
     except Exception:
-        # By value, a function includes its module's globals, maybe a lock or a connection. By name it can still work:
-        # its module is sent, or can be imported on the pilot.
-        if not _seen_user_code(value):
+        # By value, a function includes its module's globals, for example a lock or a connection. By name, the function
+        # can still work: its module is sent, or can be imported on the pilot.
+        if not _has_user_code(value):
             raise
     return pickled([], prefers_names=True)[1]
 
 
-def _seen_user_code(value: Any) -> bool:
+def _has_user_code(value: Any) -> bool:
     parts = [value]
     if isinstance(value, tuple | list):
         parts += value
@@ -218,7 +217,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception with its traceback as text. Never raises."""
+    """Return the bytes of an exception with its traceback as text. Never raises an exception."""
     kind = type(error)
     try:
         message = str(error)
@@ -232,7 +231,7 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback.
+    """Return the exception that `dump_exception` converted to bytes. The cause of the exception is a RemoteTraceback.
 
     An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
     """
@@ -241,7 +240,7 @@ def load_exception(data: Buffer) -> BaseException:
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _saying(message, _rebuild_exception(loads(body, keep_classes=True)))
+            error = _with_message(message, _rebuild_exception(loads(body, keep_classes=True)))
             repr(error)
         except BaseException as failure:  # user code runs here and may raise SystemExit
             if is_interrupt(failure):
@@ -255,8 +254,8 @@ def load_exception(data: Buffer) -> BaseException:
     return found
 
 
-def _saying(message: str, error: Any) -> Any:
-    """Rebuild the exception if that restores its message: tblib unpickles without `__init__`."""
+def _with_message(message: str, error: Any) -> Any:
+    """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -270,12 +269,12 @@ def _saying(message: str, error: Any) -> Any:
 def _exception_body(error: BaseException) -> bytes:
     try:
         whole = dumps((error, type(error), (), {}), what="exception")
-        # `__init__` may need other arguments than `args`; then the receiver could not rebuild the exception.
+        # `__init__` may require other arguments than `args`. Then the receiver could not rebuild the exception.
         loads(whole, keep_classes=True)
         return whole
     except Exception:
         pass
-    # Leave out attributes that can't be pickled (a lock, a connection).
+    # Leave out attributes that cannot be pickled (a lock, a connection).
     kept, lost = {}, []
     for name, value in vars(error).items():
         try:
@@ -318,9 +317,9 @@ _ALIGN = 64
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
-    """Return the bytes of a value with user functions, of the modules that they import, and of the modules `also`.
+    """Return the bytes of a value with user functions, of the modules that these import, and of the modules `also`.
 
-    Classes of these modules and of `by_name` are pickled by name. Raises SerializationError, naming `what`.
+    Classes of these modules and of `by_name` are pickled by name. Raises SerializationError, which names `what`.
     """
     names = set[str]()
     parts = dump_parts(value, what=what, modules=names, by_name=by_name)
@@ -332,9 +331,9 @@ def dumps_code(
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
-    """Return the bytes of a call's arguments and the modules that they import, except `by_name`.
+    """Return the bytes of a call's arguments and of the modules that they import, except `by_name`.
 
-    Adds the included module names to `brought`. Raises SerializationError.
+    Adds the names of included modules to `brought`. Raises SerializationError.
     """
     plain = plain_bytes(value)
     if plain is not None:
@@ -363,7 +362,7 @@ _MOST_NAMES = 1000
 
 
 def names_carried(key: str, data: bytes) -> frozenset[str]:
-    """Return the names of the modules in `dumps_code`'s bytes. `key` identifies the bytes."""
+    """Return the names of the modules in bytes of `dumps_code`. `key` identifies the bytes."""
     if data[:1] != b"M":
         return frozenset()
     known = _names.get(key)
@@ -375,13 +374,13 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
 
 
 def versions_carried(data: Buffer | str) -> Mapping[str, str]:
-    """Return module versions by name, from these bytes or the file of this path. Empty for damaged bytes."""
+    """Return module versions by name, from bytes or from a file. Return an empty dict for damaged bytes."""
     try:
         head = _head_of_file(data) if isinstance(data, str) else data
         if head[:1] != b"M":
             return {}
         return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
-    except BaseException:  # damaged bytes may be a pickle of anything
+    except BaseException:  # damaged bytes may be a pickle of any value
         return {}
 
 
@@ -401,10 +400,10 @@ def _head_of_file(path: str) -> bytes:
 
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """Return the value of `dumps_code`'s bytes, and its modules combined with `under`'s. Import statements then find
-    these.
+    """Return the value in bytes of `dumps_code`, and its modules combined with `under`. Import statements then find
+    these modules.
 
-    Raises SerializationError, and errors of unpickling.
+    Raises SerializationError, and exceptions of unpickling.
     """
     if data[:1] != b"M":
         under.enter()

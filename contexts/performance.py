@@ -1,7 +1,7 @@
-"""Kept measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
+"""Stored measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
 
-All sessions share one SQLite file. A quantity is kept as count, mean and sum of squared deviations (Welford). A damaged
-file is moved aside with a warning.
+All sessions share one SQLite file. Each quantity is stored as count, mean and sum of squared deviations (Welford). A
+damaged file is moved aside with a warning.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """An SQLite file for several processes and threads. `shape` is a query that fails if the file's tables differ.
+    """An SQLite file for several processes and threads. `shape`: a query that fails if the file has other tables.
 
-    Disk errors raise no exception; they are logged.
+    Disk errors are logged and raise no exception.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -43,7 +43,6 @@ class Measurements:
         return self._db is not None
 
     def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> int | None:
-        """Return the number of changed rows; None if nothing could be written."""
         with self._lock:
             if self._db is None:
                 return None
@@ -74,7 +73,7 @@ class Measurements:
         for _ in range(2):
             try:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # no other user may read it
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # private to this user
                 db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
@@ -114,7 +113,7 @@ class Measurements:
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
-"""Rows kept per source of blocks, by table."""
+"""Maximum number of rows per source of blocks, by table."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """
@@ -144,7 +143,7 @@ DELETE FROM {table} WHERE source = ? AND id <= (
 
 
 class DeviceSet(msgspec.Struct, frozen=True):
-    """The devices of a pilot; `memory_bytes` is per device."""
+    """The devices of a pilot. `memory_bytes` is per device."""
 
     kind: str
     count: int
@@ -160,7 +159,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """Seconds that a pilot existed, its `PilotEnd` and its `LossReason`."""
+    """Lifetime of a pilot in seconds, its `PilotEnd` and its `LossReason`."""
 
     stay_s: float
     ended: str
@@ -212,7 +211,7 @@ class AvailabilityStore:
                 for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
             ),
             tuple(
-                Stay(stay_s, *ended.partition(": ")[::2])  # the form of `record_stay`, `lost: preempted`
+                Stay(stay_s, *ended.partition(": ")[::2])  # `record_stay` writes `lost: preempted`
                 for stay_s, ended in rows("stays", "stay_s, ended")
             ),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
@@ -253,7 +252,7 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Suffix of `stage` in rows that hold the error of a step-time table."""
+"""Suffix of `stage` in rows with the forecast error of a step-time table."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
@@ -309,10 +308,10 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one device kind, in seconds and bytes; 0 = never measured.
+    """The cost of a recipe on one device kind, in seconds and bytes; 0 = not measured.
 
-    Memory is the maximum, times are means with standard deviations. `calls`: number by function. `paces`: seconds per
-    unit of work, by gang size. `speed`: relative to the fastest kind.
+    Memory sizes are maxima; times are means with standard deviations. `calls`: number of calls by function. `paces`:
+    seconds per unit of work, by gang size. `speed`: relative to the fastest kind.
     """
 
     load_s: float = 0.0
@@ -333,7 +332,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe with measured calls of a function, and the time of the latest call."""
+    """A recipe with measured calls of a function, and the time of the newest call."""
 
     recipe: str
     kinds: tuple[str, ...]
@@ -356,7 +355,6 @@ class PerformanceStore:
         device_bytes: int = 0,
         slots: int = 0,
     ) -> None:
-        """Record one load of a recipe; 0 means not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
         known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
         facts = {"load_s": load_s, **known}
@@ -365,7 +363,7 @@ class PerformanceStore:
     def record_runs(
         self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1, items: float = 1.0
     ) -> None:
-        """Record calls of a function: each time is the mean of `calls` calls of `items` items."""
+        """Record calls of a function. Each time in `run_s` is the mean of `calls` calls with `items` items."""
         more = [("calls", float(calls))] if calls > 1 else []
         more += [("items", items)] if items > 1 else []
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
@@ -376,7 +374,7 @@ class PerformanceStore:
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_speed(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
-        """Record the seconds of a call on a device kind divided by those of an equal call on another kind."""
+        """Record the time of a call on device kind `kind` divided by the time of an equal call on kind `other`."""
         self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:

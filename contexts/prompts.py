@@ -1,4 +1,4 @@
-"""Convert texts to a language model's tokens and back. One character may take several tokens."""
+"""Convert texts to a language model's tokens and back. One character may consist of several tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stoker.contexts import ambient
 from stoker.contexts.inference.adapter import GrammarSource, ModelTexts
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""The name of a one-byte token, in vocabularies with byte fallback."""
+"""Name of a one-byte token in vocabularies with byte fallback."""
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(0x100) if byte not in _PRINTED]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
-"""Characters that stand for bytes, in byte-level vocabularies."""
+"""Characters that represent bytes in byte-level vocabularies."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""Character that stands for a space in SentencePiece vocabularies."""
+"""Character that represents a space in SentencePiece vocabularies."""
 
 
 class TokenText(str):
-    """Text of a token whose bytes (`raw`) are part of a character."""
+    """Text of a token whose bytes (`raw`) are only a part of a character."""
 
     __slots__ = ("raw",)
     raw: bytes
@@ -35,8 +35,9 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """Return a token's text; a TokenText for a part of a character. `piece`: the token's name in the vocabulary."""
-    if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops a leading space
+    """Return the text of a token: a TokenText for a part of a character. `piece`: name of the token in the
+    vocabulary."""
+    if piece.startswith(_SPACE) and _SPACE not in text:  # decoders drop a leading space
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
         return text
@@ -56,13 +57,13 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Texts per call of a tokenizer. Stop requests are checked between calls."""
+"""Number of texts per call of a tokenizer. Stop requests are checked between these calls."""
 
 
 class PromptReader:
-    """A tokenizer, its end tokens, and the model's token limit and vocabulary (0 = unknown).
+    """A tokenizer, its end tokens, and the model's maximum tokens and vocabulary size (0 = unknown).
 
-    `grammars`: None if the engine has its own.
+    `grammars`: None if the engine compiles grammars itself.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class PromptReader:
 
     @property
     def chat_template(self) -> str:
-        """The model's chat templates, one after the other; empty without any."""
+        """The model's chat templates, one after the other; empty without chat templates."""
         found = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 
@@ -96,7 +97,6 @@ class PromptReader:
         )
 
     def row(self, prompt: str | Sequence[int]) -> Ids:
-        """Return the tokens of one prompt. Raises ValueError."""
         if isinstance(prompt, str):
             return self.rows([prompt])[0]
         if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
@@ -108,7 +108,6 @@ class PromptReader:
         return tuple(prompt)
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
-        """Return the tokens of each prompt after `prefix`. Raises ValueError."""
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
         if batch_size < 0:
@@ -120,7 +119,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return token ids; adds the first special token unless all texts begin with it."""
+        """Return token ids. The first special token is added unless all texts begin with it."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -145,7 +144,7 @@ class PromptReader:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Return each label's tokens after each prompt; prompt and label are tokenized together."""
+        """Return the tokens of each label after each prompt. Prompt and label are tokenized together."""
         alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
         together = self.encode([prompt + label for prompt in prompts for label in labels])
         found: list[list[Ids]] = []
@@ -173,11 +172,11 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Marks of function calls and of reasoning: part of a text, also where a tokenizer calls them special."""
+"""Marks of function calls and of reasoning, which are part of a text even if a tokenizer calls them special."""
 
 
 def _dropped_tokens(tokenizer: Any) -> frozenset[int] | None:
-    """Return the special tokens that are not part of a text; None if these are all special tokens."""
+    """Return the special tokens that are not part of a text; None if no special token is part of a text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {id: str(token) for id, token in added.items() if token.special}
     dropped = frozenset(id for id, text in special.items() if text not in _MARKS)
@@ -185,7 +184,7 @@ def _dropped_tokens(tokenizer: Any) -> frozenset[int] | None:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a text: the model's, else the tokenizer's."""
+    """Return the end tokens of the model, or the end token of the tokenizer."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

@@ -1,6 +1,6 @@
 """Read texts with a causal model: mean hidden states, and losses on targets.
 
-A prompt is computed once for all its samples (`forward`).
+Each prompt is computed once for all its samples (`forward`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def mean_hidden(
 ) -> npt.NDArray[np.float32]:
     """Return the mean of each text's last hidden states, `[texts, width]`, over its first `most_tokens` tokens.
 
-    `seen` gets the number of finished texts. Raises ValueError for an empty text.
+    `seen` receives the number of finished texts. Raises ValueError for an empty text.
     """
     rows = _tokens(model, texts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
@@ -47,10 +47,10 @@ def mean_hidden(
 def mean_losses(
     model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
-    """Return each prompt's mean loss over samples, in nats per token of the sample's target.
+    """Return the mean loss of each prompt over samples, in nats per target token.
 
-    Prompts are token ids. A sample is (input, target), read after the prompt. Raises ValueError for an empty or too
-    long input.
+    Prompts are token ids. A sample is a pair (input, target) that follows the prompt. Raises ValueError for an empty or
+    too long input.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
@@ -79,7 +79,7 @@ def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: li
         for sample, target in enumerate(targets):
             if runner.shares:
                 told = after[number][sample][-len(target) :]
-                if len(told) < len(target):  # empty input: the prompt's logits predict the first token
+                if len(told) < len(target):  # the input is empty: the prompt's logits predict the first token
                     told = torch.cat([first[number][None], told.reshape(-1, first.shape[1])])
             else:
                 told = runner.whole([row + tails[sample]])[0, -len(target) :]
@@ -108,7 +108,7 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
         raise ValueError("texts must be a list of texts, and is one text; write [text]")
     if not texts:
         return []
-    # A tokenizer reads the whole text before it cuts, so it gets only the beginning of a very long text.
+    # A tokenizer reads a whole text before it cuts the text. Therefore pass only the beginning of a long text.
     given = [text[: 64 * most] for text in texts]
     return [tuple(ids[:most]) for ids in model.tokenizer(given, add_special_tokens=False)["input_ids"]]
 

@@ -1,6 +1,6 @@
-"""A recipe: how to load a context, from which files, and with which needs; and the options of `@context`.
+"""A recipe: how to load a context, with its files and its needs. This module also has the options of `@context`.
 
-Recipes with equal content have the same key (`digest`), and so the same context.
+Recipes with equal content have equal keys (`digest`), and therefore share a context.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from stoker.units import (
 
 
 class Awareness(enum.Enum):
-    """Which parts of a context outlive a call (Pervasive Context Management §4.2)."""
+    """The parts of a context that are kept after a call (Pervasive Context Management §4.2)."""
 
     NONE = "none"
-    """Nothing: each call starts a new interpreter and loads from the files' origin."""
+    """No part: each call starts a new interpreter and reads the files from their origin."""
     DISK = "disk"
-    """The files: each call starts a new interpreter and loads from the pilot's object cache."""
+    """The files: each call starts a new interpreter and reads the files from the pilot's object cache."""
     FULL = "full"
     """The loaded context: one library loads it once and runs many calls."""
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A file or folder named by its content. `source`: its path when it was read.
+    """A file or folder named by its content. `source`: path when its content was read.
 
     `inode` and `changed_ns` identify the file; 0 if unknown, or if the file was changed within the last two seconds.
     """
@@ -53,10 +53,10 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """What a library needs from its pilot. Declared sizes are enforced limits; 0 = undeclared.
+    """What a library requires from its pilot. Declared sizes are enforced limits; 0 = undeclared.
 
-    `device_memory_bytes`: per device (on a CPU the larger memory limit counts). `kinds`: suitable device kinds, best
-    first; empty = any. The memory includes a cache of `cache_tokens` tokens of `token_bytes` each.
+    `device_memory_bytes`: per device (on a CPU, the larger memory limit is valid). `kinds`: suitable device kinds, best
+    first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
     """
 
     devices: int = 1
@@ -70,9 +70,9 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class LibraryLimits(msgspec.Struct, frozen=True):
-    """Limits of a context's libraries: at least `least` stay loaded, at most `most` are loaded (0 = unlimited).
+    """Limits of a context's libraries: at least `least` and at most `most` libraries are loaded (0 = unlimited).
 
-    An idle library is unloaded after `keep_alive_s` seconds. Not part of the recipe's key.
+    An idle library is unloaded after `keep_alive_s` seconds. These limits are not part of a recipe's key.
     """
 
     least: int = 0
@@ -86,11 +86,11 @@ NO_LIMITS = LibraryLimits()
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
-    `key` identifies the content; `name` is readable (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
-    or empty. `preload`: modules that the zygote imports before it forks. A library runs `slots` concurrent calls (0:
-    see `slots_of`) and ends after `calls_per_library` calls (0 = never). `arguments`: the loader's arguments as short
-    text. `longest_input`: tokens (0 = any). `home`: the program's folder. `named`: cache names of relative paths in
-    `files`.
+    `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
+    or empty. `preload`: modules that the zygote imports before it forks. `slots`: concurrent calls of a library (0: see
+    `slots_of`). `calls_per_library`: calls after which a library ends (0 = never). `arguments`: arguments of the loader
+    as short text. `longest_input`: tokens (0 = any). `home`: folder of the program. `named`: cache names of relative
+    paths in `files`.
     """
 
     key: str
@@ -110,7 +110,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The readable name, `llm-7f3a('models/small')`, or `no context`."""
+        """Name for users, `llm-7f3a('models/small')`, or `no context`."""
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
@@ -184,7 +184,6 @@ _OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options. Raises RecipeError for unknown names."""
     for name in options:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=1)

@@ -1,8 +1,8 @@
-"""Load a Transformers model, and keep a converted copy that loads faster.
+"""Load a Transformers model, and store a converted copy that loads faster.
 
-A *snapshot* is the result of `save_pretrained` in the computed dtype: a load need not dequantize a GGUF file again. One
-process converts while others wait. A snapshot that fails to load is made again. A full disk does not fail the load.
-Other pilots find the snapshot by its *form*: a digest of the source and the dtype.
+A *snapshot* is the output of `save_pretrained` in the dtype of the computation. A load then need not dequantize a GGUF
+file. One process converts while other processes wait. A snapshot that fails to load is created again. A full disk does
+not fail the load. Other pilots find a snapshot by its *form*, a digest of source and dtype.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer; `weights` describes how the weights were loaded."""
+    """A model and its tokenizer. `weights`: text on how the weights were loaded."""
 
     model: Any
     tokenizer: Any
@@ -46,23 +46,23 @@ class LoadedParts(NamedTuple):
 def load_parts(
     path: str, *, dtype: Any, devices: tuple[str, ...], snapshot: bool = True, name: str = ""
 ) -> tuple[LoadedParts, str]:
-    """Load the model and its tokenizer, through a snapshot if faster; return them and their origin.
+    """Load the model and its tokenizer, with a snapshot if that is faster. Return the parts and their origin.
 
     The layers are split over several `devices`.
     """
-    if snapshot and _worth_it(path):
+    if snapshot and _is_worth_converting(path):
         return _through_snapshot(path, dtype=dtype, devices=devices, name=name)
     return _read(path, dtype=dtype, devices=devices), "as it is"
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return a safetensors folder of the model at `path`, and its origin; convert into a snapshot if needed.
+    """Return a folder with the model's safetensors files, and its origin. If needed, convert the model to a snapshot.
 
-    Raises OSError, and Transformers' errors for an unreadable model.
+    Raises OSError, and exceptions of Transformers for an unreadable model.
     """
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
-    if not _worth_it(path):
+    if not _is_worth_converting(path):
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
@@ -82,7 +82,7 @@ def snapshot_path(name: str, *, dtype: str) -> Path:
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
-        # A GGUF model has plain weights, but Transformers refuses to save a model that is marked as quantized.
+        # A GGUF model has plain weights, but Transformers refuses to save a model marked as quantized.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -93,9 +93,9 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Make the folder `place` in one step from a draft by `write`. True if this process made it.
+    """Create the folder `place` atomically from a draft by `write`. Return True if this process created the folder.
 
-    `made_s`: seconds to record, if `write` only copies a made folder. Raises OSError and the errors of `write`.
+    `made_s`: seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made_s_of(place) is not None:
@@ -113,7 +113,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
             write(draft)
             took_s = time.monotonic() - began if made_s is None else made_s
             (draft / _FACTS).write_text(json.dumps({"source": source, "made_s": round(took_s, 3)}))
-            _flush(draft)  # otherwise a crash of the machine could leave zeros in the final folder
+            _flush(draft)  # otherwise the final folder could contain zeros after a crash of the machine
             draft.rename(place)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -123,7 +123,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
 
 
 def set_aside(place: Path) -> Path:
-    """Move an unusable snapshot away; return its new path."""
+    """Rename an unusable snapshot, and return its new path."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
         place.rename(aside)
@@ -144,7 +144,7 @@ def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: 
         try:
             loaded = _read(str(came), dtype=dtype, devices=devices)
         except Exception as error:
-            log.warning("the snapshot %s of another pilot cannot be loaded (%s); one is made here", came, error)
+            log.warning("the snapshot %s of another pilot cannot be loaded (%s); a new snapshot is made", came, error)
         else:
             return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):
@@ -166,7 +166,7 @@ def _through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: 
 
 
 def made_s_of(place: Path) -> float | None:
-    """Return the seconds that making a snapshot took; None if missing."""
+    """Return the seconds that a snapshot took to create; None if missing."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
@@ -198,14 +198,14 @@ def _read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Correct the end token: Transformers 5.17 gives SmolLM2 a wrong one for a GGUF file."""
+    """Correct special tokens. Transformers 5.17 sets a wrong end token for a GGUF file of SmolLM2."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:
             setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(named))
 
 
-def _worth_it(path: str) -> bool:
+def _is_worth_converting(path: str) -> bool:
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping
 
 SAME = 1.1
-"""Kinds whose times differ by less than this factor count as equally fast."""
+"""Factor below which different times of two kinds count as equal."""
 
 Pair = tuple[str, str]
 
 
 def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
-    """Return each kind's speed relative to the fastest kind; empty if all are equally fast.
+    """Return the speed of each kind relative to the fastest kind; empty if all kinds are equally fast.
 
-    The pair with the most weight comes first. Each further kind joins by its pair of most weight, so one speed never
-    depends on two contradicting ratios. Kinds without a pair that leads to the first have no speed.
+    The pair with the largest weight is first. Each other kind joins by its pair with the largest weight, so a speed
+    never depends on two contradictory ratios. Kinds without a chain of pairs to the first pair have no speed.
 
     Args:
         ratios: Seconds of the first kind divided by seconds of the second, and the weight of this ratio, by pair.

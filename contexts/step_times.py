@@ -1,10 +1,10 @@
-"""Seconds of an engine's step, by the tokens read and the mean number of tokens attended to.
+"""Seconds of an engine's step, by the number of tokens read and the mean number of tokens attended to.
 
-SLINFER (§VI-B) measures prefill by prompt length, and decode by batch and mean length, at powers of two, and
+SLINFER (§VI-B) measures prefill by prompt length, and decode by batch size and mean length, at powers of two, and
 interpolates linearly. Our prefill also has two dimensions, because a step may read a part of a prompt. Our engine
 computes attention over all rows of one size, up to the longest row (`padded_length`).
 
-A *cell* holds the samples nearest to the same powers of two.
+A *cell* contains the samples that are nearest to the same powers of two.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Sample limit of a cell; further samples move its mean by 1/200 of the difference."""
+"""Maximum samples of a cell. Each later sample moves the mean by 1/200 of the difference."""
 MOST_CELLS = 512
-"""Cell limit of prefill or of decode: 16 powers of two of tokens by 32 of lengths."""
+"""Maximum number of cells for prefill or for decode: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
-_SURE = 4
+_RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""A step that takes longer than this multiple of its forecast was disturbed; it counts as this multiple."""
+"""Maximum multiple of its forecast with which a step counts. A longer step was disturbed."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens`, each attending to `length` tokens on average."""
+    """A step that read `tokens` tokens. Each token attended to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -67,8 +67,6 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Step times of one model on one device kind."""
-
     prefill: tuple[StepCell, ...] = ()
     decode: tuple[StepCell, ...] = ()
     prefill_error: StepError = StepError()
@@ -95,7 +93,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, prefill=prefill, decode=decode)
 
     def is_sound(self) -> bool:
-        """False if a number is negative or too large to be a measurement."""
+        """True if no number is negative or too large to be a measurement."""
         cells = (*self.prefill, *self.decode)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         errors = [self.prefill_error, self.decode_error]
@@ -144,7 +142,7 @@ class StepTable:
         """Return lower bounds of a step's seconds, in total and per token, for 1 to `most` tokens that each attend to
         at least `length` tokens.
 
-        A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds shrink at
+        A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds decrease at
         most in proportion to the tokens. Raises LookupError without samples.
         """
         if not self._rows:
@@ -247,7 +245,7 @@ class StepModel:
             expected = table.seconds(sample.tokens, sample.length)
             deviation = min(abs(sample.seconds - expected) / sample.seconds, _OUTLIER)
             self.count_error(deviation, prefill=sample.prefill)
-            if cell.count >= _SURE and sample.seconds > _OUTLIER * expected:
+            if cell.count >= _RELIABLE_COUNT and sample.seconds > _OUTLIER * expected:
                 sample = StepSample(sample.prefill, sample.tokens, sample.length, _OUTLIER * expected)
         self.add(sample)
         return sample, deviation
@@ -261,21 +259,21 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_up_to(most: int, *, least: int = 1) -> list[int]:
-    """Return the powers of two from `least` on, and `most`."""
+    """Return the powers of two between `least` and `most`, and `most`."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
 def attended(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of tokens attended to, for reads of (first token, tokens)."""
+    """Return the mean number of tokens attended to, for reads given as (first token, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that the continuous engine computes for rows of (reserved size, length).
+    """Return the mean length that the continuous engine computes for rows given as (reserved size, length).
 
-    Each row counts as long as the longest row of its size.
+    Each row counts with the length of the longest row of its size.
     """
     found: dict[int, list[float]] = {}
     for size, length in rows:
@@ -285,7 +283,6 @@ def padded_length(rows: Iterable[tuple[int, float]]) -> float:
 
 
 def power_of(value: float) -> int:
-    """Return the exponent of the nearest power of two."""
     return round(math.log2(value)) if value > 1 else 0
 
 
@@ -300,7 +297,7 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """A profiler's result. `left_out`: samples that were not taken, for lack of memory or time."""
+    """The result of a profiler. `left_out`: number of samples that were skipped for lack of memory or time."""
 
     times: StepTimes
     engine: str
@@ -311,16 +308,16 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 _LEAST = 1.0
 _FAR = 65_536.0
-"""Tokens by which the last straight line extends beyond the last cell."""
+"""Number of tokens by which the last straight line extends beyond the last cell."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""Limit of cached prompt lengths; workloads have fewer."""
+"""Maximum number of cached prompt lengths. Workloads have fewer lengths."""
 
 
 class StepSeconds:
-    """Seconds of steps from a constant table, times `factor`; for simulators.
+    """Seconds of steps from a constant table, multiplied by `factor`; for simulators.
 
-    For each batch size, straight lines replace the table at the lengths where the table is linear.
+    For each batch size, straight lines replace the table at lengths where the table is linear.
     """
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
@@ -328,9 +325,9 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """Seconds by prompt: a policy asks repeatedly about the same waiting call."""
+        """Seconds by prompt, because a policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
-        """By batch size: the seconds at each length, and the slope from there (None if not a line)."""
+        """By batch size: the seconds at each length, and the slope after that length (None if not linear)."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
         known = self._prefills.get((tokens, length))
@@ -342,8 +339,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` successive decode steps of `rows` requests; the mean length grows from `length`
-        by one token per step. Raises LookupError.
+        """Return the seconds of `count` consecutive decode steps of `rows` requests. In each step, the mean length
+        `length` grows by one token. Raises LookupError without samples.
         """
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)

@@ -1,8 +1,8 @@
 """Load a Transformers model onto a GPU: stream weights from safetensors files into device tensors.
 
-Several threads read the files into pinned buffers and copy these asynchronously; other dtypes are converted on the
-device (docs/decisions/092). Transformers then builds the model around the tensors, or reads the weights itself if
-anything fails.
+Several threads read the files into pinned buffers and copy the buffers asynchronously. Other dtypes are converted on
+the device (docs/decisions/092). Transformers then creates the model around the tensors. If streaming fails,
+Transformers reads the weights.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_HEADER_BYTES = 100_000_000
 BUFFER_BYTES = 8 << 20
-"""Size of a pinned buffer; a large buffer delays the first copy."""
+"""Size of a pinned buffer in bytes. A large buffer would delay the first copy."""
 _BUFFERS = 2
 _MOST_READERS = 8
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: `size_bytes` bytes from `start` on."""
+    """A tensor in a file: `size_bytes` bytes from byte `start`."""
 
     name: str
     file: str
@@ -72,7 +72,7 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors of a folder's safetensors files. Raises OSError, and ValueError for a damaged file or an
+    """Return the tensors in a folder's safetensors files. Raises OSError, and ValueError for a damaged file or an
     unknown dtype.
     """
     single = Path(folder, "model.safetensors")
@@ -123,7 +123,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
 
 
 class WeightStream:
-    """Streams weights to a device during a `with` block."""
+    """Streams weights to a device while a `with` block runs."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class WeightStream:
         readers: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Prepare a stream; entering the `with` block starts it.
+        """Prepare a stream. The stream starts when the `with` block is entered.
 
-        `dtype`: of floating-point weights; None keeps the file's dtype. `readers`: threads; 0 takes one per core, from
-        2 to 8. `buffer_bytes`: a multiple of 16; each thread has two buffers.
+        `dtype`: of floating-point weights; None keeps the file's dtype. `readers`: threads; 0 means one per core, from
+        2 to 8. `buffer_bytes`: a multiple of 16. Each thread has two buffers.
         """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
@@ -161,7 +161,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights and return them by name, once."""
+        """Wait for the weights, and return them by name, only once."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -195,7 +195,7 @@ class WeightStream:
         except BaseException as error:
             self._error = error
             self._tensors = {}
-            traceback.clear_frames(error.__traceback__)  # the frames keep buffers
+            traceback.clear_frames(error.__traceback__)  # the frames refer to buffers
         finally:
             for number in files.values():
                 os.close(number)
@@ -218,7 +218,7 @@ class WeightStream:
                 while spans and not self._stopped:
                     try:
                         span = spans.popleft()
-                    except IndexError:  # another reader took the last span
+                    except IndexError:  # another reader has taken the last span
                         return
                     buffer = staging.next_buffer()
                     start, file = span[0].start, span[0].stored.file
@@ -243,7 +243,7 @@ class WeightStream:
 
 
 class Staging:
-    """Two buffers of one thread, and the CUDA stream that copies them."""
+    """Two buffers of one thread, and the CUDA stream that copies the buffers."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -258,7 +258,7 @@ class Staging:
     def __enter__(self) -> Staging:
         if self._is_cuda:
             self._scope.enter_context(torch.cuda.device(self._device))
-            # The weights' memory belongs to the default stream, whose work must end first.
+            # The memory of the weights belongs to the default stream, so wait for the work of that stream.
             stream = torch.cuda.Stream(self._device)
             stream.wait_stream(torch.cuda.default_stream(self._device))
             self._scope.enter_context(torch.cuda.stream(stream))
@@ -273,13 +273,13 @@ class Staging:
         self._buffers, self._events, self._scratch = [], [], None
 
     def next_buffer(self) -> torch.Tensor:
-        """Return a buffer whose copies have ended."""
+        """Return a buffer whose copies have finished."""
         if (event := self._events[self._turn]) is not None:
             event.synchronize()
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Mark the current buffer: all its copies are queued."""
+        """Mark the current buffer as used, after all its copies are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
@@ -292,7 +292,7 @@ class Staging:
 
 
 def release_pinned_memory() -> None:
-    """Return PyTorch's cached pinned memory to the system."""
+    """Return pinned memory that PyTorch caches to the operating system."""
     for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
         release = getattr(owner, name, None)
         if release is not None:
@@ -301,7 +301,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` from the byte `start` on. Raises OSError at the end of the file."""
+    """Fill `into` from byte `start` of a file. Raises OSError at the end of the file."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -324,18 +324,18 @@ def _spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]
 
 log = logging.getLogger(__name__)
 
-with contextlib.suppress(Exception):  # a library would build this table of weights' names at each load, in 0.3 s
+with contextlib.suppress(Exception):  # otherwise a library would compute this table at each load, in 0.3 s
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 BY_TRANSFORMERS = "weights by Transformers"
 
 
 class UnusualModelError(Exception):
-    """Raised for a model whose weights cannot be streamed; the message says why."""
+    """Raised for a model whose weights cannot be streamed. The message states the reason."""
 
 
 class StreamedWeights:
-    """A model's weights, streamed during a `with` block; or the reason why not."""
+    """The weights of a model, streamed during a `with` block."""
 
     def __init__(self, place: str, *, dtype: Any, devices: tuple[str, ...], **more: Any) -> None:
         """Prepare the load. A causal model is split over several `devices`."""
@@ -348,7 +348,7 @@ class StreamedWeights:
         self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """Readable origin of the weights; empty on a CPU, which maps them from the file."""
+        """Origin of the weights as text; empty on a CPU, where the weights are memory-mapped from the file."""
 
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
@@ -418,7 +418,7 @@ class StreamedWeights:
     def _around_streams(self, kind: Any) -> Any:
         tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait().items()}
         with _without_reserve():
-            # The Auto class itself accepts no tensors.
+            # The Auto class accepts no tensors, but the class of the model does.
             model, info = auto_factory._get_model_class(self._config, kind._model_mapping).from_pretrained(
                 None, config=self._config, state_dict=tensors, dtype=self._final_dtype,
                 device_map=self._map, output_loading_info=True,
@@ -431,7 +431,7 @@ class StreamedWeights:
             if any(
                 stream.converts for stream in self._streams
             ):  # a copied weight may have been converted twice and lost precision
-                raise UnusualModelError(f"{copied} is made of other weights, or keeps a dtype")
+                raise UnusualModelError(f"{copied} is combined from other weights, or keeps its dtype")
         model.config.name_or_path = model.name_or_path = self._place
         if model.can_generate():
             model.generation_config = _generation_config(self._place)
@@ -440,7 +440,7 @@ class StreamedWeights:
 
 
 def streams_to(device: str) -> bool:
-    """True for a GPU; a CPU maps the file, which is faster."""
+    """True for a GPU. On a CPU, memory-mapping the file is faster."""
     return device.startswith("cuda")
 
 
@@ -469,7 +469,7 @@ def _without_reserve() -> Iterator[None]:
 
 
 def dtype_of(dtype: str, *, path: str, device: str) -> Any:
-    """Return the dtype of computing; `auto` is float32 on a CPU, on a GPU the model's own (bfloat16 for GGUF)."""
+    """Return the dtype of the computation. `auto`: float32 on a CPU, the model's dtype on a GPU (bfloat16 for GGUF)."""
     if dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""Write texts with a language model: each prompt becomes an engine request. The caller's thread awaits its tokens."""
+"""Write texts with a language model. Each prompt becomes an engine request, whose tokens the caller's thread awaits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stoker.contexts.prompts import PromptReader
 Prompt = str | Sequence[int]
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-likelihood (None: a prompt's first), and the likeliest tokens with theirs. The text of a part of
-a character is a `prompts.TokenText`.
+"""Per token: text, log-likelihood (None for the first token of a prompt), and the likeliest tokens with their
+log-likelihoods. The text of a part of a character is a `prompts.TokenText`.
 """
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A model's text after a prompt. `finish_reason` is `stop`, or `length` if the text was cut."""
+    """The text that a model wrote after a prompt. `finish_reason`: `stop`, or `length` if the text was cut."""
 
     text: str
     finish_reason: str
@@ -34,7 +34,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """One new token of a streamed completion. `text` may be empty. `prompt_logprobs`: with the first token."""
+    """A new token of a streamed completion. `text` may be empty. Only the first token has `prompt_logprobs`."""
 
     text: str
     finish_reason: str = ""
@@ -43,7 +43,7 @@ class CompletionToken(msgspec.Struct, frozen=True):
 
 
 class CompletionStream(Iterator[CompletionToken]):
-    """The tokens of a completion as they are written. `close` ends the request."""
+    """The tokens of a completion while they are written. `close` ends the request."""
 
     def __init__(self, tokens: Generator[CompletionToken, None, None], texts: CompletionTexts) -> None:
         self._tokens = tokens
@@ -57,12 +57,12 @@ class CompletionStream(Iterator[CompletionToken]):
         self._tokens.close()
 
     def texts(self) -> CompletionTexts:
-        """Return the texts alone, for a function that yields them as one object, in place of the tokens."""
+        """Return only the texts, for a function that yields them as one object instead of the tokens."""
         return self._texts
 
 
 class CompletionTexts(ambient.RelayedTexts):
-    """The texts of a completion. At the end, `finish_reason` and `tokens` are those of the whole completion."""
+    """The texts of a completion. At the end, `finish_reason` and `tokens` describe the whole completion."""
 
     def __init__(self, submit: Callable[[ambient.TextSink | None], Generation]) -> None:
         self._submit = submit
@@ -73,7 +73,7 @@ class CompletionTexts(ambient.RelayedTexts):
         return self._read(None)
 
     def send_to(self, sink: ambient.TextSink) -> Generator[str, None, None]:
-        """Give the texts to `sink` in the engine's thread. Yield those that it does not take."""
+        """Pass the texts to `sink` in the engine's thread. Yield the texts that the sink does not accept."""
         return self._read(sink)
 
     def _read(self, sink: ambient.TextSink | None) -> Generator[str, None, None]:
@@ -96,7 +96,7 @@ class TextWriter:
     def write(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
-        """Return the texts of `CausalLM.generate`. The seed of `sampling` is not used."""
+        """Return the texts of `CausalLM.generate`. The seed in `sampling` is ignored."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         self._prompts.texts().prepare(sampling)
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
@@ -194,7 +194,7 @@ class TextWriter:
 
 
 def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of submission: longest first, so that a too long prompt fails before others are written."""
+    """Return the order of submission: longest first, so that a too long prompt fails before other texts are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     order = list(range(len(rows)))

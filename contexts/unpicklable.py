@@ -1,4 +1,4 @@
-"""Find the part of a value that cannot be pickled, by trying its parts one by one."""
+"""Find the part of a value that cannot be pickled. The search pickles the parts one by one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Return a sentence with the unpicklable part, the reason and the remedy."""
+    """Return a sentence that names the unpicklable part, the reason and advice."""
     try:
         path, culprit, why = _search(value, error, what=what)
-    except Exception:  # an error of the search must not hide the first error
+    except Exception:  # an error of the search must not hide the original error
         path, culprit, why = "", value, error
     if kind := future_kind(culprit):
         return _of_future(path, kind, what=what)
@@ -39,7 +39,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
 
 
 def future_kind(value: Any) -> str:
-    """Return the kind of a future; empty for other values. Imports nothing."""
+    """Return the kind of a future, or "" for other values. Imports nothing."""
     for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
@@ -82,7 +82,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_handle(culprit):  # the parts of a future or handle do not matter
+        if future_kind(culprit) or is_handle(culprit):  # the parts of a future or handle are irrelevant
             break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
@@ -121,7 +121,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(names, value.__closure__ or (), strict=False):
             try:
                 yield f" variable {name!r} that it closes over", cell.cell_contents
-            except ValueError:  # an empty cell
+            except ValueError:  # the cell is empty
                 continue
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
@@ -161,7 +161,7 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    return path.removeprefix("[0]" if what == "function" else "").strip()  # the function comes first in its tuple
+    return path.removeprefix("[0]" if what == "function" else "").strip()  # the function is first in its tuple
 
 
 def _name(key: Any) -> str:

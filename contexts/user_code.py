@@ -1,7 +1,7 @@
 """Distinguish the user's own code from installed code.
 
 Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) is pickled by name,
-and a digest names its version. The user's own modules are pickled by value, and a digest covers their content.
+and a digest covers only its version. The user's own modules are pickled by value, and a digest covers their content.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """True if a module belongs to the environment; False for `__main__` and unknown modules."""
+    """True if a module is part of the environment. False for `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # a module that is not imported yet may be found later
+        if name in sys.modules:  # do not cache the answer for a module that may be importable later
             _known[name] = known
     return known
 
@@ -53,10 +53,10 @@ def _is_installed(name: str) -> bool:
     file = _file_of(module)
     if file is None:
         return getattr(module, "__spec__", None) is not None
-    return _lies_in_environment(file) or top in _editable_names()
+    return _is_in_environment(file) or top in _editable_names()
 
 
-def _lies_in_environment(file: str) -> bool:
+def _is_in_environment(file: str) -> bool:
     return file.startswith((*_site_roots(), *_linked_roots())) or _is_recorded(file)
 
 
@@ -72,12 +72,12 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which an installed module is remembered, on the same search path."""
+"""Seconds for which a module is cached as installed, on an unchanged search path."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of the user's own module; None for other modules. Imports nothing."""
+    """Return the source of a user's module; None for other modules. Imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -92,7 +92,7 @@ def source_of(name: str) -> ModuleSource | None:
         return None
     places = spec.submodule_search_locations
     file = spec.origin if spec.has_location else next(iter(places or ()), None)
-    if file is None or _lies_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
+    if file is None or _is_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
         _installed_until[name] = list(sys.path), time.monotonic() + _INSTALLED_S
         return None
     return ModuleSource(os.path.abspath(file), is_package=places is not None)
@@ -114,7 +114,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
     try:
         return PathFinder.find_spec(name, places)
-    except KeyError:  # a folder without `__init__.py`, in a package that is not imported
+    except KeyError:  # the package is not imported, and the folder lacks `__init__.py`
         spec = ModuleSpec(name, None, is_package=True)
         child = name.rpartition(".")[2]
         spec.submodule_search_locations = [os.path.join(place, child) for place in places]
@@ -125,8 +125,9 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked(top: str) -> bool:
-    """True if a top-level module is an editable install (`pip install -e`), or is in another folder of a `.pth` file.
-    False if pip installed it there.
+    """True if a top-level module is an editable install (`pip install -e`), or is in another folder from a `.pth` file.
+
+    False if pip installed the module in that folder.
     """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
@@ -141,7 +142,7 @@ def is_linked(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a package or the file of a module; None if not found."""
+    """Return the folder of a package or the file of a module; None if the module is not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -154,7 +155,6 @@ def version_of(name: str) -> str:
 
 
 def lookup(home: str, name: str) -> Any:
-    """Return an imported module's object by its dotted name; None if missing."""
     found: Any = sys.modules.get(home)
     try:
         for part in name.split("."):
@@ -165,7 +165,6 @@ def lookup(home: str, name: str) -> Any:
 
 
 def kind_name(kind: type) -> str:
-    """Return a type's name with its module, unless it is builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -214,7 +213,7 @@ def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
         try:
             folder = os.path.abspath(entry)
             changed_ns = os.stat(folder).st_mtime_ns
-        except OSError:  # the folder is missing, or the working folder was removed
+        except OSError:  # the folder does not exist, or the working folder was removed
             continue
         if not (folder + os.sep).startswith(_site_roots()) and (found := _recorded_in(folder, changed_ns)):
             yield folder, found

@@ -1,13 +1,13 @@
-"""The user's own modules that functions import: read in the program, imported in the library from the sent sources.
+"""The user's own modules that functions import. The program reads their sources, and libraries import these sources.
 
-A module's `version` is the digest of its code, its packages and its imports. Linked packages (`pip install -e`) are
-sent by name with a *stamp*, a digest of their files' sizes and times. A library that imported a package with another
-stamp imports it again.
+The `version` of a module is the digest of its code, its packages and its imports. Linked packages (`pip install -e`)
+are sent by name with a *stamp*, a digest of the sizes and times of their files. A library with another stamp of a
+package imports the package again.
 
 In a library, import statements find sent modules before the search path. A process has one version of a module at a
-time. If a call brings another version, `before_replacing` is called, which may end the library. Otherwise the module is
-imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a function finds only the
-modules sent with it. A replaced module of the context stays the same object.
+time. A call with another version first calls `before_replacing`, which may end the library. Otherwise the
+module is imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a function finds
+only the modules sent with it. A replaced module of the context remains the same object.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from stoker.units import show_bytes
 logger = logging.getLogger("stoker.captured")
 
 MOST_BYTES = 8_000_000
-"""Limit of sent source in bytes; above it, libraries import the modules from their search path."""
+"""Maximum bytes of sent sources. Above this limit, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
-"""Modules by dotted name: file, whether the module is a package, version, source."""
+"""Modules by dotted name: file, True for a package, version, source."""
 
 
 class _Read(NamedTuple):
@@ -51,7 +51,7 @@ class _Read(NamedTuple):
 
 
 def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Return dotted names of modules that code may import: `from a.b import c` may import a, a.b, a.b.c."""
+    """Return dotted names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -74,7 +74,7 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's own modules among these names, and their imports; above MOST_BYTES warn and return nothing."""
+    """Return the user's modules among `names`, and their imports. Above MOST_BYTES, warn and return an empty table."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -104,7 +104,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
-    """Compile a module's source; None for an extension or a missing file."""
+    """Compile the source of a module. Return None for an extension or a missing file."""
     data = _bytes_of(source)
     return _compiled(data, source.file) if data is not None else None
 
@@ -174,13 +174,13 @@ def _with_packages(name: str) -> Iterator[str]:
 
 
 _FRESH_S = 0.2
-"""Seconds before a stamp is computed again."""
+"""Seconds for which a computed stamp is valid."""
 _MOST_FILES = 20_000
 _stamps: dict[str, tuple[float, str]] = {}
 
 
 def stamp_of(name: str) -> str:
-    """Return a digest of a linked package's source files' stats; empty for other packages."""
+    """Return the stamp of a linked package, or "" for other packages."""
     top = name.partition(".")[0]
     if not is_linked(top):
         return ""
@@ -234,13 +234,13 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Make import statements find these modules, and the context's modules with other names."""
+        """Make import statements find these modules, and also the context's modules with other names."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
 
     def over(self, other: CarriedModules) -> CarriedModules:
-        """Return these modules combined with `other`; these replace modules of the same name."""
+        """Return these modules combined with `other`. These modules replace modules of the same name in `other`."""
         both = CarriedModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
@@ -251,8 +251,8 @@ class CarriedModules:
 
     def _enter(self) -> None:
         known, hidden, wanted = _finder.known, _finder.hidden, {**_finder.context.found, **self.found}
-        # If calls run one at a time, a function finds only the modules sent with it: a function must not import the
-        # modules of another program.
+        # If calls run one at a time, a function finds only the modules sent with it, because it must not import modules
+        # of another program.
         leaving = {
             name: carried
             for name, carried in known.items()
@@ -270,14 +270,14 @@ class CarriedModules:
         ):  # fmt: skip
             before_replacing()
         _finder.count_replaced += bool(replaced)
-        elsewhere = [name for name in wanted if name in sys.modules and not _is_here(name)]
+        elsewhere = [name for name in wanted if name in sys.modules and not _is_sent_module(name)]
         packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
         imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
         for name in elsewhere:
             _forget_package(name, imported)
         for name, carried in leaving.items():
             modules = _forget_package(name, imported) if has_travelled(name) else {}
-            if name not in wanted or _is_of_context(name, carried):  # may return as the same object
+            if name not in wanted or _is_of_context(name, carried):  # a later call may need the same object again
                 hidden[name, carried.version] = carried, modules
         self._forget_edited_packages()
         back = dict[str, Any]()
@@ -287,7 +287,7 @@ class CarriedModules:
         for name, carried in new.items():
             known[name], modules = hidden.pop((name, carried.version), (carried, {}))
             back |= modules
-        for name in sorted(back):  # a package before its submodules
+        for name in sorted(back):  # a package precedes its submodules
             sys.modules[name] = back[name]
             names, last = _names_above(name)
             names[last] = back[name]
@@ -305,9 +305,9 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Called before another version replaces a module that is not the context's."""
+"""Called before another version replaces a module, unless the context has the module."""
 _imported_at: dict[str, str] = {}
-"""Stamps of linked packages when this process imported them, if known."""
+"""Stamps of linked packages at the time of their import in this process, if known."""
 
 
 def count_replaced() -> int:
@@ -320,10 +320,10 @@ def versions_of_context() -> Mapping[str, str]:
 
 def has_travelled(name: str) -> bool:
     """True if this module was imported from a sent source."""
-    return name in sys.modules and _is_here(name)
+    return name in sys.modules and _is_sent_module(name)
 
 
-def _is_here(name: str) -> bool:
+def _is_sent_module(name: str) -> bool:
     carried = _finder.known.get(name)
     return carried is not None and carried.is_imported
 
@@ -380,8 +380,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.known: dict[str, _Carried] = {}
         """Sent modules by name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """Modules that may return, by name and version, with their submodules: modules of other functions, and replaced
-        modules of the context.
+        """Modules that a later call may need, by name and version, with their submodules: modules of other functions,
+        and replaced modules of the context.
         """
         self.count_changes = 0
         self.count_replaced = 0

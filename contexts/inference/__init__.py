@@ -1,1 +1,1 @@
-"""Engines that write text with one language model for many requests at once."""
+"""Engines that write texts for many requests at once with one language model."""

@@ -1,18 +1,18 @@
-"""The interface of an inference engine, the text of its requests, and its turns on shared devices.
+"""The interface of inference engines, the text of requests, and turns of engines on shared devices.
 
 One thread calls an engine (`engine_thread`):
 
-    engine.add(request)                  the request waits; ValueError says why it can never run
-    for token in engine.step():          one pass through the model; a request's last token has a `finish`
+    engine.add(request)                  queue a request; raises ValueError if the request can never run
+    for token in engine.step():          one forward pass; the last token of a request has a `finish`
         ...
 
 The contract (tests/engine_contract.py):
 
-- A request's tokens do not depend on the batch, up to rounding. At temperature 0 they are the tokens of the model's own
-  `generate`; else they depend only on the seed.
+- Except for rounding, the batch does not affect a request's tokens. At temperature 0 the tokens equal those of the
+  model's own `generate`. At other temperatures the tokens depend only on the seed.
 - `abort` removes the request and frees its memory before the next step.
 - `memory().held_bytes` never exceeds the budget of `resize`.
-- `sleep` and `wake` do not change a request's tokens.
+- `sleep` and `wake` do not affect a request's tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Finish(enum.Enum):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen; fields as in `CausalLM.generate` and `CausalLM.complete`."""
+    """The options for choosing tokens, as in `CausalLM.generate` and `CausalLM.complete`."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -50,7 +50,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     @property
     def structure(self) -> tuple[str, Any] | None:
-        """The option that holds the text to a form, and its value."""
+        """The option that constrains the form of the text, and its value; or None."""
         if self.json_schema:
             return "json_schema", self.json_schema
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
@@ -61,10 +61,10 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids, and how to continue the prompt.
+    """A prompt as token ids, and the options for its continuation.
 
-    The first token is due at `due_at` (time.monotonic), each further token `tpot_s` seconds later. Without `pieces`
-    only the last `NewToken` has text.
+    The first token is due at `due_at` (time.monotonic), and each later token `tpot_s` seconds after its predecessor.
+    Without `pieces`, only the last `NewToken` has text.
     """
 
     id: int
@@ -76,14 +76,12 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 class TokenChance(msgspec.Struct, frozen=True):
-    """A token and its log-likelihood (natural logarithm)."""
-
     token: int
     logprob: float
 
 
 class PromptToken(msgspec.Struct, frozen=True):
-    """A token of a prompt. `logprob`: None for the first."""
+    """A token of a prompt. `logprob` is None for the first token."""
 
     token: int
     logprob: float | None = None
@@ -91,8 +89,8 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token of a step (-1: none), and the text that it adds. `finish`: why the request ended; `error`: why it failed,
-    at this `option`; `prompt`: the scored prompt, with the request's first token.
+    """A token of a step (-1: no token), and the text that it adds. `finish`: why the request ended. `error`, `option`:
+    why the request failed, and the option that caused it. `prompt`: scored prompt, with the request's first token.
     """
 
     request: int
@@ -120,10 +118,10 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class TokenCache(msgspec.Struct, frozen=True, array_like=True):
-    """A loaded model's memory on each of its devices: `weights_bytes` with its process, and `token_bytes` for each
-    cached token.
+    """Memory of a loaded model on each device. `weights_bytes`: weights and process. `token_bytes`: one cached token.
 
-    `tokens`: tokens of the smallest useful cache; if `is_fixed`, of its whole cache, which cannot be resized.
+    `tokens`: size of the smallest useful cache in tokens. If `is_fixed`, size of the whole cache, which cannot be
+    resized.
     """
 
     weights_bytes: int = 0
@@ -133,10 +131,10 @@ class TokenCache(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """Running and waiting requests, and totals so far. `row_steps`: sum of the batch sizes of all decode steps.
+    """Running and waiting requests, and totals since the start. `row_steps`: sum of batch sizes over all decode steps.
 
-    `cache_tokens`: size of the cache (0: unlimited or unknown). `peak_tokens`: the part that the requests will use at
-    their expected lengths (SLINFER eq. 2), more than the cache if requests outgrow their estimates.
+    `cache_tokens`: size of the cache (0: unlimited or unknown). `peak_tokens`: cache tokens of all requests at their
+    expected lengths (SLINFER eq. 2); can exceed the cache if requests outgrow their estimates.
     """
 
     running: int = 0
@@ -150,15 +148,15 @@ class EngineLoad(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     evictions: int = 0
     rows: int = 0
-    """Limit of concurrent requests; 0 if unknown."""
+    """Maximum number of concurrent requests; 0 if unknown."""
     cache_tokens: int = 0
     peak_tokens: int = 0
     reused_tokens: int = 0
-    """Prompt tokens that were not read, because a kept prefix had them."""
+    """Number of prompt tokens that were not read, because a kept prefix contained them."""
 
     @property
     def is_short(self) -> bool:
-        """True if the cache will be too small."""
+        """True if the cache will be too small for the requests."""
         return 0 < self.cache_tokens < self.peak_tokens
 
     def after(
@@ -185,16 +183,16 @@ class InferenceEngine(Protocol):
 
     name: str
     chosen: str
-    """A readable reason for the choice of this engine."""
+    """Reason for the choice of this engine, as text."""
 
     def add(self, request: GenerationRequest) -> None:
-        """Add a request. Raises ValueError if it can never run."""
+        """Add a request. Raises ValueError if the request can never run."""
 
     def step(self) -> list[NewToken]:
         """Compute one step and return its tokens. Without requests, do nothing."""
 
     def abort(self, request: int) -> None:
-        """Remove the request, if it has not ended."""
+        """Remove the request if it has not ended."""
 
     def slots(self) -> int:
         """Return the number of concurrent requests within the budget."""
@@ -209,18 +207,18 @@ class InferenceEngine(Protocol):
         """Change the cache budget. Raises ValueError if a request would no longer fit."""
 
     def sleep(self) -> None:
-        """Free the device's memory until `wake`. Raises RuntimeError while requests run."""
+        """Free device memory until `wake`. Raises RuntimeError while requests run."""
 
     def wake(self) -> None:
-        """Undo `sleep`."""
+        """Wake up after `sleep`."""
 
     def stop(self) -> None:
-        """Stop the engine; this is the last call."""
+        """Stop the engine. No other call may follow."""
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MOST_PARTS = 3
-"""Most tokens, and most replacement characters, that an incomplete character can be: UTF-8 has up to four bytes."""
+"""Maximum tokens, and maximum replacement characters, of an incomplete character: UTF-8 uses up to four bytes."""
 Decode = Callable[[list[int]], str]
 
 
@@ -243,30 +241,30 @@ class Matcher(Protocol):
     """A position in a compiled grammar (`llguidance.LLMatcher`)."""
 
     def consume_token(self, sampled_token: int) -> bool:
-        """Advance by a token; False if the grammar does not allow it."""
+        """Advance by a token. Return False if the grammar does not allow the token."""
 
     def compute_bitmask(self) -> bytes:
-        """Return a bit for each token, lowest bits first: True if the token may follow."""
+        """Return one bit per token, lowest bits first. A set bit means that the token may follow."""
 
     def is_error(self) -> bool:
         """True if a limit was exceeded, or a token was not allowed."""
 
     def get_error(self) -> str:
-        """Return the error."""
+        """Return the error message."""
 
     def is_stopped(self) -> bool:
-        """True if the text is whole and cannot go on."""
+        """True if the text is complete and no token can follow."""
 
 
 class GrammarSource(Protocol):
-    """Compiles the forms of texts for one tokenizer."""
+    """Compiles grammars for one tokenizer."""
 
     def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return a matcher at the start of the text; None if any text will do. Raises OptionRefused."""
+        """Return a matcher at the start of the text; None without a grammar. Raises OptionRefused."""
 
 
 class ModelTexts:
-    """How tokens become text, the tokens that end a text, and how many tokens the model reads and knows (0 = all)."""
+    """The decoder of tokens, the end tokens, and the model's maximum tokens and vocabulary size (0 = no limit)."""
 
     def __init__(
         self, *, decode: Decode, ends: frozenset[int], longest: int, vocabulary: int = 0,
@@ -279,7 +277,7 @@ class ModelTexts:
         self.grammars = grammars
 
     def prepare(self, sampling: Sampling) -> None:
-        """Check the options and compile the form of the text: in the caller's thread, so that the engine need not wait.
+        """Check the options and compile the grammar. The caller's thread does this, so that the engine does not wait.
 
         Raises ValueError.
         """
@@ -289,8 +287,8 @@ class ModelTexts:
             self.grammars.matcher(sampling)
 
     def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
-        """Raise ValueError for a request that the engine cannot serve. `virtual_tokens`: of its soft prompt; None: the
-        engine serves no adapters.
+        """Raise ValueError for a request that the engine cannot serve. `virtual_tokens`: length of its soft prompt;
+        None if the engine does not support adapters.
         """
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
@@ -320,7 +318,7 @@ class ModelTexts:
 
 
 class Written:
-    """The written text of one request. A piece of text is returned once its characters are complete, or can no longer
+    """The written text of one request. A piece of text is returned when its characters are complete, or can no longer
     become complete.
     """
 
@@ -339,10 +337,10 @@ class Written:
         self._given = 0
         self._shown, self._complete = 0, 0
         self._ahead = 0
-        """Characters of `_text` that were written by tokens after `_complete`."""
+        """Number of characters in `_text` from tokens after `_complete`."""
 
     def add(self, token: int, *, is_last: bool = False) -> str:
-        """Add a token and return the new text. `is_last`: no token can follow."""
+        """Add a token and return the new text. `is_last`: True if no token can follow."""
         if token in self._ends:
             return self._end(Finish.STOP)
         self.tokens.append(token)
@@ -358,7 +356,7 @@ class Written:
             return self._end(Finish.LENGTH)
         if not self._pieces:
             return ""
-        return self._give(len(self._text) - self._held_back())
+        return self._give(len(self._text) - self._withheld_length())
 
     def _end(self, finish: Finish, *, whole: bool = True) -> str:
         self.finish = finish
@@ -392,7 +390,7 @@ class Written:
         start = 0 if everywhere else max(0, self._given)
         return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
 
-    def _held_back(self) -> int:
+    def _withheld_length(self) -> int:
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
@@ -406,24 +404,24 @@ log = logging.getLogger(__name__)
 
 
 class DeviceShare(Protocol):
-    """Lets an engine compute in turn with other libraries on the same devices. Used by one thread."""
+    """Turns of an engine on devices that other libraries also use. One thread calls all methods."""
 
     @property
     def shared(self) -> bool:
-        """True if another library uses these devices too. Makes no system call."""
+        """True if another library also uses these devices. Makes no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-        """Wait for a turn and take it.
+        """Wait for a turn on the devices.
 
-        `due_at`: earliest due time of a token; `step_s`: expected seconds of the step. `work` is called after the next
-        library is woken.
+        `due_at`: earliest due time of a token. `step_s`: expected seconds of the step. `work` is called after the next
+        library was woken.
         """
 
     def end(self) -> None:
-        """Release the turn, because no step is due."""
+        """End the turn, because no step is due."""
 
     def publish(self, work: EngineWork) -> None:
-        """Show the engine's work to other libraries. Makes no system call."""
+        """Publish the engine's work to other libraries. Makes no system call."""
 
     def leave(self) -> None:
         """Release the devices until the next `begin`."""
@@ -436,7 +434,7 @@ _make: Callable[[], DeviceShare] | None = None
 
 
 def set_device_share_factory(make: Callable[[], DeviceShare] | None) -> None:
-    """Set the function that makes each engine's DeviceShare; None: engines take no turns."""
+    """Set the function that creates the DeviceShare of each engine. With None, engines use no turns."""
     global _make
     _make = make
 

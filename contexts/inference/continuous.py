@@ -1,14 +1,14 @@
 """The default engine: continuous batching over a Transformers model, on a CPU or a GPU.
 
 On a GPU, decode steps may run as captured graphs that are launched ahead (docs/decisions/091). Step n+1 starts with the
-tokens that step n left on the device; only then are the tokens of step n read. At most one launched step is unread
-between two calls of `step`:
+tokens that step n left on the device. The host reads the tokens of step n only after this launch. At most one launched
+step is unread between two calls of `step`:
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
-- A request that ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at once,
-  because the device writes to it only after that step.
+- A request that ended or was aborted still has a row in the unread step. The token of this row is dropped. The row is
+  free immediately, because the device writes to the row only after that step.
 - Each kept token has used the next random number of its request.
-- Before a resize or an eager step frees or moves memory, the unread step is read. Sleep and stop wait for it.
+- The unread step is read before a resize or an eager step frees or moves memory. Sleep and stop wait for the step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepsAhead:
         self._unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
-        """Launch a decode step; return False if the step must run eagerly."""
+        """Launch a decode step. Return False if the step must run eagerly."""
         if step.prefill or len(step.requests) < len(self._batch.running):
             return False
         shape = self._shape()
@@ -59,9 +59,9 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step; return its shape and a token per running request (-1: no token could be drawn).
+        """Read the unread step. Return its shape and a token per running request (-1: no token could be drawn).
 
-        With `follow`, first launch the next step if its rows are known before these tokens are.
+        With `follow`, first launch the next step, if its rows are known without these tokens.
         """
         unread, self._unread = self._unread, None
         if unread is None:
@@ -105,7 +105,7 @@ class StepsAhead:
 
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
-"""Takes a step, the mean length of its requests in tokens, and its duration in seconds."""
+"""A function of a step, the mean length of its requests in tokens, and its duration in seconds."""
 
 
 class ContinuousEngine:
@@ -126,7 +126,7 @@ class ContinuousEngine:
         graphs: DecodeGraphs | None = None,
         adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """Make an engine. `adapters`: folders of PEFT adapters by name."""
+        """Create an engine. `adapters`: folders of PEFT adapters by name."""
         self._decoder = decoder
         shapes = decoder.shapes()
         self._bank = AdapterBank(shapes, [layer.device for layer in decoder.layers])
@@ -147,7 +147,7 @@ class ContinuousEngine:
         if graphs is not None:
             self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing)
         self._settled: list[NewToken] = []
-        """Tokens that were read between two steps; the next step returns them."""
+        """Tokens that were read between two steps. The next step returns these tokens."""
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
@@ -180,7 +180,7 @@ class ContinuousEngine:
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """Return the load; a request runs until its last token is returned."""
+        """Return the load of the batch. A request runs until its last token is returned."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(
             self._load, running=running, waiting=len(self._batch.waiting),
@@ -189,7 +189,7 @@ class ContinuousEngine:
         )  # fmt: skip
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights (with adapters) and cache; kept prefixes and graphs count as cache."""
+        """Return the memory of weights (with adapters) and cache. Kept prefixes and graphs count as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         return EngineMemory(
             weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes + self._adapter_bytes,
@@ -227,7 +227,7 @@ class ContinuousEngine:
             self._store.trim(self._room)
 
     def sleep(self) -> None:
-        """Free the cache; on a GPU, move the weights to the host."""
+        """Free the cache. On a GPU, also move the weights to the host."""
         load = self.load()
         if load.running + load.waiting:
             raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot sleep")
@@ -278,14 +278,14 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Compute a step. Return it without the tokens of kept prefixes, and the mean row length of a decode step."""
+        """Compute a step. Return the step without tokens of kept prefixes, and a decode step's mean row length."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
         ]
         decodes = self._decode_parts(writing)
-        # All rows of an array compute together. A row that does not decode gets a dummy token. Reading its part
-        # overwrites the keys and values of the dummy, so the parts to read come last.
+        # All rows of an array compute together. A row that does not decode gets a dummy token. Parts to read come last,
+        # because reading a part overwrites the keys and values of the dummy.
         parts: list[ReadPart | DecodePart] = [*decodes, *reads]
         tokens: list[int] = []
         positions: list[int] = []
@@ -309,7 +309,7 @@ class ContinuousEngine:
             step, requests=tuple(last), tokens=tuple(counts.get(id, 1) for id in last),
             starts=tuple(self._batch.running[id].read for id in last),
         )  # fmt: skip
-        rows = sum(part.count for part in decodes)  # attention computes every row of an array up to the longest one
+        rows = sum(part.count for part in decodes)  # attention computes every row of an array up to the longest row
         return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
 
     def _score(self, part: ReadPart, states: torch.Tensor) -> None:
@@ -391,7 +391,7 @@ class ContinuousEngine:
     # ---- prefixes
 
     def _begin(self, writing: Writing, array: Any, row: int) -> int:
-        if writing.scores is not None:  # a kept prefix has no hidden states to score
+        if writing.scores is not None:  # a kept prefix has no hidden states for scores
             return 0
         prefix, length = self._prefixes.find([writing.prefix()])
         if prefix is None:
@@ -415,7 +415,7 @@ class ContinuousEngine:
 
     @property
     def _adapter_bytes(self) -> int:
-        """Bytes of adapters on the device, and on a CPU also of those kept on the host."""
+        """Bytes of adapters on the device. On a CPU, this includes adapters that are kept on the host."""
         kept = self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0
         return self._bank.size_bytes + kept
 

@@ -1,10 +1,10 @@
 """Choose the number of compute threads of a library that shares its cores.
 
-PyTorch's threads spin between two operations and slow other libraries on the same cores (docs/decisions/066). If `n`
-threads got clearly less than `n` cores while no core was idle, a library continues with as many threads as it got
-cores. When cores become idle, it tries more threads; the pause between tries doubles after each failure.
+PyTorch's threads spin between two operations and slow down other libraries on the same cores (docs/decisions/066). If
+`n` threads got clearly less than `n` cores while no core was idle, the library uses as many threads as it got cores. If
+cores become idle, the library tries more threads. The pause between tries doubles after each failure.
 
-Each computing thread keeps OpenMP helper threads. Too many helpers slow decode steps (docs/decisions/058), so the
+Each computing thread keeps OpenMP helper threads. Too many helpers slow down decode steps (docs/decisions/058), so the
 thread that loaded a model releases its helpers.
 """
 
@@ -26,11 +26,11 @@ import torch
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5
-"""Seconds of computing between two checks of the processor time."""
+"""Seconds of computation between two checks of the processor time."""
 _CROWDED = 0.75
-"""Below this share of a core per thread, a library checks whether cores were idle."""
+"""Share of a core per thread below which a library checks whether cores were idle."""
 _IDLE = 0.8
-"""Share of a core that must be idle for one more thread."""
+"""Share of a core that must be idle before a library adds a thread."""
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
@@ -49,7 +49,7 @@ class CoreShare:
     ) -> None:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
         self._most: int | None = None
-        """Thread limit; None: no limit."""
+        """Maximum number of threads; None: no limit."""
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
@@ -70,7 +70,7 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the thread count; return the wanted count, which other code may change, and the count that was set."""
+        """Set the thread count. Return the wanted count, which other code may change, and the count that was set."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -129,7 +129,7 @@ def core_share() -> CoreShare:
 
 
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return the context manager for computing on this device; on a CPU it adapts the thread count."""
+    """Return the context manager for computation on a device. On a CPU, the context manager adapts the thread count."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 
@@ -138,9 +138,9 @@ _SOFT = 1
 
 
 def release_helper_threads() -> None:
-    """End the calling thread's OpenMP helpers, if OpenMP is GNU's."""
+    """Stop the OpenMP helper threads of the calling thread, if OpenMP is GNU's."""
     for path in _openmp_libraries():
-        with contextlib.suppress(AttributeError, OSError):  # older than OpenMP 5.0, or the file was removed
+        with contextlib.suppress(AttributeError, OSError):  # OpenMP is older than 5.0, or the file was removed
             ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
 
 

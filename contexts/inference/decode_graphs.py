@@ -1,9 +1,9 @@
 """Run decode steps as captured graphs, one graph per shape of the batch.
 
-A graph launches the hundreds of small kernels of a decode step at once. A *shape* is the row length and row count (a
-power of two, or all rows) of each used array, and how tokens are chosen. A shape is captured after a few eager uses.
-When an array gets other memory, its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as
-inputs of the next step.
+A graph launches the hundreds of small kernels of a decode step at once. A *shape* consists of the row length and row
+count (a power of two, or all rows) of each used array, and the way tokens are chosen. A shape is captured after a few
+eager uses. If an array moves to other memory, its graphs are dropped. Each replay stores tokens and positions in
+`RowBuffers` as inputs of the next step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stoker.contexts.inference.kernels import TokenDraw, drawn_tokens
 from stoker.units import show_bytes
 
 _WARM_UPS = 2
-"""Runs before a capture: libraries allocate their workspaces and choose their kernels."""
+"""Number of runs before a capture, in which libraries allocate workspaces and choose kernels."""
 
 Replay = Callable[[], None]
-"""Enqueues a captured function on the device and returns without waiting."""
+"""A function that enqueues captured work on the device and returns without waiting."""
 
 
 class GraphBackend(Protocol):
@@ -34,22 +34,23 @@ class GraphBackend(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Device memory for temporary tensors of captured functions."""
+        """Device memory in bytes for temporary tensors of captured functions."""
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
+        """Run the function for warm-up, then capture it. The outputs of the function are undefined until the first
+        replay."""
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """Enqueue a copy of host values into a device tensor."""
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host; the returned function waits for the copy."""
+        """Enqueue a copy to the host. The returned function waits for the copy."""
 
     def wait(self) -> None:
         """Wait for all launched work."""
 
     def clear(self) -> None:
-        """Free the graphs' memory. The caller must have dropped all replays."""
+        """Free the memory of the graphs. The caller must have dropped all replays."""
 
 
 class CudaGraphs:
@@ -62,7 +63,7 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Capture on a side stream; other threads may use CUDA meanwhile (`thread_local`)."""
+        """Capture on a side stream, so that other threads may use CUDA (`thread_local`)."""
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -75,14 +76,14 @@ class CudaGraphs:
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     function()
-            finally:  # PyTorch leaves the side stream current if the end of a capture fails
+            finally:  # if the end of a capture fails, PyTorch leaves the side stream current
                 torch.cuda.set_stream(current)
             self.held_bytes += max(0, torch.cuda.memory_reserved() - before)
         replay: Replay = graph.replay
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy through pinned memory, which PyTorch keeps until the copy ends."""
+        """Copy through pinned memory, which PyTorch keeps until the copy has finished."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
@@ -101,7 +102,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the pool: PyTorch does not reuse an empty pool."""
+        """Free the memory pool, because PyTorch does not reuse an empty pool."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -117,7 +118,6 @@ class CudaGraphs:
 
 
 def graphs_for(device: torch.device) -> GraphBackend | None:
-    """Return the graph backend of this device, or None."""
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
@@ -127,7 +127,7 @@ def graphs_for(device: torch.device) -> GraphBackend | None:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 4
-"""Eager uses of a shape before its capture, which takes as long as about 20 eager steps."""
+"""Eager uses of a shape before its capture. A capture takes as long as about 20 eager steps."""
 _MOST_GRAPHS = 64
 _PROBE_TOKENS, _PROBE_STEPS = 7, 3
 
@@ -136,7 +136,7 @@ _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 
 
 class RowBuffers:
-    """Inputs and outputs of captured steps, one element per row.
+    """Inputs and outputs of captured steps, with one element per row.
 
     `draws`: temperature (0 = greedy), `top_p`, random number. `written`: -1 if no token could be drawn.
     """
@@ -150,7 +150,7 @@ class RowBuffers:
 
 
 class RowInput(msgspec.Struct, frozen=True):
-    """A row's next token and position, and how its following token is drawn."""
+    """The next token and position of a row, and how the following token is drawn."""
 
     token: int
     position: int
@@ -176,7 +176,7 @@ class StepShape:
 
     @property
     def versions(self) -> list[tuple[RowArray, int]]:
-        """The arrays and their versions for which a graph of this shape is valid."""
+        """Each array with the version for which a graph of this shape is valid."""
         return [(array, array.version) for array in self.arrays]
 
 
@@ -199,7 +199,7 @@ class DecodeGraphs:
         self._decoder = decoder
         self._backend = backend
         self._uses_before = uses
-        self._most = 2 * rows  # each array's rows are rounded up to a power of two
+        self._most = 2 * rows  # the row count of each array is rounded up to a power of two
         self._buffers = RowBuffers(self._most, decoder.device)
         self._graphs: dict[tuple[object, ...], _Graph] = {}
         self._uses: dict[tuple[object, ...], int] = {}
@@ -224,7 +224,7 @@ class DecodeGraphs:
         return graph is not None and graph.versions == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. True if it has a graph, or should get one."""
+        """Count a use of the shape. Return True if the shape has a graph, or should get a graph."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -233,13 +233,13 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, and capture it first if needed; None if the capture fails.
+        """Launch a step. If needed, capture the step first. Return None if the capture fails.
 
-        `after`: the previous step, whose tokens are read on the device; the shape must then have a graph.
+        `after`: previous step, whose tokens are read on the device. The shape must then have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
-        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end, as the last used
+        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end: most recently used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
             self._place(shape, inputs, after=after)
         if shape.draws != GREEDY:
@@ -255,7 +255,7 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager steps. On a difference or failure, warn and run eagerly from now on."""
+        """Compare captured steps with eager steps. After a difference or failure, warn and run all steps eagerly."""
         try:
             off = self._difference()
         except Exception as error:
@@ -277,17 +277,17 @@ class DecodeGraphs:
             del self._graphs[next(iter(self._graphs))]
         if not self._graphs:
             self._backend.clear()
-        self._place(shape, inputs)  # the warm-up changes the buffers; they are filled again below
+        self._place(shape, inputs)  # the warm-up changes the buffers, so the caller must fill them again
         try:
             replay = self._backend.capture(partial(self._advance, shape))
-        except Exception as error:  # out of memory, or an operation that cannot be captured
+        except Exception as error:  # too little memory, or an uncapturable operation
             return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
         self._graphs[shape.key] = _Graph(replay, shape.versions)
         if 0 < self.limit_bytes < self.held_bytes:
             held, self._most = self.held_bytes, len(shape.requests) // 2
             self.drop()
             log.warning(
-                "graphs of %d rows hold %s and may hold %s: larger steps than %d rows run eagerly",
+                "graphs of %d rows use %s, and the limit is %s: larger steps than %d rows run eagerly",
                 len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
             )  # fmt: skip
             return False
@@ -298,7 +298,7 @@ class DecodeGraphs:
         log.warning("decode steps run without graphs: %s", why)
         try:
             self.drop()
-        except Exception as error:  # a failed device raises again at the next step
+        except Exception as error:  # a failed device raises an exception again at the next step
             log.debug("graphs could not be dropped: %s", error)
         return False
 
@@ -314,7 +314,7 @@ class DecodeGraphs:
         logits = self._decoder.forward_tensors(tokens, positions, parts)
         if logits_into is not None:
             logits_into.copy_(logits)
-        written = _chosen(logits, buffers.draws[:, :count], shape.draws)
+        written = _choose_tokens(logits, buffers.draws[:, :count], shape.draws)
         buffers.written[:count].copy_(written)
         tokens.copy_(written.clamp(min=0))
         positions.copy_(torch.cat(following))
@@ -339,7 +339,7 @@ class DecodeGraphs:
     def _upload(self, values: Sequence[float], into: torch.Tensor) -> None:
         self._backend.upload(torch.tensor(values, dtype=into.dtype), into[: len(values)])
 
-    # ---- the check
+    # ---- comparison with eager steps
 
     def _difference(self) -> float:
         decoder, store = self._decoder, self._decoder.new_store()
@@ -377,7 +377,7 @@ class DecodeGraphs:
         return off
 
 
-def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
+def _choose_tokens(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
     likeliest = logits.float().argmax(dim=-1)
     if kind == GREEDY:
         return likeliest

@@ -1,12 +1,12 @@
 """A lean decoder of the Llama family over a batch of requests of any lengths, and its key-value rows.
 
-Transformers' modules are slow for small models on a CPU (docs/decisions/058). Here all tokens form one tensor `[tokens,
-width]`. Attention takes one request at a time in prefill, and all rows of an array in decode. `decoder_of` compares the
-decoder with the model on a few tokens.
+Transformers' modules are slow for small models on a CPU (docs/decisions/058). In this decoder, all tokens form one
+tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in decode.
+`decoder_of` compares the decoder with the model on a few tokens.
 
-A request has one row of keys and values in an array of rows of equal length, a power of two. Attention therefore
-computes at most twice what is needed. When a request leaves, the last row moves to its place. Paged memory (vLLM §4.1,
-arXiv:2309.06180) wastes less, but needs another kernel.
+A request has one row of keys and values in an array of rows with equal length, a power of two. Attention therefore
+computes at most twice the necessary work. If a request leaves, the last row moves to its place. Paged memory (vLLM
+§4.1, arXiv:2309.06180) wastes less memory, but needs another kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RowArray:
     """Keys and values of all layers, `[rows, heads, tokens, size]` each."""
 
     def __init__(self, *, tokens: int, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
-        """Make an array without rows. `devices`: of each layer."""
+        """Create an array without rows. `devices`: device of each layer."""
         self.tokens = tokens
         self.requests: list[int] = []
         self._shape = (heads, tokens, size)
@@ -38,14 +38,14 @@ class RowArray:
         self.capacity = 0
         """Number of allocated rows."""
         self.version = 0
-        """Count of moves of the keys and values to new addresses."""
+        """Number of times that the keys and values moved to new addresses."""
         self.keys = [self._empty(0, device) for device in devices]
         self.values = [self._empty(0, device) for device in devices]
 
     def set_capacity(self, rows: int) -> None:
         used = len(self.requests)
         self.version += 1
-        self.capacity = min(self.capacity, max(rows, used))  # if an allocation fails, some layers have more rows
+        self.capacity = min(self.capacity, max(rows, used))  # after a failed allocation, some layers have more rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):
                 new = self._empty(max(rows, used), self._devices[layer])
@@ -59,10 +59,10 @@ class RowArray:
 
 class KVStore:
     def __init__(self, *, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
-        """Make an empty store. `devices`: of each layer."""
+        """Create an empty store. `devices`: device of each layer."""
         self._make = {"heads": heads, "size": size, "dtype": dtype, "devices": devices}
         self.token_bytes: int = 2 * max(Counter(devices).values()) * heads * size * dtype.itemsize
-        """Bytes of a token on the device with the most layers."""
+        """Bytes of a cached token on the device with the most layers."""
         self.arrays: dict[int, RowArray] = {}
         self._of: dict[int, RowArray] = {}
 
@@ -75,8 +75,8 @@ class KVStore:
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row for `tokens` and keep the row's content. All arrays together have at most
-        `room_tokens`.
+        """Allocate a row for `tokens` of a request, and keep the content of its old row. All arrays together have at
+        most `room_tokens`.
         """
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
@@ -93,7 +93,7 @@ class KVStore:
             self._grow(array, room_tokens)
         row = len(array.requests)
         for layer in (*array.keys, *array.values):
-            layer[row].zero_()  # old content may be NaN, which a mask does not hide
+            layer[row].zero_()  # old content may contain NaN, which a mask does not hide
         for layer, (keys, values) in enumerate(kept):
             array.keys[layer][row, :, : keys.shape[1]] = keys
             array.values[layer][row, :, : values.shape[1]] = values
@@ -117,7 +117,7 @@ class KVStore:
         array.requests.pop()
 
     def trim(self, room_tokens: float = 0) -> None:
-        """Free unused memory until all arrays have at most `room_tokens`."""
+        """Free unused memory until all arrays together have at most `room_tokens` tokens."""
         for array in list(self.arrays.values()):
             if self.held_tokens <= room_tokens:
                 return
@@ -143,12 +143,14 @@ class KVStore:
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings that depend only on a token's position; others (dynamic, longrope) depend on the longest text."""
+"""Rotary embeddings that depend only on the position of a token. Other kinds (dynamic, longrope) depend on the longest
+text.
+"""
 _PROBE = 12
 
 
 class ReadPart:
-    """`count` tokens of one request to read in this step, from `start` on."""
+    """A part of a request's tokens to read in this step: `count` tokens from index `start`."""
 
     def __init__(self, request: int, array: RowArray, *, start: int, count: int) -> None:
         self.request, self.array, self.start, self.count = request, array, start, count
@@ -159,9 +161,10 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token.
+    """The first `len(positions)` rows of an array, with one token each.
 
-    Attention covers tokens up to the largest of `places` (the positions on the host), or whole rows without `places`.
+    Attention covers tokens up to the largest of `places` (the positions on the host). Without `places`, attention
+    covers whole rows.
     """
 
     def __init__(
@@ -177,7 +180,6 @@ class DecodePart:
         self._elsewhere: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return rows, positions and mask on a device."""
         if device == self.positions.device:
             return self.rows, self.positions, self.mask
         if device not in self._elsewhere:
@@ -219,7 +221,7 @@ class LeanDecoder:
 
     @property
     def weights_bytes(self) -> int:
-        """The weights on the device that holds most of them."""
+        """Bytes of weights on the device with the most weights."""
         found = Counter[torch.device]()
         for name, part in self._model.named_parameters():
             found[self._homes[name]] += part.numel() * part.element_size()
@@ -244,7 +246,7 @@ class LeanDecoder:
         return BaseShapes(len(self.layers), int(self._model.config.hidden_size), found)
 
     def fuse(self) -> None:
-        """Store weights with the same input in one tensor; the model's weights become views."""
+        """Store weights with equal input in one tensor. The model's weights become views of this tensor."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()
@@ -280,8 +282,8 @@ class LeanDecoder:
     ) -> torch.Tensor:
         """Compute the parts, write their keys and values to the cache, and return logits `[len(last), vocabulary]`.
 
-        `tokens` and `positions` belong to the parts in order; `last` are ascending indices of the tokens with logits.
-        `adapted`: the adapters of the tokens.
+        `tokens`, `positions`: for all parts in order. `last`: ascending indices of the tokens that need logits.
+        `adapted`: adapters of the tokens.
         """
         states = self.states(
             torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts,
@@ -290,7 +292,7 @@ class LeanDecoder:
         return self.logits(states, last)
 
     def logits(self, states: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-        """Return the logits `[len(places), vocabulary]` of these rows of `states`, in ascending order."""
+        """Return the logits `[len(places), vocabulary]` of rows of `states`. `places` must be ascending."""
         if len(places) < len(states):
             states = states[torch.tensor(places, device=self.device)]
         return self._head(_norm(states, self._norm))
@@ -298,7 +300,7 @@ class LeanDecoder:
     def forward_tensors(
         self, tokens: torch.Tensor, positions: torch.Tensor, parts: Sequence[ReadPart | DecodePart]
     ) -> torch.Tensor:
-        """Like `forward`, but with tensors on the device, and with logits of all tokens."""
+        """Compute the parts as `forward` does, but with tensors on the device, and return logits of all tokens."""
         states = self.states(tokens, positions, parts)
         return self.logits(states, range(len(states)))
 
@@ -388,23 +390,23 @@ class LeanDecoder:
 
 
 def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
-    """Return the model's lean decoder, or None and the reason. `packs`: the precision of a weight copy, or None."""
+    """Return the model's lean decoder, or None and the reason. `packs`: dtype of a weight copy, or None."""
     config = model.config
     if config.model_type not in _FAMILY:
         return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"
     odd = [name for name in _ODD if getattr(config, name, None)]
     if set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or odd:
-        return None, f"its attention is not plain ({', '.join(odd) or 'a sliding window'})"
+        return None, f"its attention is not full attention ({', '.join(odd) or 'a sliding window'})"
     rotation = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rotation.get("rope_type", rotation.get("type", "default"))
     if kind not in _ROTATIONS:
         return None, f"its positions are scaled by the longest text of a batch (rope_type {kind})"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return None, f"it sees a sliding window of {config.sliding_window} tokens"
+        return None, f"its attention has a sliding window of {config.sliding_window} tokens"
     try:
         decoder = LeanDecoder(model, packs=packs)
         off = _difference(decoder, model)
-    except Exception as error:  # another version of Transformers may have other modules
+    except Exception as error:  # other versions of Transformers may have other modules
         return None, f"its modules are not as expected ({type(error).__name__}: {error})"
     if off > (1e-3 if model.dtype == torch.float32 else 0.15):
         return None, f"its own modules give other numbers (off by {off:.2g} of their spread)"

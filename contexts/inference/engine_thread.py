@@ -1,8 +1,8 @@
-"""One thread steps the engine; the library's slots submit requests to it and wait for their texts.
+"""One thread runs the steps of the engine. The library's slots submit requests to this thread and wait for texts.
 
-The thread runs one job (another use of the model, for example label scores) after each step. Code that needs the model
-exclusively (tuning) holds it. When a call is asked to stop (`ambient.CallStop`), its waits raise at once, its requests
-leave before the next step, and its waiting jobs do not run.
+After each step, the thread runs one job (another use of the model, for example label scores). Code that needs the model
+exclusively, for example tuning, reserves the model. If a call gets a stop request (`ambient.CallStop`), its waits raise
+immediately, its requests leave before the next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PACE = 0.2
-"""Weight of the last step in the forecast of the next step."""
+"""Weight of the last step in the forecast of the next step's duration."""
 _EXIT_S = 30.0
-"""Seconds that an exiting process waits for a running step."""
-_LOOK_S = 0.1
-"""Seconds between two checks whether a call that waits for the model was asked to stop."""
+"""Maximum seconds that an exiting process waits for a running step."""
+_CHECK_EVERY_S = 0.1
+"""Seconds between two checks for a stop request while a call waits for the model."""
 
 
 class Generation:
@@ -57,7 +57,7 @@ class Generation:
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None,
         sink: TextSink | None = None,
     ) -> None:  # fmt: skip
-        """Begin a request. `sink` takes the texts of its tokens; the reader gets those that it does not take."""
+        """Start a request. `sink` receives the texts of its tokens. The reader receives texts that `sink` refuses."""
         self.request = request
         self.sink = sink
         self.over = False
@@ -65,45 +65,44 @@ class Generation:
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        # Fields of `OpenRequest`. Each step reads them, so they are no properties.
+        # Fields of `OpenRequest`. Each step reads these fields, so properties would be too slow.
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
         self.most = request.sampling.max_new_tokens
 
     def tokens(self) -> Iterator[NewToken]:
-        """Yield tokens as they are written. Raises ValueError if the request can never run, and Evicted if its call is
-        asked to stop.
+        """Yield tokens while they are written. Raises ValueError if the request can never run, and Evicted if its call
+        must stop.
         """
         while True:
             come = self._come.get()
             self.stop.check()
             if isinstance(come, BaseException):
-                self._ends()
+                self._mark_over()
                 raise come
             if come[-1].finish is not None:
-                self._ends()
+                self._mark_over()
             yield from come
             if self.over:
                 return
 
     def abort(self) -> None:
         if not self.over:
-            self._ends()
+            self._mark_over()
             if self._leave is not None:
                 self._leave(self.request.id)
 
     def stopped(self) -> None:
-        """Remove the request from the engine and wake its reader."""
         if self._leave is not None:
             self._leave(self.request.id)
         self._come.put(Evicted())
 
-    def _ends(self) -> None:
+    def _mark_over(self) -> None:
         self.over = True
         self.stop.forget(self.stopped)
 
-    # ---- for the engine's thread
+    # ---- methods for the engine's thread
 
     @property
     def due_at(self) -> float:
@@ -112,7 +111,7 @@ class Generation:
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Give the reader a token: at once if the request wants pieces, else when the text ends."""
+        """Pass a token to the reader: immediately if the request needs pieces, or else at the end of the text."""
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -120,17 +119,18 @@ class Generation:
             self._tokens = []
 
     def relay(self, token: NewToken) -> bool:
-        """Give the token's text to the sink. False if the sink does not take it: then the reader gets all others."""
+        """Pass the token's text to the sink. Return False if the sink refuses; the reader then gets all later
+        tokens."""
         assert self.sink is not None
         if token.text and not self.sink.add(token.text):
-            self.sink.send()  # before the reader passes on what follows
+            self.sink.send()  # send earlier texts before the reader sends later texts
             self.sink = None
             return False
         self.made += 1
         return True
 
     def end(self, token: NewToken) -> None:
-        """Tell the reader that the sink has sent the last text."""
+        """Notify the reader that the sink has sent the last text."""
         self._come.put([msgspec.structs.replace(token, text="")])
 
     def fail(self, error: BaseException) -> None:
@@ -171,7 +171,7 @@ class _ModelJob(Generic[T]):
 class EngineThread:
     """An engine, its thread, and the requests of all slots.
 
-    `make` creates the engine on first use. Computing happens within `computing()`.
+    `make` creates the engine on first use. Computation runs within `computing()`.
     """
 
     def __init__(
@@ -183,24 +183,24 @@ class EngineThread:
         self._make = make
         self._computing = computing
         self._engine: InferenceEngine | None = None
-        self._turn = threading.RLock()  # its holder may use the model; the thread holds it during a step
+        self._turn = threading.RLock()  # the owner may use the model; the engine thread owns the lock during a step
         self._inbox: deque[Generation | int] = deque()
         self._jobs: deque[_ModelJob[Any]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
-        self._wanted, self._held = 0, 0  # how often callers asked for the model, and got it
+        self._wanted, self._held = 0, 0  # how often callers requested the model, and how often they got it
         self._holder = 0
         self._device_turns: DeviceShare | None = None
         self._asleep = False
-        self._step_s = 0.0  # recent duration of a step
-        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests, ended requests, mean of their tokens
+        self._step_s = 0.0  # recent duration of a step in seconds
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests, ended requests, their mean tokens
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
-        release_helper_threads()  # helpers of the thread that loaded the model
+        release_helper_threads()  # release the helpers of the thread that loaded the model
         atexit.register(_close_at_exit, weakref.ref(self), self._thread, self._pid)
 
     @property
@@ -212,7 +212,6 @@ class EngineThread:
             return self._engine
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch; zeros before the first use."""
         engine = self._engine
         return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 
@@ -220,7 +219,7 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0, sink: TextSink | None = None,
     ) -> Generation:  # fmt: skip
-        """Submit a request, which joins before the next step. Raises Evicted if the call was asked to stop."""
+        """Submit a request, which joins before the next step. Raises Evicted if the call must stop."""
         self._check_process()
         self._check_not_held()
         stop = ambient.call_stop()
@@ -245,12 +244,12 @@ class EngineThread:
     def run(self, function: Callable[[], T]) -> T:
         """Run a function that reads the model between two steps, and return its result.
 
-        Raises Evicted if the call is asked to stop; the function still finishes.
+        Raises Evicted if the call must stop. The function still finishes.
         """
         self._check_process()
         stop = ambient.call_stop()
         stop.check()
-        if self._holder == threading.get_ident():  # the engine thread waits for this thread
+        if self._holder == threading.get_ident():  # the engine thread is waiting for this thread
             return function()
         job = _ModelJob(function, stop)
         with self._work:
@@ -260,7 +259,7 @@ class EngineThread:
         return job.result()
 
     def sleep(self) -> None:
-        """Put the engine to sleep; until `wake` it takes no turns. Raises RuntimeError while requests run."""
+        """Put the engine to sleep. Until `wake`, the engine uses no turns. Raises RuntimeError while requests run."""
 
         def fall_asleep() -> None:
             self.engine.sleep()
@@ -269,7 +268,7 @@ class EngineThread:
         self.run(fall_asleep)
 
     def wake(self) -> None:
-        """Undo `sleep`."""
+        """Wake the engine after `sleep`."""
 
         def wake_up() -> None:
             self.engine.wake()
@@ -278,7 +277,7 @@ class EngineThread:
         self.run(wake_up)
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread after its step; open requests fail."""
+        """Stop the thread after its current step. Open requests fail."""
         if os.getpid() != self._pid:
             return
         if wait:
@@ -291,21 +290,21 @@ class EngineThread:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
-        """Hold the model exclusively; yield the engine."""
+        """Reserve the model for this thread, and yield the engine."""
         with self.alone():
             yield self.engine
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the model exclusively."""
+        """Reserve the model for this thread."""
         self._check_process()
         stop = ambient.call_stop(own_thread=True)
         with self._work:
             self._wanted += 1
         try:
-            while not self._turn.acquire(timeout=_LOOK_S):
+            while not self._turn.acquire(timeout=_CHECK_EVERY_S):
                 stop.check()
-        finally:  # also if a signal handler raises: the engine thread waits until `_held` equals `_wanted`
+        finally:  # also if a signal handler raises, because the engine thread waits until `_held` equals `_wanted`
             with self._work:
                 self._held += 1
                 self._work.notify()
@@ -324,9 +323,7 @@ class EngineThread:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise StokerError(
-                "a process that was forked from a library cannot use its model; ask in the library itself"
-            )
+            raise StokerError("a process that was forked from a library cannot use its model; use it in the library")
 
     def _check_not_held(self) -> None:
         if self._holder == threading.get_ident():
@@ -346,7 +343,7 @@ class EngineThread:
         finally:  # fail all open requests, so that no caller waits forever
             with self._work:
                 self._over = True
-            error = StokerError("the model was closed before this was complete")
+            error = StokerError("the model was closed before the request was complete")
             error.__cause__ = self._failure
             for each in (*self._open.values(), *self._inbox, *self._jobs):
                 if not isinstance(each, int):
@@ -355,8 +352,8 @@ class EngineThread:
             try:
                 if self._device_turns is not None:
                     self._device_turns.close()
-            except Exception:  # the engine must still be stopped
-                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
+            except Exception:  # an exception here must not prevent `stop`
+                log.exception("an engine that has ended could not release its turns; other engines may wait")
             self._device_turns = None
             if self._engine is not None:
                 self._engine.stop()
@@ -379,7 +376,7 @@ class EngineThread:
                 if self._over:
                     return
             with self._turn:
-                self._take_up()
+                self._accept_requests()
                 if not (self._open or self._jobs):
                     continue
                 if turns is not None:
@@ -398,7 +395,7 @@ class EngineThread:
         now, open_ones = time.monotonic(), self._open.values()
         return work_of(open_ones, now=now, accepted_requests=self._taken_up, mean_output=self._mean_output)
 
-    def _take_up(self) -> None:
+    def _accept_requests(self) -> None:
         while self._inbox:
             each = self._inbox.popleft()
             if isinstance(each, int):

@@ -1,4 +1,4 @@
-"""The open work of an engine, in figures. Other libraries read them to decide about admission."""
+"""Figures about the open work of an engine. Other libraries use these figures for admission decisions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """Figures of an engine's open requests.
+    """Figures about an engine's open requests.
 
-    `rows` decoding requests have the mean `length` and the shortest `tpot_s`. `due_at`: earliest due time in the
-    future; `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens, due time, time per output
-    token, tokens of the longest answer), earliest first. `answers`: of the `rows`, when their next token is due, their
-    time per output token, and how many tokens they may still write (none listed if no request has such a time).
+    `rows`, `length`, `tpot_s`: number, mean length and minimum time per output token of decoding requests. `due_at`:
+    earliest due time in the future. `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens,
+    due time, time per output token, maximum output tokens), earliest first. `answers`: per decoding request, due time
+    of the next token, time per output token, and remaining output tokens; empty if no request has a time per output
+    token.
     """
 
     rows: int = 0

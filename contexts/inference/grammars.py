@@ -1,8 +1,8 @@
 """Grammars of requests, compiled by llguidance for one tokenizer.
 
-The form of a text is a JSON schema, a regular expression, a list of texts, or a grammar. The thread of the call
-compiles the form and computes its first tokens, so the engine's thread does not wait, and a form without a text is
-refused early. llguidance counts the work of a compilation and of a step and stops at a limit.
+A grammar is a JSON schema, a regular expression, a list of texts, or a grammar in text form. The thread of the call
+compiles the grammar and computes the first tokens. Thus the engine's thread does not wait, and a grammar without any
+valid text is refused early. llguidance stops a compilation or a step at a work limit.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from stoker.contexts.inference.adapter import Matcher, Sampling
 from stoker.contexts.inference.options import OptionRefused
 
 _MOST_COMPILED = 128
-"""Forms whose compilations are kept."""
+"""Maximum number of compiled grammars that are kept."""
 _MOST_CHARACTERS = 500_000
 _SHOWN_CHARACTERS = 300
 _LIMITS: dict[str, Any] = {"verbose_errors": False}
-"""Deviations from llguidance's limits, which are about a second for a compilation and 20 ms for a token."""
+"""Changes to llguidance's limits, which are about one second for a compilation and 20 ms for a token."""
 _SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
-"""White space between the parts of a JSON text: bounded, because small models repeat white space."""
+"""White space between the parts of a JSON text, limited because small models repeat white space."""
 
 
 class Grammars:
-    """The compiled forms of texts, the last used ones. Thread-safe."""
+    """The compiled grammars that were used most recently. Thread-safe."""
 
     def __init__(self, tokenizer: Any, *, ends: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return a matcher at the start of the text; None if any text will do. Raises OptionRefused."""
+        """Return a matcher at the start of the text; None without a grammar. Raises OptionRefused."""
         if sampling.structure is None:
             return None
         option, value = sampling.structure
@@ -98,7 +98,7 @@ class Grammars:
 
         if self._ends:
             return from_tokenizer(self._tokenizer, eos_token=sorted(self._ends))
-        ending = copy.deepcopy(self._tokenizer)  # llguidance needs an end: a token that the model does not have
+        ending = copy.deepcopy(self._tokenizer)  # llguidance needs an end token, so add one that the model lacks
         ending.add_special_tokens({"eos_token": "<|stoker end|>"})
         return from_tokenizer(ending)
 

@@ -1,13 +1,13 @@
 """The fastest matrix products, decode attention and token draws for this processor.
 
 On a CPU, oneDNN keeps a reordered copy of the weights, which PyTorch's linear layer would reorder at every call
-(docs/decisions/058). This reordered copy is `float32` on a processor without `bfloat16` instructions. The attention
-function never depends on the batch.
+(docs/decisions/058). On a processor without `bfloat16` instructions, this copy is `float32`. The attention function
+never depends on the batch.
 
-A token is drawn by the inverse of its distribution function: the first token at which the sum of probabilities exceeds
-the request's next random number. Tokens are in the order of the vocabulary; with `top_p`, likeliest first. The
-request's own generator on the host makes the numbers. (`torch.where` with a number would copy the number to the device
-and wait.)
+A token is drawn with the inverse distribution function: the first token at which the sum of probabilities exceeds the
+request's next random number. Tokens are in the order of the vocabulary, or with `top_p` likeliest first. A random
+generator per request on the host creates the numbers. (`torch.where` with a Python number would copy the number to the
+device and wait.)
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _ROWS_EXPECTED = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the precisions for a weight copy on a CPU, fastest first."""
+    """Return the dtypes for a weight copy on a CPU, fastest first."""
     if dtype == torch.bfloat16 and not multiplies_half():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
 
 
 class PackedLinear:
-    """Linear layers with the same input, computed as one product where that is faster.
+    """Linear layers with equal input, computed as one product if that is faster.
 
-    `packs`: the precision of the weight copy, or None.
+    `packs`: dtype of the weight copy, or None.
     """
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
@@ -73,7 +73,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute `[rows, all outputs in the order of the layers]` from `[rows, in]`."""
-        if self._packed is not None:  # also for one row, though slower: a row's result must not depend on the batch
+        if self._packed is not None:  # also for one row, although slower, because the batch must not affect results
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
@@ -84,7 +84,7 @@ class PackedLinear:
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
     def fuse(self) -> None:
-        """Store all weights in one tensor; the layers' weights become views."""
+        """Store all weights in one tensor. The layers' weights become its views."""
         if len(self._layers) == 1 or self._packed is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -113,14 +113,14 @@ class PackedLinear:
         self._bias = self._joined_bias(dtype)
         try:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
-        except (AttributeError, RuntimeError):  # PyTorch was built without oneDNN, or oneDNN lacks this processor
+        except (AttributeError, RuntimeError):  # PyTorch lacks oneDNN, or oneDNN does not support this processor
             return
         self.packed_bytes = weight.numel() * weight.element_size()
 
 
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
-tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a multiple of `key heads`.
+"""A function of queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1,
+1, tokens]` of 0 and minus infinity. The function returns `[rows, heads * size]`. `heads` is a multiple of `key heads`.
 """
 
 
@@ -135,7 +135,7 @@ def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
 
 
 def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Call PyTorch's kernel, which shares a key between the heads of its group."""
+    """Call PyTorch's kernel, which shares a key among the heads of its group."""
     out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)
     return out.reshape(len(q), -1)
 
@@ -157,8 +157,8 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 ON_GPU: DecodeAttention = grouped_queries
-"""With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each head and computes in
-`float32`. Grouped queries use the memory-efficient kernel.
+"""Attention on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
+head and computes in `float32`.
 """
 
 
@@ -180,14 +180,14 @@ class TokenDraw:
 
 
 def draw_seed(seed: tuple[int, int]) -> int:
-    """Return a 63-bit seed for a request's seed and prompt index."""
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
 def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`; -1 if the logits are not finite.
+    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if the logits are not finite.
 
-    `draws`: `float64` `[3, rows]`, temperature (above 0), `top_p` and random number. `nucleus`: apply `top_p`.
+    `draws`: `float64` `[3, rows]` with temperature (above 0), `top_p` and random number. `nucleus`: True to apply
+    `top_p`.
     """
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
@@ -204,7 +204,6 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each row of logits, or an exception."""
     greedy = any(draw.greedy for draw in draws)
     found: list[int | Exception] = [*likeliest_tokens(logits)] if greedy else [-1] * len(draws)
     for nucleus in (False, True):
@@ -220,9 +219,9 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the likeliest token of each row, the first if several are equal.
+    """Return the likeliest token of each row. Of equally likely tokens, return the first.
 
-    On a CPU, parts of a row are compared first, because PyTorch's `argmax` is slow in half precision.
+    On a CPU, the maximum of each part of a row is computed first, because PyTorch's `argmax` is slow in half precision.
     """
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
@@ -235,9 +234,9 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 
 
 class Writing:
-    """A request and its text so far. `ids`: its tokens in the cache, first 0 for each token of its soft prompt.
+    """A request and its text so far. `ids`: token ids in the cache, with 0 for each token of a soft prompt.
 
-    `scores`: the likelihoods of its prompt, until its first token; None if it wants none.
+    `scores`: likelihoods of the prompt until the first new token; None if the request needs no likelihoods.
     """
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
@@ -254,12 +253,11 @@ class Writing:
 
     @property
     def is_capturable(self) -> bool:
-        """True if a captured step can write the request's next token."""
+        """True if a captured step can write the next token of the request."""
         has_matrices = self.adapter is not None and bool(self.adapter.matrices)
         return not self.request.sampling.logprobs and self.rules is None and not has_matrices
 
     def prefix(self, length: int | None = None) -> tuple[int, ...]:
-        """Return the key of the first tokens in the prefix cache."""
         ids = self.ids[:length]
         return tuple(ids) if self.adapter is None else self.adapter.prefix(ids)
 
@@ -282,9 +280,9 @@ class Writing:
 
 
 def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each request by its row of logits, or an exception. Rules cost only their own rows.
+    """Return the next token of each request from its row of logits, or an exception. Rules affect only their own rows.
 
-    May change `logits` if no request asks for likelihoods.
+    If no request needs likelihoods, the function may change `logits`.
     """
     ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
     if not ruled:
@@ -295,7 +293,7 @@ def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int |
     if plain:
         found.update(zip(plain, take_tokens([writings[at].draw for at in plain], logits[plain]), strict=True))
     if plain or any(writing.request.sampling.logprobs for writing in writings):
-        logits = logits[ruled]  # a copy: likelihoods are those of the model
+        logits = logits[ruled]  # a copy, because likelihoods must be those of the model
     tokens = take_tokens([writings[at].draw for at in ruled], allowed_logits(rules, logits))
     found.update(zip(ruled, tokens, strict=True))
     return [found[at] for at in range(len(writings))]

@@ -1,4 +1,4 @@
-"""The further options of a request, by vLLM's names, and their valid values."""
+"""Additional options of a request, with vLLM's names, and the valid values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
-"""Options that hold a text to a form; a request has at most one."""
+"""Options that constrain the form of a text. A request has at most one of these options."""
 
 
 class OptionRefused(ValueError):
-    """An engine cannot honour an option of a request; the message says why."""
+    """An engine does not support an option of a request. The message states the reason."""
 
     def __init__(self, option: str, why: str) -> None:
         super().__init__(why)
@@ -56,11 +56,11 @@ ENGINE_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list | tuple) and all(map(_is_whole, value)), "a list of token ids",
     ),
 }  # fmt: skip
-"""Names in `engine_options`, which are vLLM's: a check of the value, and the valid values in words."""
+"""Names in `engine_options`, which are vLLM's names: check of the value, and valid values in words."""
 
 
 def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") -> None:
-    """Raise OptionRefused for an unknown name, an invalid value, and for two forms of one text."""
+    """Raise OptionRefused for an unknown name, an invalid value, or two options for the form of one text."""
     for name, value in options:
         if name not in ENGINE_OPTIONS:
             near = difflib.get_close_matches(name, ENGINE_OPTIONS, n=1)

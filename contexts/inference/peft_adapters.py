@@ -1,10 +1,10 @@
-"""PEFT adapters in the continuous engine: requests of several adapters and of the base share each step.
+"""PEFT adapters in the continuous engine. Requests of several adapters and of the base model share each step.
 
-The low-rank matrices of all adapters of a step are stacked: one product with every A, a mask that keeps each row's own
-part, and one product with every B of a projection. So the number of operations does not depend on the number of
-adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). Rows of the base take no part.
+The low-rank matrices of all adapters in a step are stacked: one product with all A, a mask that keeps each row's own
+part, and one product with all B of a projection. Thus the number of operations does not depend on the number of
+adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). Rows of the base model are excluded.
 
-A soft prompt takes the first positions of its request.
+A soft prompt occupies the first positions of its request.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, 
 from stoker.contexts.inference.options import OptionRefused
 
 _SHARE = 4
-"""The kept adapters take at most this part of the weights' memory, unless open requests use more."""
+"""Divisor of the weights' memory for the limit of kept adapters. Open requests may exceed this limit."""
 _IDS = 1 << 32
 
 
 class Adapter:
     """The weights of one adapter on the host. `matrices`: A `[rank, in]` and scaled B `[out, rank]`, by layer and
-    projection. `vectors`: of a soft prompt, `[tokens, width]`.
+    projection. `vectors`: soft prompt, `[tokens, width]`.
     """
 
     _numbers = itertools.count(1)
 
     def __init__(self, folder: str, base: BaseShapes | None, *, dtype: torch.dtype) -> None:
-        """Raises ValueError if the files are damaged, or belong to another base."""
+        """Raises ValueError if the files are damaged, or belong to another base model."""
         files = read_adapter_files(folder)
         files.check_fits(base)
         file = Path(folder, WEIGHTS)
         try:
             tensors = safetensors.torch.load_file(file)
-        except Exception as error:  # the library raises its own errors and those of the file system
+        except Exception as error:  # the package raises its own exceptions and those of the file system
             raise ValueError(f"{file} cannot be read ({error})") from None
         if not all(bool(part.isfinite().all()) for part in tensors.values()):
             raise ValueError(f"{file} holds numbers that are not finite")
@@ -60,15 +60,15 @@ class Adapter:
         return 0 if self.vectors is None else len(self.vectors)
 
     def prefix(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the key of a prefix: equal tokens have other keys and values under another adapter."""
+        """Return the key of a prefix. With another adapter, equal tokens have other keys and values."""
         return tuple(id + self.number * _IDS for id in ids)
 
 
 class AdapterCache:
-    """The adapters of a base by name, loaded at their first use; the least recently used is dropped first."""
+    """The adapters of a base model by name, loaded at first use. The least recently used adapter is dropped first."""
 
     def __init__(self, folders: Mapping[str, str], base: BaseShapes, *, dtype: torch.dtype, share_of: int) -> None:
-        """Make an empty cache. `share_of`: bytes of the base's weights."""
+        """Create an empty cache. `share_of`: bytes of the base model's weights."""
         self._folders = folders
         self._base, self._dtype, self._limit = base, dtype, share_of // _SHARE
         self._kept: OrderedDict[tuple[str, str], Adapter] = OrderedDict()
@@ -79,7 +79,7 @@ class AdapterCache:
         return sum(each.size_bytes for each in self._kept.values())
 
     def get(self, name: str) -> Adapter:
-        """Return an adapter. Raises ValueError if it is unknown or cannot be served."""
+        """Return an adapter. Raises ValueError if the adapter is unknown or unsupported."""
         folder = known_adapter(self._folders, name)
         with self._lock:
             key = name, folder
@@ -95,7 +95,6 @@ class AdapterCache:
 
 
 def known_adapter(folders: Mapping[str, str], name: str) -> str:
-    """Return the folder of an adapter. Raises OptionRefused if the model has none of this name."""
     if name not in folders:
         has = f"there are {', '.join(folders)}" if folders else "it was loaded without any"
         raise OptionRefused("adapter", f"the model has no adapter {name!r:.200}; {has}")
@@ -103,8 +102,8 @@ def known_adapter(folders: Mapping[str, str], name: str) -> str:
 
 
 class _Stack(NamedTuple):
-    """A of all adapters `[ranks, in]`, the adapter of each rank, and B `[ranks, out]` of each projection with its ranks
-    and its place in the result of the group.
+    """Matrices A of all adapters `[ranks, in]` and the adapter of each rank. For each projection: its ranks, its place
+    in the result of the group, and B `[ranks, out]`.
     """
 
     down: torch.Tensor
@@ -120,7 +119,7 @@ class AdapterBank:
     """The stacked LoRA matrices of the adapters in the running batch, on the devices of their layers."""
 
     def __init__(self, base: BaseShapes, devices: Sequence[Any]) -> None:
-        """Make an empty bank. `devices`: of each layer."""
+        """Create an empty bank. `devices`: device of each layer."""
         self.base = base
         self._devices = devices
         self.places: dict[Adapter, int] = {}
@@ -128,7 +127,7 @@ class AdapterBank:
         self.size_bytes = 0
 
     def hold(self, adapters: Sequence[Adapter]) -> None:
-        """Stack these adapters, unless the bank has them and few others."""
+        """Stack these adapters, unless the bank already has them and few other adapters."""
         wanted = [each for each in dict.fromkeys(adapters) if each.matrices]
         if all(each in self.places for each in wanted) and len(self.places) <= 2 * len(wanted):
             return
@@ -164,7 +163,7 @@ class AdapterBank:
 
 
 class AdaptedTokens:
-    """The adapters of a step's tokens. `soft`: indices of tokens, and the vectors in place of their embeddings."""
+    """The adapters of a step's tokens. `soft`: token indices, and the vectors that replace their embeddings."""
 
     def __init__(
         self, bank: AdapterBank, adapters: Sequence[Adapter | None], soft: Sequence[tuple[int, torch.Tensor]]
@@ -182,12 +181,12 @@ class AdaptedTokens:
             x[at : at + len(vectors)] = vectors.to(x.device)
 
     def add(self, layer: int, group: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add the adapters' part of a group of projections to its result `out`, in place."""
+        """Add the adapters' part of a group of projections to the result `out`, in place."""
         stack = self._bank.stacks.get((layer, group))
         if stack is None or not self._rows:
             return
         rows, others = self._masks(x.device, stack.owners)
-        # Not a product with 0 and 1: another adapter's large numbers may overflow.
+        # A product with 0 and 1 would not work, because large numbers of another adapter may overflow.
         low = linear(x if self._all else x[rows], stack.down).masked_fill_(others, 0.0)
         for ranks, places, up in stack.ups:
             if self._all:

@@ -1,8 +1,8 @@
 """Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profile times steps at powers of two of the tokens that a step reads and attends to. It keeps the median of repeats.
-Then 100 random workloads of other sizes are compared with the table. Requests share a long beginning that is read once,
-to save hours on a CPU.
+A profile times steps at powers of two of the tokens that a step reads and attends to. Each time is the median of
+repeated measurements. Then 100 random workloads of other sizes are compared with the table. To save hours on a CPU,
+requests share a long prefix that is read once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from stoker.contexts.step_times import (
 )
 
 COLD_STEPS = 4
-"""First steps of a process, which are left out: memory and kernels are cold."""
+"""Number of first steps of a process that are ignored, because memory and kernels are cold."""
 
 
 class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
         self.paused = False
-        """True while a profiler measures; the profiler adds its result with `profiled`."""
+        """True while a profiler measures. Afterwards the profiler adds its result with `profiled`."""
         self.urgent = False
-        """True once a profiler has measured: the times are sent at once."""
+        """True after a profiler has measured. The times are then sent immediately."""
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -60,7 +60,7 @@ class StepCollector:
             self._fresh.add(used)
 
     def profiled(self, times: StepTimes) -> None:
-        """Replace the known times with a profiler's result."""
+        """Replace the known times with the result of a profiler."""
         with self._lock:
             self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
             self.urgent = True
@@ -78,12 +78,12 @@ class StepCollector:
 
 
 PROFILED_LENGTH = 4096
-"""Longest measured prompt in tokens, if the model reads more."""
+"""Maximum tokens of a measured prompt."""
 _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""Weight of a profiler's median, counted in steps of calls."""
+"""Weight of a profiler's median, as a number of steps during calls."""
 _FIRST_ID = 1 << 60
 """First request id of a profiler."""
 
@@ -103,7 +103,7 @@ Told = Callable[[float, float], None]
 
 
 class EngineProfiler:
-    """Profiles one engine. `part`: maximum of tokens that one step reads, 0 = unlimited."""
+    """Profiles one engine. `part`: maximum number of tokens that one step reads, 0 = unlimited."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class EngineProfiler:
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        for _ in range(2 if start else 0):  # now the engine keeps this prefix
+        for _ in range(2 if start else 0):  # after the second pass, the engine keeps this prefix
             self._read([self._document[:start] + self._tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
@@ -173,7 +173,7 @@ class EngineProfiler:
                 taken += steps
         if taken:
             yield _middle(taken)
-        else:  # the engine does not keep a prefix of this length
+        else:  # the engine keeps no prefix of this length
             self._left_out += 1
 
     def _decode_samples(self) -> Iterator[StepSample]:
@@ -221,7 +221,7 @@ class EngineProfiler:
         low, high = _SHORTEST, self._longest - 16
         return max(low, min(high, int(low * (high / low) ** self._chance.random())))
 
-    # ---- what is asked of the engine
+    # ---- requests to the engine
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         low = min(16, self._vocabulary // 4)  # the first ids are special tokens in most models
@@ -253,7 +253,7 @@ class EngineProfiler:
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + max(lengths) // (self.part or self._longest)
-        most = repeats + 8 + rows * parts  # the first requests write while the last prompts are read
+        most = repeats + 8 + rows * parts  # the first requests write while the engine reads the last prompts
         if self._model_longest:
             most = min(most, self._model_longest - max(lengths))
         evictions = self._engine.load().evictions
@@ -275,7 +275,7 @@ class EngineProfiler:
             for token in tokens:
                 unread.discard(token.request)
                 written[token.request] += 1
-                if token.finish is not None:  # the model wrote its end token
+                if token.finish is not None:  # the request ended, because the model wrote its end token
                     del written[token.request]
         for id in ids:
             self._engine.abort(id)

@@ -13,14 +13,15 @@ _LARGE_VOCABULARY = 262_144
 
 
 def scored_at_once(vocabulary: int) -> int:
-    """Return how many positions are scored together: their logits take about 32 MB. `vocabulary`: 0 if unknown."""
+    """Return how many positions are scored together. The logits of these positions need about 32 MB. `vocabulary`: 0 if
+    unknown."""
     return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
 
 
 class PromptScores:
-    """The log-likelihoods of one prompt's tokens. Parts may be taken again, after the request lost its cache.
+    """The log-likelihoods of one prompt's tokens. After the request lost its cache, parts may be scored again.
 
-    `most`: likeliest tokens per position. `before`: tokens of a soft prompt.
+    `most`: likeliest tokens per position. `before`: number of tokens in the soft prompt.
     """
 
     def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:
@@ -33,9 +34,9 @@ class PromptScores:
         return tuple(self._tokens)
 
     def take(self, start: int, logits: torch.Tensor) -> None:
-        """Score the tokens that follow the positions from `start` on. `logits`: `[positions, vocabulary]`."""
+        """Score the tokens that follow the positions from `start`. `logits`: `[positions, vocabulary]`."""
         first = start + 1 - self._before
-        skipped = max(0, 1 - first)  # the first token has no likelihood, nor have tokens of a soft prompt
+        skipped = max(0, 1 - first)  # the first token and tokens of a soft prompt have no likelihood
         tokens = [each.token for each in self._tokens[first + skipped : max(0, first + len(logits))]]
         if not tokens:
             return

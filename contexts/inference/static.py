@@ -1,7 +1,7 @@
-"""The engine for all other architectures, with batches that begin and end together; and the choice of an engine.
+"""The engine for all other architectures, with batches that start and end together; and the choice of an engine.
 
-All waiting prompts are read together, and the batch runs until its last text has ended. This supports everything that
-Transformers computes. `own_engine` chooses the continuous engine if it supports the model.
+All waiting prompts are read together, and the batch runs until its last text has ended. This engine supports all models
+of Transformers. `own_engine` prefers the continuous engine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class StaticEngine:
             self._keep(going)
 
     def step(self) -> list[NewToken]:
-        """Return the next token of each request, or the first tokens of a new batch."""
         with torch.inference_mode():
             return self._step()
 
@@ -104,7 +103,7 @@ class StaticEngine:
         return EngineMemory(weights_bytes=weights, held_bytes=held, budget_bytes=0, token_bytes=token)
 
     def resize(self, cache_bytes: int) -> None:
-        """Do nothing: this engine has no cache budget."""
+        """Do nothing, because this engine has no cache budget."""
 
     def sleep(self) -> None:
         if self._batch or self._waiting:
@@ -136,7 +135,7 @@ class StaticEngine:
         return batch.logits
 
     def _next(self) -> torch.Tensor:
-        if self._steps is None:  # this cache cannot be cut, so each step reads the whole row again
+        if self._steps is None:  # the cache of this model cannot be cut, so each step reads the whole row again
             return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
         return self._steps.next([writing.ids[-1] for writing in self._batch])
 
@@ -178,7 +177,7 @@ class _Steps:
         return logits
 
 
-# ---- choosing
+# ---- the choice of an engine
 
 
 log = logging.getLogger(__name__)
@@ -188,7 +187,7 @@ _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
 _STATIC_ROWS = 32
 PROCESS_BYTES = 500_000_000
-"""Memory of a process in addition to weights and cache, for example libraries and activations."""
+"""Memory of a process in bytes in addition to weights and cache, for example libraries and activations."""
 LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
@@ -207,8 +206,8 @@ def own_engine(
     """Return the engine `continuous` or `static`; `auto` prefers `continuous`. Raises ValueError if the model does not
     support the named engine.
 
-    `took` is called after each step. `graphs`: capture decode steps if `backend` can. `adapters`: folders of PEFT
-    adapters by name.
+    `took` is called after each step. `graphs`: True to capture decode steps if `backend` can. `adapters`: folders of
+    PEFT adapters by name.
     """
     why = 'engine="static" was given'
     if engine != "static":
@@ -255,8 +254,8 @@ def _packs(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the cache size of a batch: the declared memory without the weights, else a quarter of the free memory, at
-    most 2 GB on a CPU and 16 GB on a GPU.
+    """Return the cache size of a batch in bytes: the declared memory without the weights, or a quarter of the free
+    memory, at most 2 GB on a CPU and 16 GB on a GPU.
     """
     declared = ambient.device_memory_bytes()
     if declared:

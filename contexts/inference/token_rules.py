@@ -1,7 +1,7 @@
-"""Rules for the next token of a request: a grammar, penalties, biases, and a shorter choice.
+"""Rules for the next token of a request: a grammar, penalties, biases, and a restricted choice.
 
-The rules have vLLM's names, meaning and order: biases, then penalties, then the grammar, then `min_p` and `top_k`. All
-numbers are `float32` on the device of the logits.
+The rules have the names, meaning and order of vLLM: biases, then penalties, then the grammar, then `min_p` and `top_k`.
+All numbers are `float32` on the device of the logits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ROOM = 64
 
 
 class TokenRules:
-    """The rules of one request, and the tokens that they depend on."""
+    """The rules of one request, and the tokens on which the rules depend."""
 
     def __init__(self, request: GenerationRequest, *, ends: Sequence[int], matcher: Matcher | None) -> None:
         sampling = request.sampling
         options = dict(sampling.engine_options)
         self.matcher = matcher
         self.failure: OptionRefused | None = None
-        """Why the request cannot go on."""
+        """Reason why the request cannot continue."""
         self.form = sampling.structure[0] if sampling.structure else ""
         self.draws = sampling.temperature > 0
         top_k = options.get("top_k", 0) if self.draws else 0
@@ -40,7 +40,7 @@ class TokenRules:
         self.biases = np.array(list(bias.values()), dtype=np.float32)
         self.ends = np.array(ends, dtype=np.int64)
         self.left = int(options.get("min_tokens", 0))
-        """Tokens to write before the text may end."""
+        """Number of tokens to write before the text may end."""
         self.repetition = float(options.get("repetition_penalty", 1))
         self.frequency = float(options.get("frequency_penalty", 0))
         self.presence = float(options.get("presence_penalty", 0))
@@ -49,7 +49,7 @@ class TokenRules:
             self.seen = SeenTokens(request.prompt if self.repetition != 1 else ())
 
     def take(self, token: int) -> bool:
-        """Note a written token. Return True if the grammar allows no further one."""
+        """Record a written token. Return True if the grammar allows no further token."""
         self.left = max(0, self.left - 1)
         if self.seen is not None:
             self.seen.add(token)
@@ -66,7 +66,7 @@ class TokenRules:
 
 
 class SeenTokens:
-    """The different tokens of a prompt and its text, with their counts in the text."""
+    """The distinct tokens of a prompt and its text, with their counts in the text."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         known = list(dict.fromkeys(prompt))
@@ -100,7 +100,7 @@ _RULES = frozenset(
 
 
 def rules_of(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None:
-    """Return the rules of a request; None if it has none. Raises OptionRefused."""
+    """Return the rules of a request; None if the request has no rules. Raises OptionRefused."""
     sampling = request.sampling
     if sampling.structure is None and not _RULES.intersection(name for name, _ in sampling.engine_options):
         return None
@@ -112,9 +112,9 @@ def rules_of(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None
 
 
 def allowed_logits(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.Tensor:
-    """Return `float32` logits by the rules of each row of `logits`, `[len(rules), vocabulary]`; -inf forbids a token.
+    """Apply the rules of each row to `logits`, `[len(rules), vocabulary]`, and return `float32`; -inf forbids a token.
 
-    May change `logits`. A row whose grammar fails gets a `failure`.
+    May change `logits`. If a grammar fails, its rules get a `failure`.
     """
     logits = logits.float()
     _bias(rules, logits)
@@ -169,7 +169,7 @@ def _hold_to_grammars(rules: Sequence[TokenRules], logits: torch.Tensor) -> None
 
 
 def _cut(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
-    """Keep the tokens near the likeliest one (`min_p`) and the `top_k` likeliest."""
+    """Keep only tokens near the likeliest token (`min_p`), and the `top_k` likeliest tokens."""
     cutting = [row for row, rule in enumerate(rules) if rule.top_k or rule.margin > -math.inf]
     if not cutting:
         return
@@ -188,7 +188,6 @@ def _cut(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
 def _places(
     rows: Sequence[int], tokens: Sequence[NDArray[np.int64]], like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices of tokens of rows."""
     repeated = np.repeat(np.array(rows, dtype=np.int64), [len(each) for each in tokens])
     return _tensor(repeated, like), _tensor(np.concatenate(tokens), like)
 

@@ -1,7 +1,7 @@
-"""PEFT adapters in vLLM: a LoRA by vLLM's own requests, a soft prompt as embeddings before the prompt's tokens.
+"""PEFT adapters in vLLM: LoRA with vLLM's own LoRA requests, soft prompts as embeddings before the prompt's tokens.
 
-vLLM reserves room for LoRA matrices when it starts, so the adapters' files are read then. A damaged adapter fails
-alone, at its first use.
+vLLM reserves memory for LoRA matrices when it starts, so the adapters' files are read at that time. If an adapter is
+damaged, only its own requests fail.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stoker.contexts.inference.peft_adapters import Adapter, known_adapter
 from stoker.contexts.prompts import Ids
 
 _AT_ONCE = 8
-"""Most LoRA adapters in a step on a GPU: vLLM reserves memory for each."""
+"""Maximum number of LoRA adapters in a step on a GPU, because each needs reserved memory."""
 
 
 class VLLMAdapter(NamedTuple):
-    """An adapter that vLLM serves. `vectors`: of a soft prompt, `[tokens, width]`."""
+    """An adapter that vLLM serves. `vectors`: soft prompt, `[tokens, width]`."""
 
     lora: LoRARequest | None = None
     vectors: torch.Tensor | None = None
@@ -34,13 +34,12 @@ class VLLMAdapter(NamedTuple):
         return 0 if self.vectors is None else len(self.vectors)
 
     def prompt(self, ids: Ids) -> dict[str, Any]:
-        """Return vLLM's input for a prompt."""
         if self.vectors is None:
             return {"prompt_token_ids": list(ids)}
         virtual = self.virtual_tokens
         others = torch.zeros(len(ids), self.vectors.shape[1], dtype=self.vectors.dtype)
         return {
-            # vLLM counts the ids of virtual tokens in a repetition penalty, so these repeat one of the prompt.
+            # In a repetition penalty, vLLM counts the ids of virtual tokens. Therefore these ids repeat a prompt token.
             "prompt_token_ids": [ids[0]] * virtual + list(ids),
             "prompt_is_token_ids": [False] * virtual + [True] * len(ids),
             "prompt_embeds": torch.cat([self.vectors, others]),
@@ -52,7 +51,7 @@ NO_ADAPTER = VLLMAdapter()
 
 class VLLMAdapters:
     def __init__(self, folders: Mapping[str, str], *, base: str, on_gpu: bool) -> None:
-        """Read the files of the adapters. `base`: the folder of the base's files."""
+        """Read the files of the adapters. `base`: folder of the base model."""
         self._folders = folders
         self._base = base_shapes(base)
         self._ready: dict[str, VLLMAdapter] = {}
@@ -62,25 +61,23 @@ class VLLMAdapters:
         self._count = len(loras)
         self._rank = _allowed_rank(max((each.rank for each in loras), default=0))
         self._projections = {part.projection for each in loras for part in each.low_rank}
-        # On a CPU, vLLM 0.32 adds the last place's LoRA to requests of the base; this place stays empty (vLLM's pull
-        # request 48421).
+        # On a CPU, vLLM 0.32 adds the LoRA in the last place to requests of the base model. Therefore the last place
+        # stays empty (pull request 48421 of vLLM).
         self._places = min(self._count, _AT_ONCE) if on_gpu else self._count + 1
         self._has_soft_prompt = any(each.virtual_tokens for each in files)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the engine arguments that vLLM needs for the adapters."""
         found: dict[str, Any] = {"enable_prompt_embeds": True} if self._has_soft_prompt else {}
         if self._count:
             found |= {
                 "enable_lora": True, "max_lora_rank": self._rank, "max_loras": self._places,
-                "max_cpu_loras": max(self._count, self._places),  # all, so that no step reads files
-                # Without this, vLLM would also adapt the embeddings, which fails next to soft prompts.
+                "max_cpu_loras": max(self._count, self._places),  # all adapters, so that no step reads files
+                # Otherwise vLLM would also adapt the embeddings, which fails together with soft prompts.
                 "lora_target_modules": sorted(self._projections),
             }  # fmt: skip
         return found
 
     def reserved_bytes(self, *, dtype: torch.dtype) -> int:
-        """Return the bytes that vLLM reserves for LoRA matrices."""
         if not self._count or self._base is None:
             return 0
         together = [group for group in GROUPS.values() if not self._projections.isdisjoint(group)]
@@ -88,12 +85,12 @@ class VLLMAdapters:
         return int(numbers * self._rank * self._places * dtype.itemsize)
 
     def get(self, name: str, *, llm: Any, dtype: torch.dtype) -> VLLMAdapter:
-        """Return an adapter. Raises OptionRefused if it is unknown or cannot be served.
+        """Return an adapter. Raises OptionRefused if the adapter is unknown or unsupported.
 
         Args:
-            name: The adapter's name; empty: the base.
-            llm: vLLM, which loads a LoRA at its first use.
-            dtype: Of the base.
+            name: The adapter's name; empty: the base model.
+            llm: The vLLM engine.
+            dtype: Dtype of the base model.
         """
         if not name:
             return NO_ADAPTER
@@ -101,7 +98,7 @@ class VLLMAdapters:
         if name not in self._ready:
             try:
                 self._ready[name] = self._load(name, folder, llm=llm, dtype=dtype)
-            except Exception as error:  # vLLM raises errors of many kinds
+            except Exception as error:  # vLLM raises many kinds of exceptions
                 raise OptionRefused("adapter", f"the adapter {name} cannot be served: {error}") from None
         return self._ready[name]
 
@@ -124,6 +121,6 @@ def _readable(folder: str, base: BaseShapes | None) -> AdapterFiles | None:
 
 
 def _allowed_rank(rank: int) -> int:
-    """Return the least rank that vLLM can be started with for this rank, or its largest."""
+    """Return the smallest rank that vLLM supports for this rank, or vLLM's largest rank."""
     ranks = sorted(get_args(MaxLoRARanks))
     return int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))

@@ -1,8 +1,8 @@
 """vLLM as an engine in this process (Kwon et al., arXiv:2309.06180).
 
 vLLM's cache cannot be resized. Sleep (level 1, not on CPUs) moves the weights to host memory and drops the cache. Sleep
-broke between versions of vLLM. Therefore each sleep measures the freed memory, and each wake compares the tokens of a
-fixed prompt.
+was broken in some versions of vLLM. Therefore each sleep measures the freed memory, and each wake compares the tokens
+of a fixed prompt.
 
 Each token of a label has its own request, because vLLM's `prompt_logprobs` would read every prompt again.
 """
@@ -46,10 +46,10 @@ log = logging.getLogger(__name__)
 _NO_SETTINGS = EngineSettings()
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
-"""Limit of tokens whose log-likelihoods vLLM returns in one request."""
+"""Maximum number of tokens whose log-likelihoods vLLM returns in one request."""
 _PROBE_TOKENS = 8
-_LEAST_FREED = 0.5
-"""A sleep that frees a smaller share of the engine's memory is reported."""
+_LEAST_FREED_SHARE = 0.5
+"""Share of the engine's memory below which the memory freed by a sleep causes a warning."""
 
 
 class _RunningText:
@@ -62,7 +62,7 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """An `adapter.InferenceEngine` in vLLM; also a `forward.TailScorer`."""
+    """An `adapter.InferenceEngine` with vLLM; also a `forward.TailScorer`."""
 
     name = "vllm"
 
@@ -131,7 +131,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the weights and the cache; while asleep, the memory that was not freed."""
+        """Return the memory of weights and cache. During sleep, return the memory that was not freed."""
         weights, cache, tokens = self._start.weights_bytes, self._start.cache_bytes, self._start.cache_tokens
         awake = EngineMemory(weights, cache, cache, token_bytes=cache // max(1, tokens), fixed_tokens=tokens)
         if not self._asleep:
@@ -140,7 +140,7 @@ class VLLMEngine:
         return msgspec.structs.replace(awake, weights_bytes=max(0, held - cache), held_bytes=min(held, cache))
 
     def resize(self, cache_bytes: int) -> None:
-        """Raise ValueError for a smaller cache: vLLM cannot free a part of it."""
+        """Raise ValueError for a smaller cache, because vLLM cannot free a part of the cache."""
         if cache_bytes < self._start.cache_bytes:
             raise ValueError(
                 f"vLLM reserved {show_bytes(self._start.cache_bytes)} for its key-value cache at its start and cannot"
@@ -165,12 +165,12 @@ class VLLMEngine:
         self._freed_bytes = max(0, self._start.free_device_bytes() - before)
         held = self._start.weights_bytes + self._start.cache_bytes
         if not self._start.sleeps:
-            log.info("vLLM has no sleep on a CPU: kept prefixes are forgotten, %s stay held", show_bytes(held))
-        elif self._freed_bytes < _LEAST_FREED * held:
+            log.info("vLLM cannot sleep on a CPU: kept prefixes are dropped, %s stay in use", show_bytes(held))
+        elif self._freed_bytes < _LEAST_FREED_SHARE * held:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Undo `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
+        """Wake the engine after `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
         if self._start.sleeps:
@@ -201,7 +201,7 @@ class VLLMEngine:
         batch_size: int = 1,
         check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
-        del prefix, batch_size  # vLLM finds shared prefixes
+        del prefix, batch_size  # vLLM finds shared prefixes by itself
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
         wanted: dict[Ids, dict[int, float]] = {}
@@ -239,7 +239,7 @@ class VLLMEngine:
         decoded = begun = read = 0
         for output in self._llm.step():
             if output.request_id in asked:
-                _note(output, asked)
+                _record_chances(output, asked)
             elif (writing := self._open.get(output.request_id)) is not None:
                 if writing.runs:
                     decoded += 1
@@ -277,9 +277,9 @@ class VLLMEngine:
                 break
         if writing.written.finish is not None:
             del self._open[output.request_id]
-            if not output.finished:  # a stop text ended the request; vLLM does not know stop texts
+            if not output.finished:  # a stop text ended the request, but vLLM does not know stop texts
                 self._llm.abort_request([output.request_id])
-        elif output.finished:  # a grammar that cannot be compiled or continued, or an error of vLLM
+        elif output.finished:  # the grammar cannot be compiled or continued, or vLLM failed
             del self._open[output.request_id]
             form = writing.request.sampling.structure
             why = f"the text cannot be written within its {form[0]}" if form else "an error of vLLM"
@@ -290,7 +290,7 @@ class VLLMEngine:
     def _send(
         self, id: str, prompt: Ids, params: SamplingParams, *, adapter: VLLMAdapter = NO_ADAPTER, form: str = ""
     ) -> None:
-        """Give a request to vLLM. Raises ValueError. `form`: the option that holds its text to a form."""
+        """Send a request to vLLM. Raises ValueError. `form`: option that constrains the form of the text."""
         try:
             self._llm.add_request(id, adapter.prompt(prompt), params, lora_request=adapter.lora)
         except VLLMValidationError as error:
@@ -316,7 +316,7 @@ class VLLMEngine:
                     return tuple(output.outputs[0].token_ids)
 
 
-def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
+def _record_chances(output: Any, asked: dict[str, dict[int, float]]) -> None:
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():
@@ -334,7 +334,7 @@ def start_engine(
     settings: EngineSettings = _NO_SETTINGS,
     adapters: Mapping[str, str] | None = None,
 ) -> tuple[VLLMEngine, str]:
-    """Return vLLM with the model at `path`, and the model's origin. `adapters`: folders of PEFT adapters by name."""
+    """Return vLLM with the model at `path`, and the origin of the model. `adapters`: folders of adapters by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     settings.apply_template(tokenizer)

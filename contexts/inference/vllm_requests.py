@@ -1,4 +1,4 @@
-"""Requests and log-likelihoods in vLLM's words. vLLM scores prompts by its own `prompt_logprobs`."""
+"""Convert requests and log-likelihoods to and from vLLM. vLLM scores prompts with its own `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
 
 
 def vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    """Return vLLM's options of a request. vLLM writes at least one token."""
+    """Return the vLLM options of a request. vLLM always writes at least one token."""
     form, value = sampling.structure or ("", None)
     held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
     others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
@@ -29,7 +29,7 @@ def vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams
 
 
 def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihood of a token and of the likeliest ones. `told`: vLLM's, by token."""
+    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's log-likelihoods by token."""
     ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
     likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
     return float(told[token].logprob), likeliest
@@ -38,7 +38,7 @@ def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, t
 def scored_prompt(
     prompt: Sequence[int], told: Sequence[dict[int, Any] | None], *, most: int
 ) -> tuple[PromptToken, ...]:
-    """Return the tokens of a prompt with their log-likelihoods. `told`: vLLM's, by position; None for the first."""
+    """Return the tokens of a prompt with their log-likelihoods. `told`: by position; None for the first position."""
     return tuple(
         PromptToken(token, *chances_of(token, chances, most=most)) if chances else PromptToken(token)
         for token, chances in zip(prompt, told, strict=True)

@@ -36,16 +36,16 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 _ROWS = 256
-"""Limit of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
+"""Maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
 _UNDECLARED_FRACTION = 0.9
 _PROCESS_BYTES = 500_000_000
 _PART_BYTES = 1_000_000_000
-"""Memory of each process when every part of a model has its own: libraries and compiled code."""
+"""Memory in bytes of each process for libraries and compiled code, if each part of a model has its own process."""
 _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM and its memory. Raises StokerError."""
+    """A started vLLM engine and its memory. Raises StokerError."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class VLLMStart:
         settings: EngineSettings = _NO_SETTINGS,
         adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """Start vLLM. `parts`: devices that each layer is split over, `device` and the next ones. `adapters`: folders
-        of PEFT adapters by name.
+        """Start vLLM. `parts`: number of devices that each layer is split over, starting with `device`. `adapters`:
+        folders of PEFT adapters by name.
         """
         self.device = device
         self.device_memory_bytes = device_memory_bytes
@@ -82,7 +82,7 @@ class VLLMStart:
                 "kv_cache_memory_bytes": self._cpu_cache_bytes(weights, parts=parts),
                 "enforce_eager": not _has_compiler(),
             }
-        if parts > 1:  # each part has its own process
+        if parts > 1:  # each part of the model has its own process
             arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
             if not self.on_gpu:
                 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
@@ -100,12 +100,12 @@ class VLLMStart:
             given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
             raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
         if parts > 1:
-            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_end_like_a_part)
+            self.llm.engine_core.engine_core.model_executor.register_failure_callback(_kill_this_process)
         config = self.llm.vllm_config
         self.dtype: torch.dtype = config.model_config.dtype
         self.vocabulary = int(config.model_config.get_vocab_size())
         self.longest = int(config.model_config.max_model_len)
-        """Token limit of one request: the model's limit, or less if the cache is small."""
+        """Maximum tokens of one request: the model's limit, or less if the cache is small."""
         of_model = getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
         self.model_longest = int(settings.max_model_len or of_model or 0)
         self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
@@ -113,7 +113,7 @@ class VLLMStart:
         self.weights_bytes = (
             int(self.llm.collective_rpc(_loaded_bytes)[0]) or self._weights_bytes(folder, dtype=self.dtype) // parts
         )
-        """Of each part, as is `cache_bytes`."""
+        """Bytes of weights per part of the model."""
         self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
         log.info(
             "vLLM on %s: weights %s, cache %s (%d tokens)",
@@ -124,7 +124,7 @@ class VLLMStart:
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # the engine is discarded, so its errors do not matter
+        with contextlib.suppress(Exception):  # the engine is discarded, so its exceptions are irrelevant
             self.llm.engine_core.shutdown()
         self.llm = None
         gc.collect()
@@ -142,7 +142,7 @@ class VLLMStart:
         return weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
 
     def _cpu_cache_bytes(self, weights: int, *, parts: int) -> int:
-        """Return the cache of each part. `weights`: bytes of all parts' weights."""
+        """Return the cache bytes of each part. `weights`: bytes of all parts."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
         processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
@@ -156,8 +156,8 @@ def _cores_of_parts(parts: int) -> list[str]:
     return [",".join(map(str, mine[start : start + size])) for start in starts]
 
 
-def _end_like_a_part() -> None:
-    """End this process, because a process with a part of the model has died: vLLM cannot start that part again."""
+def _kill_this_process() -> None:
+    """Kill this process if a process with a part of the model has died, because vLLM cannot restart that part."""
     log.error("a process with a part of the model has died; the library ends with it")
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,8 @@
-"""Stoker keeps models hot on GPUs that you do not own.
+"""Stoker keeps models loaded on GPUs that batch jobs get for a limited time.
 
 Most programs need only the names here: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`,
-`encoder`, `encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. All modules except
-these public ones may change between versions:
+`encoder`, `encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. The following modules
+are also public. All other modules may change between versions:
 
 config      site files: `load_site`, `Site`
 console     output on a terminal or a pipe: `Screen`, option types
@@ -11,9 +11,9 @@ datafile    rows of CSV, JSONL, Parquet and Arrow files
 decoding    exceptions that decoders raise for damaged bytes
 errors      all errors for users
 planning    the work of a run, for `stoker plan`
-run_folder  runs that can be stopped and resumed
+run_folder  folders of runs that can be stopped and resumed
 sessions    facts, forecasts, checkpoints and policies of a session and its calls
-toml_files  read and check a program's own TOML files
+toml_files  readers for TOML files of applications
 tuning      soft prompts: jobs, data, tuning, the prompt bank
 units       sizes and times in text
 
@@ -78,7 +78,7 @@ _MODULES = (
     "config", "console", "contexts", "datafile", "decoding", "errors", "planning", "run_folder", "sessions",
     "toml_files", "tuning", "units",
 )  # fmt: skip
-"""The public modules. Each is imported on first use."""
+"""The public modules. Stoker imports each module on its first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Random numbers that are the same on every machine and for every policy.
 
-Each number depends only on the seed, its purpose and its subject (the number of the call or block). So two policies
-meet the same world. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-2014), used as a hash of a counter.
+Each number depends only on the seed, its purpose and its subject (the number of the call or block). Therefore two
+policies can be compared on identical random events. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014), used as a hash of a counter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stream:
         return (((bits ^ (bits >> 31)) >> 11) + 0.5) / (1 << 53)
 
     def exponential(self, number: int, *, mean: float) -> float:
-        """Return an exponentially distributed time with this mean."""
+        """Return an exponentially distributed time with mean `mean`."""
         return -mean * math.log(self.uniform(number))
 
     def normal(self, number: int) -> float:

@@ -1,4 +1,4 @@
-"""Site files: they describe the machines that Stoker runs on, one TOML file per site.
+"""Site files: each TOML file describes the machines of one site.
 
     name = "lab"                  name in `stoker status`
     engine = "stoker"             or "taskvine"
@@ -8,33 +8,33 @@
     kind = "local"                this machine; "slurm", "condor", "pbs", "lsf", "grid_engine", "kubernetes"
     partition = "backfill"        Slurm; "queue" for PBS, LSF and Grid Engine
     account, qos, constraint      as in the batch system
-    walltime = "1 h"              of a block
+    walltime = "1 h"              time limit of a block
     nodes = 1                     nodes per block; one pilot runs on each
     gpus = "a10:1"                GPUs per node, with or without type (gpus = 1); also cores, memory
-    options = ["--exclusive"]     lines for the head of the submit script; with Slurm's "--array=0-3" a block is the
-                                  array, and each task starts a pilot
-    worker_init = "module load x" shell commands before the pilot
+    options = ["--exclusive"]     option lines for the submit script; with Slurm's "--array=0-3" a block is the array,
+                                  and each task of the array starts a pilot
+    worker_init = "module load x" shell commands that run before the pilot
     requirements = ""             HTCondor's requirement expression
     shared_files = true           whether pilots see the files of this machine
     command_limit = "30 s"        time limit of a batch system's command
-    poll = "10 s"                 time between two queries
-    listing_lag = "1 min"         how long the job listing may lack an existing job
-    exclude_nodes = 4             Slurm, HTCondor: most nodes kept free of blocks because their devices failed; 0: none
-    probe_nodes = "1 h"           time between two jobs of a minute that test such a node
+    poll = "10 s"                 interval between queries of the batch system
+    listing_lag = "1 min"         maximum time for which the batch system may omit an existing job from its list
+    exclude_nodes = 4             Slurm, HTCondor: maximum number of failed nodes that get no blocks; 0: none
+    probe_nodes = "1 h"           interval between one-minute jobs that test an excluded node
     price = 0.0                   price per hour of a device in your currency, for `stoker plan`
 
     [pilot]
-    devices = "auto"              "auto": every GPU, else one CPU device per core; "gpu", "cpu", "cpu:4"; "gpu+cpu:1":
-                                  GPUs, and one CPU device of the other cores ("gpu+cpu": one per core), for contexts
-                                  that name the kind "cpu"
+    devices = "auto"              "auto": every GPU, or one CPU device per core if there is no GPU; "gpu", "cpu",
+                                  "cpu:4"; "gpu+cpu:1": GPUs, and one CPU device of the other cores ("gpu+cpu": one
+                                  per core), for contexts of kind "cpu"
     gpu_cores = 2                 with "gpu+cpu": cores reserved for each GPU
     cache_size = "20 GB"          maximum size of the object cache on the pilot's disk
     cache_age = "14 d"            a starting pilot removes objects unused for this time
-    scratch = ""                  local folder of the cache and of calls, as "$TMPDIR"; empty: the temporary folder
-    probe = "auto"                test of devices: "auto": ours, on GPUs; "never"; or the path of a program that gets
-                                  the device's name and exits with 0 if the device works
+    scratch = ""                  local folder for the cache and for calls, as "$TMPDIR"; empty: the temporary folder
+    probe = "auto"                device test: "auto": Stoker's test, on GPUs; "never"; or the path of a program that
+                                  receives the device's name and exits with 0 if the device works
     probe_every = "5 min"         time between probes of a device without a context; "0 s": only at a pilot's start
-    init_blocks = 1               initial number of blocks, and its limits
+    init_blocks = 1               initial number of blocks, then the minimum and the maximum
     min_blocks = 0
     max_blocks = 1
 
@@ -47,7 +47,7 @@
     [policy]
     name = "default"              "default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo", or your
                                   own class, "module:Class" or "path.py:Class"; a path is relative to this file
-    dispatch = "default"          another policy for one decision
+    dispatch = "default"          another policy for the choice of libraries
     residency = "default"
     provisioning = "default"      number of blocks: "opportunistic", "demand", "fixed", "once"
     keep_pending = 2              opportunistic: queued blocks while calls wait
@@ -55,11 +55,11 @@
     finish_within = "10 min"      demand: time in which waiting calls should finish
 
     [environment]
-    kind = "shared"               pilots see this Python environment; "packed": they get it as an archive
+    kind = "shared"               pilots see this Python environment; "packed": pilots fetch it as an archive
     python = ""                   Python on compute nodes
 
 Every setting is optional. Times need a unit: ms, s, m (or min), h, d. Sizes need a unit: kB, MB, GB, TB, or KiB to TiB.
-A setting without effect is an error: for example a walltime for this machine, or `finish_within` without "demand".
+A setting without effect is an error, for example `walltime` on this machine, or `finish_within` without "demand".
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 
 SiteSetting = tuple[str, str]
-"""Names of a site file's table and of a setting in it."""
+"""Names of a table and of its setting."""
 
 
 def without_effect(site: Site) -> dict[SiteSetting, str]:
-    """Return the settings without effect on this site, each with the reason and advice."""
+    """Return the settings that have no effect on `site`, each with the reason and advice."""
     found: dict[SiteSetting, str] = {}
     local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     if local:
@@ -148,7 +148,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
 
 
 def refuse_settings_without_effect(site: Site) -> None:
-    """Raise ConfigError if a program's Site has a setting without effect."""
+    """Raise ConfigError if a program created `site` with a setting that has no effect."""
     for (table, setting), why in without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -180,10 +180,10 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     """Return the site for a path, a name or None.
 
     Args:
-        site: None: this machine. A path or a shipped name (`"workstation"`): the checked file. A Site: unchanged.
+        site: None for this machine, the path of a site file, a shipped name (`"workstation"`), or a Site.
 
     Raises:
-        ConfigError: The site is wrong; with `file`, `line` and `key`, if known.
+        ConfigError: The site is wrong. Facts, if known: `file`, `line`, `key`.
     """
     if site is None:
         return Site.default()
@@ -205,8 +205,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
 
 
 def with_default_policy(site: Site, policy: str) -> Site:
-    """Return the site with a shipped policy, if its file names none, joins no other sites, and uses Stoker's own
-    engine.
+    """Return `site` with a shipped policy, if it has Stoker's own engine, no other sites, and no policy yet.
 
     Args:
         site: A checked site.
@@ -233,14 +232,14 @@ _SHIPPED = Path(__file__).parent / "site_configs"
 
 
 def parse_site(text: str, *, file: str) -> Site:
-    """Return the site in the text of a site file.
+    """Return the site that TOML text describes.
 
     Args:
         text: TOML.
-        file: The file's name, for errors.
+        file: Name of the file for error messages.
 
     Raises:
-        ConfigError: The site is wrong; with `file`, `line` and `key`, if known.
+        ConfigError: The site is wrong. Facts, if known: `file`, `line`, `key`.
     """
     data = parse_toml(text, file=file)
     _read_numbers(data)
@@ -254,7 +253,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _read_numbers(data: dict[str, Any]) -> None:
-    """Convert quoted and plain numbers in place: `nodes = "2"`, `gpus = 2`."""
+    """Convert numbers in `data` in place: `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
         if not isinstance(settings, dict):
@@ -272,7 +271,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
-    """Make policies' paths absolute, because the session runs in another folder."""
+    """Make the paths of policies absolute, because the session runs in another folder."""
     policy = site.policy
     names = {each: absolute_policy(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")}
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
@@ -287,11 +286,11 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """Return a value in bytes or seconds: a `dec_hook` for msgspec.
+    """Return a size in bytes or a duration in seconds: a `dec_hook` for msgspec.
 
     Args:
         kind: `Size` or `Duration`.
-        value: The value in the file.
+        value: The value in the site file.
 
     Raises:
         UnitError: The value is invalid.
@@ -328,11 +327,11 @@ _SHOWN_FILES = 12
 
 
 PYTHON_PATH = "python-path"
-"""Name of the file, next to a session's site files, with further import folders for pilots, as in PYTHONPATH."""
+"""File next to a session's site files with extra import folders for pilots, as in PYTHONPATH."""
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
-    """Load a site and, recursively, the sites that it names. Raises ConfigError, also for two sites of one name."""
+    """Load a site and, recursively, the sites in its `sites` setting. Raises ConfigError, also for duplicate names."""
     found: dict[str, Site] = {}
     seen: set[Path] = set()
     todo: list[str | os.PathLike[str] | Site | None] = [site]
@@ -367,7 +366,7 @@ def _refuse_repeated(site: Site, others: Iterable[Path], *, file: Path | None) -
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
-    """Write a session's sites into a folder, one `NAME.toml` each."""
+    """Write each site of a session to a file `NAME.toml` in a folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for site in sites:
         (folder / f"{site.name}.toml").write_text(site_text(site), encoding="utf-8")
@@ -375,19 +374,17 @@ def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -
 
 
 def read_sites(folder: Path) -> dict[str, Site]:
-    """Read the sites of a session, by name. Raises ConfigError."""
     sites = [load_site(file) for file in sorted(folder.glob("*.toml"))]
     return {site.name: site for site in sites}
 
 
 def read_python_path(folder: Path) -> str:
-    """Return pilots' further import folders, from the folder of `write_sites`."""
     file = folder / PYTHON_PATH
     return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
 
 
 def site_text(site: Site) -> str:
-    """Return a site as the text of a site file. Omit `sites` and settings without effect."""
+    """Return a site as TOML text, without `sites` and settings that have no effect."""
     lines, tables, vain = [], [], without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
@@ -398,7 +395,7 @@ def site_text(site: Site) -> str:
                 for entry in inner
                 if (field.encode_name, entry.encode_name) not in vain
             )
-            settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: not written
+            settings = [_setting(entry, said) for entry, said in given if said is not None]  # skip None
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":
             lines.append(_setting(field, value))

@@ -1,7 +1,7 @@
-"""Errors in TOML files, in one line: file, line, setting, problem and the nearest valid setting.
+"""One-line errors for TOML files: file, line, setting, problem and the nearest valid setting.
 
-msgspec finds the fault and gives its path (`$.pilot.memory`). A path consists of names in the file; a table in a list
-also has its index, from 0.
+msgspec reports the path of a fault (`$.pilot.memory`). A path consists of names, and of indices from 0 for tables in a
+list.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line of a setting, from 1; of its table if missing."""
+    """Return the line of a setting, from 1; of its table if the setting is missing."""
     lines = _lines(text)
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
-    """Return the line of each setting and table; the tables of `[[a]]` are `a.0`, `a.1`, … Valid TOML needs no full
-    parser: the start of each line is sufficient, outside multi-line strings and arrays.
+    """Return the line number of each setting and table; the tables of `[[a]]` are `a.0`, `a.1`, …
+
+    Only the start of each line outside multi-line strings and arrays matters.
     """
     found: dict[KeyPath, int] = {}
     counted: dict[KeyPath, int] = {}
@@ -66,7 +67,6 @@ def _lines(text: str) -> dict[KeyPath, int]:
 
 
 def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
-    """Resolve `[a.b]` below `[[a]]` to the newest table of that list."""
     whole: KeyPath = ()
     for part in path[:-1]:
         whole = (*whole, part)
@@ -80,7 +80,7 @@ def _dotted(text: str) -> KeyPath:
 
 
 def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
-    """Return the quotes (or "") and the number of brackets still open after the line."""
+    """Return the quotes (or "") and the number of brackets that are still open after `line`."""
     position = 0
     while True:
         if until:
@@ -108,7 +108,7 @@ ReadUnit = Callable[[type, Any], Any]
 
 
 class SettingPlace(typing.NamedTuple):
-    """`shown`: the path with names instead of list indices. `kind`: the setting's type; None if invalid."""
+    """`shown`: path with names instead of indices. `kind`: type of the setting, or None if invalid."""
 
     path: KeyPath
     shown: KeyPath
@@ -120,7 +120,7 @@ def is_struct(kind: Any) -> bool:
 
 
 def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
-    """Return the setting at a path from msgspec, where `...` is the first invalid table in `data`."""
+    """Return the setting at a path from msgspec. In msgspec's path, `...` means the first invalid table in `data`."""
     kind: Any = root
     path: KeyPath = ()
     shown: KeyPath = ()
@@ -153,7 +153,7 @@ def tag_field(kind: Any) -> str:
 
 
 def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield the header of every possible table (empty: the top level), and its settings."""
+    """Yield the header of each possible table (empty: the top level), and its settings."""
     for struct in _structs_of(kind):
         yield at, settings_of(struct)
         for name, inner in _fields_of(struct).items():
@@ -165,7 +165,7 @@ def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
 
 
 def meant_type(kind: Any, data: Any) -> Any:
-    """Return the member of a union that the tag in `data` selects; other types unchanged."""
+    """Return the union member that the tag in `data` selects. Return any other type unchanged."""
     kind = _bare(kind)
     structs = tags_of(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -218,7 +218,7 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 
 class ConfigFault(typing.NamedTuple):
-    """`line`: from 1. `path`: the setting's, or its table's."""
+    """A fault in a TOML file. `path`: of the setting, or of its table."""
 
     line: int
     key: str
@@ -227,10 +227,10 @@ class ConfigFault(typing.NamedTuple):
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """Return the values of TOML by key.
+    """Return the values of TOML text by key.
 
     Args:
-        text: The text.
+        text: TOML.
         file: Name of the file, for errors.
 
     Raises:
@@ -245,7 +245,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
     except RecursionError:
         raise ConfigError(f"{file}: not TOML: its lists or tables are nested too deep", file=file) from None
-    except ValueError as error:  # a number with thousands of digits
+    except ValueError as error:  # Python refuses a number with thousands of digits
         raise ConfigError(f"{file}: not TOML: {error}", file=file) from None
 
 
@@ -264,7 +264,7 @@ _TOML_WORDS = {
     "Cannot overwrite a value": "this setting is written twice",
     "Cannot declare": "this table is written twice",
 }
-"""Explanations by the start of tomllib's message."""
+"""Explanations for users, by the start of tomllib's message."""
 
 
 def _toml_words(problem: str) -> str:
@@ -286,9 +286,9 @@ def read_toml(
         raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
 
 
-class _Said(typing.NamedTuple):
+class _Explanation(typing.NamedTuple):
     table: int
-    """How many parts of the path name the table."""
+    """Number of parts of the path that form the table's name."""
     key: str
     words: str
 
@@ -297,8 +297,9 @@ def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """Explain msgspec's message `fault`. `shapes`: for a setting with a pattern, valid texts. `data` and `read`: to
-    find a table in a list or by name.
+    """Explain msgspec's message `fault` to the user.
+
+    `shapes` describes valid texts of settings with a pattern. `data` and `read` help to find a table in a list.
     """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
@@ -320,37 +321,37 @@ def _words(
     *,
     data: Any,
     read: ReadUnit | None,
-) -> _Said:
+) -> _Explanation:
     parts, kind = place.path, place.kind
     whole = len(parts)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
     if unknown:
-        return _Said(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
+        return _Explanation(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
         choices = f"; {_choices(tags_of(kind), '')}" if missing[1] == tag_field(kind) else ""
-        return _Said(whole, missing[1], f"{missing[1]} is missing{choices}")
+        return _Explanation(whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
         # a message about several settings begins with the name of one of them
-        return _Said(whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
+        return _Explanation(whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
     last = max((number for number, part in enumerate(parts) if not part.isdigit()), default=0)
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
     if is_struct(kind) and last == whole - 1:
-        return _Said(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
+        return _Explanation(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = setting_at(root, parts[:-1], data=data, read=read).kind
         known = _values(kind) or tags_of(above)
-        return _Said(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
+        return _Explanation(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
-        return _Said(last, key, f"{key}: {shapes[key]}")
+        return _Explanation(last, key, f"{key}: {shapes[key]}")
     wanted = re.match(r"Expected `(.*?)`( [<>]=? \S+)?(?:, got `(.*)`)?$", problem)
     if wanted:
         got = f", not {_TYPES.get(wanted[3], wanted[3])}" if wanted[3] else ""
         bound = wanted[2].replace(">=", "of at least").replace("<=", "of at most") if wanted[2] else ""
         types = " or ".join(_TYPES.get(each, each) for each in wanted[1].split(" | ") if each != "null")
-        return _Said(last, key, f"{key} must be {types}{bound}{got}")
-    return _Said(last, key, f"{key}: {problem}")
+        return _Explanation(last, key, f"{key} must be {types}{bound}{got}")
+    return _Explanation(last, key, f"{key}: {problem}")
 
 
 _TYPES = {

@@ -1,10 +1,10 @@
-"""Network addresses, and limits for processes with many connections. Standard library only (for the starter).
+"""Network addresses, and limits for processes with many connections. Standard library only, for the pilot's starter.
 
-Many systems set a soft limit of 1,024 descriptors, because software with `select` fails with higher ones. A process
-with many connections raises its own limit, and gives its child processes the former limit.
+Many systems set a soft limit of 1,024 file descriptors, because software with `select` fails with higher descriptors.
+A process with many connections raises its own limit, and restores the former limit for its child processes.
 
-A peer proves its key within milliseconds, so new connections are always accepted. If too many are unproven, the oldest
-connection of the address with the most is closed.
+A peer proves its key within milliseconds, so new connections are always accepted. If too many connections are unproven,
+the address with most of them loses its oldest connection.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Upper bound: some programs close each possible descriptor in turn."""
+"""Maximum limit of descriptors, because some programs close each possible descriptor in turn."""
 _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit to its hard limit, at most a million. Return the new limit."""
+    """Raise the soft limit of file descriptors to the hard limit, at most 2**20. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -54,9 +54,9 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Give a child process the limit that this process had before `raise_descriptor_limit`."""
+    """Set the limit of a child process to the limit of this process before `raise_descriptor_limit`."""
     if _former_limits:
-        with suppress(OSError):  # the child has ended
+        with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
 
 
@@ -83,7 +83,6 @@ class UnprovenPlaces(Generic[K]):
         self._by_address.setdefault(address, OrderedDict())[connection] = None
 
     def remove(self, connection: K) -> bool:
-        """Remove a connection. False if it is unknown."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return False
@@ -94,11 +93,11 @@ class UnprovenPlaces(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """Forget and return the connection to close, and its address; None up to `most`."""
+        """Remove and return the connection to close and its address. Return None for up to `most` connections."""
         return self.take_oldest() if len(self) > self.most else None
 
     def take_oldest(self) -> tuple[K, str]:
-        """Forget and return the oldest connection of the address with most. Raises ValueError if none is open."""
+        """Remove and return the oldest connection of the address with most connections. Raises ValueError if empty."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))
         self.remove(connection)

@@ -1,7 +1,7 @@
-"""Output of applications on a terminal, a pipe or a notebook: lines, and a line with progress.
+"""Output of applications on a terminal, a pipe or a notebook: lines, and a display of progress.
 
-A terminal shows a progress bar (`progress_display`). A pipe gets plain lines with the same facts: every 10 s of work,
-every minute of a wait, and when the wait's cause changes. With `json_only` these lines go to stderr.
+A terminal shows a progress bar (`progress_display`). A pipe receives plain lines with the same facts: every 10 s during
+work, every minute of a wait, and when the cause of the wait changes. With `json_only` these lines are sent to stderr.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = [
 _LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
 _AGAIN_S = 60.0
-"""Seconds after which a plain line about the wait is repeated."""
+"""Seconds until a line about a wait is repeated."""
 _MOST_LOADS = 10
-"""After this many context loads, further loads print no plain line."""
+"""Number of context loads that print plain lines."""
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Durations and times of day. A line that differs only in these is not printed again."""
+"""Durations and times, which alone do not cause a new line."""
 
 
 class Screen:
@@ -77,12 +77,12 @@ class Screen:
             self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
-        """Print the JSON document of `--json` on stdout.
+        """Print a value as a JSON document on stdout.
 
         Args:
             value: A JSON value.
         """
-        if sys.stdout is None:  # closed before the program started
+        if sys.stdout is None:  # stdout was closed before the program started
             return
         with survive_closed_pipe():
             sys.stdout.write(dumps(value, indent=1, ensure_ascii=False) + "\n")
@@ -95,14 +95,14 @@ class Screen:
         """Show progress while the block runs.
 
         Args:
-            total: Number of things to do.
-            done: Number of things already done.
-            noun: Plural name of the things (`claims`).
-            facts: Returns the facts of the run's contexts. Called in another thread.
+            total: Number of items.
+            done: Number of items that are already done.
+            noun: Plural name of the items (`claims`).
+            facts: Returns the facts of the run's contexts, in another thread.
             also: Name of a second count, shown as a rate (`tokens`).
 
         Yields:
-            The progress, to `advance`.
+            The `Progress` to `advance`.
         """
         progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also, console=self._console)
         stop = threading.Event()
@@ -119,7 +119,7 @@ class Screen:
 
 
 class Progress:
-    """The progress of a run. Made by `Screen.progress`. One thread may call `advance` while another one draws."""
+    """The progress of a run. Made by `Screen.progress`. One thread may call `advance` while another draws."""
 
     def __init__(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
@@ -137,16 +137,16 @@ class Progress:
         self._pace, self._also_pace = WorkPace(now), WorkPace(now)
         self._ended = False
         self._had_pilots = False
-        self._said = ""
-        """The last plain line, without its times."""
-        self._said_at = -math.inf
+        self._last_line = ""
+        """The last plain line without durations and times."""
+        self._last_line_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
-        """Count things as done.
+        """Count items as done.
 
         Args:
-            count: Things done since the last call.
-            also: The second count's increase.
+            count: Number of items done since the last call.
+            also: Increase of the second count.
         """
         now = time.monotonic()
         self.done += count
@@ -160,11 +160,11 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Things done per second, smoothed; 0 if unknown."""
+        """Items done per second, smoothed; 0 if unknown."""
         return self._pace.per_second(time.monotonic())
 
     def numbers(self) -> str:
-        """Return the counts and rates: `412/600   7.6 claims/s   hot 2/2   left 0:25`."""
+        """Return counts and rates as text: `412/600   7.6 claims/s   hot 2/2   left 0:25`."""
         parts = [f"{self.done}/{self.total}"]
         now, rate = time.monotonic(), self.rate
         if rate and not self._ended:
@@ -181,7 +181,7 @@ class Progress:
         return "   ".join(parts)
 
     def waiting(self) -> str:
-        """Return why the run waits, or the state of its contexts."""
+        """Return the reason why the run waits, or the state of its contexts."""
         facts = self._facts
         if facts is None or self._ended:
             return ""
@@ -199,7 +199,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Update the facts once. Keep the previous facts if the session does not answer."""
+        """Fetch the facts of the contexts. Keep the previous facts if the session does not answer."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
@@ -208,36 +208,36 @@ class Progress:
                 self._also_pace.wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
-        """Return the plain line about the wait if due: when its words change, and every minute while no context is hot.
+        """Return the plain line about the wait if its words changed, or after a minute without a hot context.
 
         Args:
-            now: Seconds of the monotonic clock.
+            now: Time of the monotonic clock in seconds.
         """
         facts, text = self._facts, self.waiting()
         words = _TIMES.sub("", text)
         if facts is None or not text:
             return ""
-        if words == self._said:
-            due = not facts.hot and now - self._said_at >= _AGAIN_S
+        if words == self._last_line:
+            due = not facts.hot and now - self._last_line_at >= _AGAIN_S
         else:
-            due = not self._said or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
+            due = not self._last_line or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
         if not due:
             return ""
-        self._said, self._said_at = words, now
+        self._last_line, self._last_line_at = words, now
         return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
-        """Update the facts repeatedly.
+        """Update the facts and print lines until `stop` is set.
 
         Args:
             stop: Ends the loop.
-            line: Receives the plain lines.
+            line: Prints a plain line.
         """
         last, pause_s = time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()
             self.refresh()
-            # The status of a thousand pilots is slow to make, so spend at most 1/20 of this thread's time on it.
+            # A status of 1,000 pilots takes long to compute. Spend at most 1/20 of this thread's time on it.
             pause_s = max(_REFRESH_S, 20 * (time.monotonic() - began))
             if line is None:
                 continue

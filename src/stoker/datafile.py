@@ -1,6 +1,6 @@
-"""Read rows of data files and saved data sets, each with its line or index for errors; write rows.
+"""Read rows of data files and saved data sets, and write rows. Each row has its line or index for error messages.
 
-The ending of a name decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also `.gz` and `.xz`), `.parquet`,
+The file suffix decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also with `.gz` or `.xz`), `.parquet`,
 `.arrow`, `.feather`, `.ipc`. A folder of Hugging Face's `save_to_disk` is read without `datasets`. Rows are read
 lazily, so a file may be larger than memory.
 """
@@ -30,7 +30,7 @@ __all__ = ["Line", "Row", "digest_file", "read_lines", "read_rows", "text_field"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """`number`: the row's line (CSV, JSONL) or index, from 1. `place`: the same in words (`line 3`)."""
+    """A row of a file. `number`: line (CSV, JSONL) or index, from 1. `place`: the number in words (`line 3`)."""
 
     number: int
     place: str
@@ -38,14 +38,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """`number`: from 1. `data`: the line's bytes without its end."""
+    """A line. `number`: from 1. `data`: bytes without the line end."""
 
     number: int
     data: bytes
 
 
 def check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    """Raise ConfigError for two columns of one name. Columns may have no name."""
+    """Raise ConfigError if two columns have the same name. Columns may have no name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         problem = f"two columns are called {twice}; give each its own name"
@@ -64,7 +64,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         path: The file or folder.
 
     Raises:
-        ConfigError: The file is missing, damaged or of an unknown format, or a row is unreadable; with file and line.
+        ConfigError: A row is unreadable, or the file is missing, damaged or of an unknown format.
     """
     if path.is_dir():
         return _read_saved_data_set(path)
@@ -81,7 +81,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """Yield the non-blank lines of a text file.
 
     Args:
-        path: The file; `.gz` and `.xz` are unpacked.
+        path: The file; `.gz` and `.xz` are decompressed.
 
     Raises:
         ConfigError: The file is missing or damaged.
@@ -148,7 +148,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL = 2**31 - 1
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Exceptions from reading a truncated or damaged file. (click treats EOFError as Ctrl-D and prints nothing.)"""
+"""Exceptions from truncated or damaged files. (click treats EOFError as Ctrl-D and prints nothing.)"""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -179,7 +179,7 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    """Open a text file, packed or not. Raises ConfigError if its content has another format than its name."""
+    """Open a text file, compressed or not. Raises ConfigError if the suffix does not match the content."""
     ending = path.suffix.lower()
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
@@ -224,10 +224,10 @@ def _jsonl(path: Path) -> Iterator[Row]:
 
 
 def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
-    """Raise ConfigError if a text has half of a surrogate pair, which UTF-8 cannot encode."""
+    """Raise ConfigError if a text contains half of a surrogate pair, which UTF-8 cannot encode."""
     broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
     if broken:
-        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write it whole or leave it out"
+        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write the whole character or remove it"
         raise ConfigError(f"{path}: line {number}: {problem}", file=str(path), line=number)
 
 
@@ -260,7 +260,6 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
 
 
 def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
-    """Return the error for a file that is damaged after the row `last`."""
     if isinstance(error, OSError) and error.errno is not None:
         return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
     what = "is cut off" if isinstance(error, EOFError) else "is damaged"
@@ -270,7 +269,7 @@ def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
 
 
 def _not_text(path: Path) -> ConfigError:
-    """Return the error with the first line that is not UTF-8, because the decoder does not know lines."""
+    """Return an error with the first line that is not UTF-8, which the decoder does not report."""
     number = 0
     try:
         with _open(path, errors="surrogateescape") as file:
@@ -293,7 +292,7 @@ def _read_arrow(path: Path) -> Iterator[Row]:
 
 
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a folder written by `Dataset.save_to_disk`. Raises ConfigError if it holds several splits."""
+    """Yield the rows of a folder from `Dataset.save_to_disk`. Raises ConfigError if the folder has several splits."""
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
@@ -383,11 +382,11 @@ def write_rows(
     """Write rows into a file.
 
     Args:
-        rows: Fields by name.
-        path: The file, with any ending.
+        rows: Rows, each with fields by name.
+        path: The file, with any suffix.
         kind: `parquet` or `jsonl`.
         columns: Name and type (str, int or float) of each Parquet column. If given, at most 4,096 rows are in memory.
-            Otherwise all rows are, and the first row decides the columns.
+            If None, the first row decides the columns, and all rows are in memory.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE.
+"""The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE encryption.
 
-ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` sends lost frames again. The socket's monitor
-reports changes of the connection in order.
+ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` resends lost frames. The socket's monitor
+reports connects and disconnects in order.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Copy frames below this size in bytes: sharing their memory with ZeroMQ takes longer."""
+"""Size in bytes. Smaller frames are copied, because sharing their memory with ZeroMQ takes longer."""
 
 _HEARTBEAT_MS = 5_000
 _SILENT_MS = 15_000
-"""A peer that is silent for this time, without even heartbeats, counts as lost."""
+"""Milliseconds without any heartbeat after which a peer counts as lost."""
 
 
 class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """The connection is made: frames can be sent, first a hello."""
+    """The connection is established. The first frame must be a hello."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """The connection broke or could not be made. ZeroMQ retries."""
+    """The connection broke or failed. ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    """The peer refuses our key."""
+    """The peer refuses our CURVE key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    """The peer violates the protocol, or has an unexpected key."""
+    """The peer violates the protocol, or has an unexpected CURVE key."""
     CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     """The connection broke during the handshake."""
 
 
 _EVENT = struct.Struct("=Hi")
-"""The first frame of a monitor's message, zmq_socket_monitor(3): an event and its value."""
+"""First frame of a monitor's message, zmq_socket_monitor(3): event number and value."""
 _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """CURVE keys as Z85 text: the server's public key, and our own pair."""
+    """CURVE keys as Z85 text: the public key of the server, and this process's key pair."""
 
     server: str
     public: str
@@ -52,7 +52,6 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
-    """Return an unconnected DEALER socket."""
     socket = context.socket(zmq.DEALER)
     socket.routing_id = name.encode()
     socket.curve_serverkey = keys.server.encode()
@@ -62,10 +61,10 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports these events of another socket, without a limit.
+    """Return a socket that reports `events` of another socket, with an unlimited queue.
 
-    pyzmq's own monitor holds at most 2,000 events. When full, libzmq's thread waits with a lock until an event is read,
-    and `disable_monitor` waits for this lock forever.
+    pyzmq's own monitor queues at most 2,000 events. If its queue is full, libzmq's thread holds a lock until an event
+    is read, and `disable_monitor` waits for this lock forever.
     """
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
@@ -76,15 +75,16 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event and its value. pyzmq's own function would import asyncio."""
+    """Read an event and its value from a monitor, without pyzmq's function, which imports asyncio."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A connection that reconnects, with heartbeats and without queue limits. `reconnect_ms`: its first and longest
-    pause. Not thread-safe.
+    """A connection that reconnects, with heartbeats and unlimited queues. Not thread-safe.
+
+    `reconnect_ms`: shortest and longest pause between attempts.
     """
 
     def __init__(
@@ -93,15 +93,14 @@ class Dealer:
         self.address = address
         self.connected = False
         self.lost_at = time.monotonic()
-        """Time of the loss of the connection, or of the first attempt."""
+        """Monotonic time when the connection was lost, or of the first attempt to connect."""
         self.failed_handshakes = 0
-        """Consecutive failed handshakes."""
+        """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped retrying, for example after a refusal by another process that listens at the
-        address while our manager is away.
+        """True if ZeroMQ has stopped retrying, for example because another process at our manager's address refused.
         """
         self.refused = False
-        """True if the peer has refused our key."""
+        """True if the peer has refused our CURVE key."""
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = open_socket(self._context, name=name, keys=keys)
@@ -112,13 +111,14 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """Return the descriptors that signal new frames and new `changes`. They are edge-triggered: check `readable`
-        first.
+        """Return the file descriptors that signal new frames and new `changes`.
+
+        The descriptors are edge-triggered: check `readable` first.
         """
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
-        """True if a frame or a change can be read."""
+        """True if a frame or a connection event can be read."""
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
@@ -132,7 +132,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. True if a connection was made: the caller must send a hello."""
+        """Handle all `changes`. Return True if a connection was made: the caller must send a hello."""
         fresh = False
         for change in self.changes():
             match change:
@@ -149,12 +149,11 @@ class Dealer:
 
     def receive(self) -> list[bytes]:
         frames: list[bytes] = []
-        while _has_input(self.socket):  # ten times faster than catching an exception
+        while _has_input(self.socket):  # ten times faster than catching zmq.Again
             frames.append(self.socket.recv(zmq.NOBLOCK))
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or drop it if there is no connection."""
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
@@ -167,7 +166,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to another address. False if it is the same and ZeroMQ still retries."""
+        """Connect to another address. Return False if the address is unchanged and ZeroMQ still retries."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:
@@ -180,7 +179,7 @@ class Dealer:
         return True
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Close the connection. Wait up to `linger_s` for unsent frames."""
+        """Close the connection. Wait up to `linger_s` seconds for unsent frames."""
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger_s * 1000))

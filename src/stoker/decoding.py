@@ -1,6 +1,6 @@
-"""Damaged bytes and wrong formats: exceptions of decoders, and messages for users.
+"""Messages about damaged bytes and wrong file formats, and exceptions of decoders.
 
-Besides DecodeError, msgspec and `json` raise UnicodeDecodeError (a ValueError) for text that is not UTF-8,
+In addition to DecodeError, msgspec and `json` raise UnicodeDecodeError (a ValueError) for text that is not UTF-8,
 RecursionError for deep nesting, and MemoryError and OverflowError for impossible lengths.
 """
 
@@ -15,9 +15,9 @@ from stoker.errors import ConfigError
 __all__ = ["UNREADABLE", "read_text", "why_not_json"]
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
-"""Every exception of msgspec's decoders and `json` for damaged bytes."""
+"""All exceptions that msgspec's decoders and `json` raise for damaged bytes."""
 HEAD_BYTES = 256
-"""Bytes from the beginning of a file that `other_format` needs."""
+"""Number of bytes at the start of a file that `other_format` needs."""
 _TO_UTF8 = "save it as UTF-8 (iconv -f {} -t UTF-8 OLD > NEW)"
 _UTF16 = f"is UTF-16 text, and must be UTF-8; {_TO_UTF8.format('UTF-16')}"
 _FORMATS = {
@@ -44,11 +44,11 @@ _RENAMED = {"gzip": ".gz", "xz": ".xz", "parquet": ".parquet", "arrow": ".arrow"
 
 
 def other_format(head: bytes, *, renamed: bool = False) -> str:
-    """Describe a file that should be UTF-8 text, and what to do: `is UTF-16 text, …`. Empty for UTF-8 text.
+    """Return why a file is not UTF-8 text, with advice: `is UTF-16 text, …`. Return "" for UTF-8 text.
 
     Args:
         head: The first `HEAD_BYTES` of the file.
-        renamed: True if the file would be read under its right ending (`.gz`, `.parquet`).
+        renamed: True if the file could be read under the correct suffix (`.gz`, `.parquet`).
     """
     for magic, what in _FORMATS.items():
         if head.startswith(magic):
@@ -63,7 +63,7 @@ def other_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def not_utf8(data: bytes) -> str:
-    """Say where text is not UTF-8, and what to do: `line 3: byte 14 (0xe9) is not UTF-8 …`. Empty for UTF-8."""
+    """Return where `data` is not UTF-8, with advice: `line 3: byte 14 (0xe9) is not UTF-8 …`. Return "" for UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -74,12 +74,12 @@ def not_utf8(data: bytes) -> str:
 
 
 def wrong_byte(place: int, byte: int) -> str:
-    """Return the sentence about a byte that is not UTF-8. `place`: its column, from 1."""
+    """Return the error text for a byte that is not UTF-8. `place`: column of the byte, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
 
 
 def why_not_json(data: bytes, error: BaseException) -> str:
-    """Return why bytes are not JSON: `is not UTF-8 text …`, else the decoder's message.
+    """Return why `data` is not JSON: `is UTF-16 text …`, or the decoder's message.
 
     Args:
         data: The bytes.
@@ -92,7 +92,7 @@ def why_not_json(data: bytes, error: BaseException) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
+    """Return the text of a UTF-8 file without its byte order mark.
 
     Args:
         path: The file.

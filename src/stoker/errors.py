@@ -1,4 +1,4 @@
-"""Every error for users of Stoker.
+"""All exceptions that Stoker raises for users.
 
     StokerError
     ├── ConfigError             a site file or an option is wrong
@@ -9,19 +9,19 @@
     ├── SessionError            the session cannot be started, found, joined or kept
     │   └── ProtocolError       a peer violates the protocol, or has another version or session
     └── CallError               a call ended without a result
-        ├── ContextError        its context could not be loaded
-        │   └── NoDeviceError   no device of this site can ever hold its context
-        ├── PoisonCallError     it killed its library several times
-        ├── CallTimeoutError    it ran longer than allowed
-        ├── CallDroppedError    a policy dropped it
-        ├── CallCancelledError  it was cancelled, or the session ended
-        ├── StreamDiffersError  it ran again, and its pieces differ
-        ├── GangBroken          ranks of its gang were lost several times
-        ├── InfrastructureError devices, disks or networks failed it on several pilots
-        └── RemoteCallError     its exception cannot be restored
+        ├── ContextError        the call's context could not be loaded
+        │   └── NoDeviceError   no device of the site can hold the context
+        ├── PoisonCallError     the call killed its library several times
+        ├── CallTimeoutError    the call ran longer than allowed
+        ├── CallDroppedError    a policy dropped the call
+        ├── CallCancelledError  the call was cancelled, or the session ended
+        ├── StreamDiffersError  a streaming call ran again, and its pieces differ
+        ├── GangBroken          ranks of the gang were lost several times
+        ├── InfrastructureError devices, disks or networks failed several times
+        └── RemoteCallError     the exception of the call cannot be restored
 
-Facts are attributes. Every error survives pickling. An exception of a user's function is raised unchanged, with the
-remote traceback as its cause.
+Facts are attributes. Every error can be pickled. An exception of a user's function is raised
+unchanged, with the remote traceback as its cause.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any
 
 
 class StokerError(Exception):
-    """Root of every error that Stoker raises.
+    """Base class of every exception that Stoker raises.
 
     Args:
-        message: What failed, where, and what to do.
-        **facts: Values for programs, kept in `facts`. Each is also an attribute.
+        message: What failed, where, and advice.
+        **facts: Values for programs. Each is also an attribute.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -89,11 +89,11 @@ class CallError(StokerError):
 
 
 class ContextError(CallError):
-    """The call's context could not be loaded. Facts: `context`, `pilot`, `log`."""
+    """The context of the call could not be loaded. Facts: `context`, `pilot`, `log`."""
 
 
 class NoDeviceError(ContextError):
-    """No device of this site can ever hold the context. Facts: `context`, `needs`, `seen`."""
+    """No device of the site can hold the context. Facts: `context`, `needs`, `seen`."""
 
 
 class PoisonCallError(CallError):
@@ -105,7 +105,7 @@ class CallTimeoutError(CallError):
 
 
 class CallDroppedError(CallError):
-    """A policy dropped the call. Facts: `reason`, and `retry_after_s`, when a new try may succeed (0 = unknown)."""
+    """A policy dropped the call. Facts: `reason`, and `retry_after_s`, seconds before a useful retry (0: unknown)."""
 
 
 class CallCancelledError(CallError):
@@ -113,22 +113,25 @@ class CallCancelledError(CallError):
 
 
 class StreamDiffersError(CallError):
-    """A streaming call ran again, and its pieces differ from the client's. Facts: `piece` (the first known difference,
-    from 0), `handed_on`.
+    """A streaming call ran again, and its pieces differ from the client's.
+
+    Facts: `piece` (the first difference, from 0), `handed_on`.
     """
 
 
 class GangBroken(CallError):
-    """Ranks of a gang were lost or did not join. This error restarts the call from rank 0's checkpoint. The client gets
-    it only after several restarts.
+    """Ranks of a gang were lost or did not join. Stoker restarts the call from the checkpoint of rank 0.
+
+    The client receives this error only after several restarts.
     """
 
 
 class InfrastructureError(CallError):
-    """Devices, disks or networks failed the call on several pilots. The cause is the function's last exception. Facts:
-    `device`, if devices failed.
+    """Devices, disks or networks made the call fail on several pilots. The cause is the last exception of the function.
+
+    Facts: `device`, if devices failed.
     """
 
 
 class RemoteCallError(CallError):
-    """The call raised an exception that cannot be restored here. Facts: `kind`, `traceback`."""
+    """The call raised an exception that this process cannot restore. Facts: `kind`, `traceback`."""

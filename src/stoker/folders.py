@@ -1,4 +1,4 @@
-"""The working folder of this process, which may have been removed, and checks of paths."""
+"""The working folder of this process, which another program may have removed, and checks of paths."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 
 from stoker.errors import SessionError
 
-FOLDER_REMOVED = (
-    "the folder that this was started in has been removed; change to another one (cd) and start it again there"
-)
+FOLDER_REMOVED = "the working folder has been removed; change to another one (cd) and start the program again"
 
 
 def working_folder() -> Path:
-    """Return the working folder. Raises SessionError if it has been removed."""
+    """Return the working folder. Raises SessionError if the folder has been removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -29,12 +27,11 @@ def is_working_folder_removed() -> bool:
 
 
 def folders_here() -> tuple[str, ...]:
-    """Return the working folder, or nothing if it does not exist."""
     return () if is_working_folder_removed() else (os.getcwd(),)
 
 
 def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
-    """Raise SessionError for a path that is not valid UTF-8, because messages and scripts are UTF-8."""
+    """Raise SessionError if a path is not valid UTF-8, because messages and scripts are UTF-8."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:

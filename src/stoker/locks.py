@@ -1,8 +1,8 @@
 """Take, wait for and check file locks (flock).
 
-Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There `take` writes a file
-`NAME.holder`, which names the process and is valid while the process lives, and `wait` does nothing. This is
-sufficient: a lease decides which manager runs a session, and objects are checked by content.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. Without locks, `take`
+writes a file `NAME.holder`, which names the process and is valid while the process lives, and `wait` does nothing. A
+lock file is sufficient: a lease decides which manager runs a session, and objects are verified by digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.whole_files import write_whole
 _SHOWN_CHARACTERS = 80
 
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
-"""Errors of a file system without locks."""
+"""Error numbers of file systems without locks."""
 
 
 class LockHolder(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class LockHolder(msgspec.Struct, frozen=True):
 
 
 def take(descriptor: int) -> bool:
-    """Lock an open file until it is closed. False if another process has the lock."""
+    """Lock an open file until it is closed. Return False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -46,7 +46,6 @@ def take(descriptor: int) -> bool:
 
 
 def forget(file: Path) -> None:
-    """Remove the `.holder` file of a removed file."""
     _name_of(file).unlink(missing_ok=True)
 
 
@@ -60,8 +59,10 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """True if a process holds a lock on a file (with `exclusively`: an exclusive lock); None if unknown. With
-    `exclusively` the check itself takes a shared lock, so that checks do not see each other.
+    """True if a process holds a lock on a file; None if unknown.
+
+    With `exclusively`, only an exclusive lock counts. The check then takes a shared lock, so concurrent checks do not
+    report each other.
     """
     try:
         with file.open("rb") as opened:
@@ -70,7 +71,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError as error:  # another user's file, or a file system without locks
+    except OSError as error:  # the file is another user's, or the file system has no locks
         return _is_named(file) if error.errno in NO_LOCKS else None
     return False
 
@@ -79,7 +80,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """A `.holder` file. `inode`: the locked file's, so that a new file of its name is free."""
+    """Content of a `.holder` file. `inode`: inode of the locked file; a new file of the same name is unlocked."""
 
     machine: str
     pid: int
@@ -88,13 +89,13 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def machine() -> str:
-    """Return a name of this machine's boot and process namespace."""
+    """Return an identifier of this machine's boot and process namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def started(pid: int) -> int:
-    """Return a process's start in ticks since boot; 0 if it does not run."""
+    """Return the start time of a process in ticks since boot; 0 if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -124,7 +125,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _lives(holder: _Named) -> bool:
-    """True if alive. A process on another machine is invisible and counts as dead."""
+    """True if the process is alive. A process on another machine is invisible and counts as dead."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -143,7 +144,7 @@ def _read_name(file: Path) -> _Named | None:
 
 
 def holders(file: Path) -> list[LockHolder]:
-    """Return this user's processes here that hold or inherited a file's lock. Slow."""
+    """Return this user's local processes that hold or inherited a file's lock. Slow."""
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
     return [LockHolder(pid, _words(pid)) for pid in pids if _holds(pid, name)]
@@ -152,12 +153,12 @@ def holders(file: Path) -> list[LockHolder]:
 def _holds(pid: int, name: str) -> bool:
     try:
         return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # the process has ended, or belongs to another user
+    except OSError:  # the process has ended, or another user owns it
         return False
 
 
 def _is_lock(pid: int, descriptor: str, name: str) -> bool:
-    """True if the descriptor holds a lock: the kernel lists it there (proc_pid_fdinfo(5))."""
+    """True if the kernel lists a lock for the file descriptor `descriptor` (proc_pid_fdinfo(5))."""
     try:
         if os.readlink(f"/proc/{pid}/fd/{descriptor}") != name:
             return False

@@ -1,8 +1,8 @@
-"""Logs of bounded size. Standard library only (for the starter).
+"""Log files of bounded size. Standard library only, for the pilot's starter.
 
 A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `drop_middle` frees the disk
-space of a log's middle, which then reads as zeros, because events refer to byte offsets. `SeldomLog` limits lines that
-strangers can cause.
+space of a log's middle. The middle then reads as zeros, so byte offsets stay valid. `SeldomLog` limits log
+lines that unauthenticated peers can cause.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""Size at which a log is renamed. With the renamed file, the log takes at most twice this."""
+"""Bytes at which a log is renamed. A log and its renamed file use at most twice this size."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
 """Lines between two checks of the size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Disk space at which the middle of a library's log is dropped."""
+"""Disk space in bytes at which `drop_middle` frees the middle of a library's log."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""The first and last bytes, which `drop_middle` keeps."""
+"""First and last bytes that `drop_middle` keeps."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """A log file to which several processes write. A full disk raises no error."""
+    """A log file that several processes can write. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
         self._most_bytes = most_bytes
         self._lines = 0
-        self._take_output_along()
+        self._redirect_output()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if self._lines % _LOOK_EVERY == 0 and self._is_full():
-                self._begin_anew()
+                self._rotate()
             self._lines += 1
             super().emit(record)
         except OSError:
@@ -59,14 +59,14 @@ class BoundedLog(WatchedFileHandler):
         """Ignore the error."""
 
     def reopenIfNeeded(self) -> None:
-        """Redirect the process's output, too."""
+        """Reopen a renamed log, and redirect the process's output to the new file."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
-            self._take_output_along(before)
+            self._redirect_output(before)
 
-    def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr if they go to `before`, or to an earlier file with the log's name."""
+    def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
+        """Redirect stdout and stderr from `before`, or from a renamed or deleted log file."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -80,7 +80,7 @@ class BoundedLog(WatchedFileHandler):
         self.reopenIfNeeded()
         return self.stream is not None and os.fstat(self.stream.fileno()).st_size > self._most_bytes
 
-    def _begin_anew(self) -> None:
+    def _rotate(self) -> None:
         path = Path(self.baseFilename)
         with path.open("rb") as full:
             before = os.fstat(full.fileno())
@@ -94,7 +94,7 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _had_name(descriptor: int, log: Path) -> bool:
-    """True if the descriptor's file is the log, now renamed or deleted."""
+    """True if the file of the descriptor is a renamed or deleted `log`."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -106,15 +106,15 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def keep_log(path: Path) -> None:
-    """Write this process's log into a file."""
     handler = BoundedLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
 def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file that uses more than `most_bytes` of disk; keep its length. False if nothing was done.
-    Raises OSError, also if the file system cannot.
+    """Free the middle of a file that uses more than `most_bytes` of disk. The file keeps its length.
+
+    Return False if nothing was freed. Raises OSError, also if the file system cannot.
     """
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
@@ -135,15 +135,16 @@ def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     return True
 
 
-# ---- lines that strangers provoke
+# ---- log lines that unauthenticated peers can cause
 
 
 _SUBJECTS = 256
 
 
 class SeldomLog:
-    """A log that warns at most once per subject, and `most` times in total, in `every_s` seconds. A line states the
-    number of omitted lines. Thread-safe.
+    """A log that limits warnings: one per subject and `most` in total within `every_s` seconds. Thread-safe.
+
+    Each line states the number of omitted lines.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class SeldomLog:
         self._most = most
         self._clock = clock
         self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """Per subject: time of the last line, and the number of lines left out since."""
+        """Per subject: time of the last line, and number of omitted lines since then."""
         self._window_began = -every_s
         self._written = 0
 

@@ -1,7 +1,7 @@
 """The progress bar of Stoker's commands, applications and maps, drawn by `rich.progress`.
 
-A row shows a name, a bar and facts, with optional lines above and below. Only terminals show bars; on a pipe, callers
-write plain lines.
+A row shows a name, a bar and facts, with optional lines above and below. Bars appear only on terminals. For a pipe,
+callers write plain lines.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def no_lines() -> Sequence[str]:
 
 
 class ProgressBar(Progress):
-    """A bar with a name before it and facts after it; a context manager.
+    """A progress bar with a name before the bar and facts after it; a context manager.
 
     Args:
-        total: The amount of work; None if unknown.
-        done: The amount already done.
+        total: Amount of work; None if unknown.
+        done: Amount of work that is already done.
         facts: Returns the text after the bar; called at each drawing.
         above, below: Return the lines above (dim) and below the bar.
-        redraws: True to draw twice per second; False to draw only on `refresh`.
+        redraws: True to redraw twice per second; False to draw only on `refresh`.
         vanishes: True to remove the bar at the end.
     """
 
@@ -58,7 +58,7 @@ class ProgressBar(Progress):
         self.update(self._task, completed=done, refresh=refresh)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Limit the bar's width, because a line that wraps cannot be redrawn."""
+        """Limit the width of the bar, because rich cannot redraw a line that wraps."""
         if not self.tasks:  # rich calls this in the constructor
             return
         yield from (Text(f"  {line}", style="dim") for line in self._above())

@@ -1,17 +1,17 @@
-"""The pause before a failed action is tried again. Standard library only."""
+"""The pause before a failed action is retried. Standard library only."""
 
 from __future__ import annotations
 
 
 class RetryPause:
-    """A pause that doubles with each failure, up to a limit. A success resets it."""
+    """A pause that doubles with each failure, up to a limit. `reset` restores the first pause."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s
         self.seconds = first_s
 
     def grow(self) -> float:
-        """Return the pause after a failure."""
+        """Return the pause in seconds, and double the next pause."""
         pause_s, self.seconds = self.seconds, min(self.longest_s, 2 * self.seconds)
         return pause_s
 

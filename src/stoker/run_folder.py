@@ -1,9 +1,9 @@
-"""Runs that can be stopped at any moment and resumed: a folder, a log of results, and files replaced atomically.
+"""Runs that can be stopped at any moment and resumed. Final files are replaced atomically.
 
     with contextlib.closing(open_run(Path("runs"), app="mine", prefix="mine", parameters=..., options=...)) as folder:
-        with folder.log(key=("id",)) as log:            results so far; an existing key is not written again
+        with folder.log(key=("id",)) as log:            the results so far; `append` skips a key that the log has
             log.append([{"id": 7, "answer": "yes"}])
-        folder.finish(name="results.jsonl", write=...)  the final file
+        folder.finish(name="results.jsonl", write=...)  writes the final file
 
     run.json              application, options, parameters, time of creation
     results.jsonl.part    results so far; removed when the final file is complete
@@ -12,8 +12,8 @@
                           exists and .part does not
     summary.json          the facts of the last attempt
 
-Two runs with equal `parameters` are the same run. A process locks its folder. An unusable folder raises ConfigError. A
-full disk raises StokerError and leaves existing files intact.
+Two runs with equal `parameters` are the same run. A process locks its run folder. An unusable folder raises
+ConfigError. A full disk raises StokerError and leaves existing files intact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Record = dict[str, Any]
 
 
 class RecordLog:
-    """A log of JSON records, each written once.
+    """A log of JSON records. Each key is written once.
 
     Args:
         path: The file, created if missing.
@@ -53,7 +53,7 @@ class RecordLog:
         self.path = path
         self._fields = key
         self._places: dict[tuple[Any, ...], int] = {}
-        """The byte at which each record begins."""
+        """Byte offset of each record, by key."""
         self.dropped_bytes = 0
         self._reader: BinaryIO | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -97,13 +97,13 @@ class RecordLog:
         """Write the records with new keys in one write.
 
         Args:
-            records: Records; known keys are skipped.
+            records: Records; records with known keys are skipped.
 
         Returns:
             Number of written records.
 
         Raises:
-            StokerError: The disk refuses. No record is added.
+            StokerError: The write failed. No record is added.
         """
         fresh: dict[tuple[Any, ...], bytes] = {}
         for record in records:
@@ -131,14 +131,14 @@ class RecordLog:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the records in the order of writing."""
+        """Yield the records, oldest first."""
         return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
         """Return the record of a key, or None.
 
         Args:
-            key: Values of the key's fields.
+            key: Values of the key fields.
         """
         place = self._places.get(key)
         return None if place is None else self._record_at(place)
@@ -167,7 +167,7 @@ class RecordLog:
 
 
 def write_whole(folder: Path, data: bytes, *, name: str) -> None:
-    """Write a file, atomically and synced.
+    """Write a file atomically, and sync it to disk.
 
     Args:
         folder: Created if missing.
@@ -198,11 +198,11 @@ class RunFolder:
     def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
         self.path = path
         self.resumed = resumed
-        """True if an earlier run left results here."""
+        """True if the folder has results of an earlier run."""
         self._lock = lock
 
     def log(self, *, key: tuple[str, ...]) -> RecordLog:
-        """Return the log of the results so far.
+        """Return the log of the run's results so far.
 
         Args:
             key: Names of the fields that identify a result.
@@ -225,12 +225,12 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Make the final file atomically, then remove the log.
+        """Write the final file atomically, then remove the log of results.
 
         Args:
             name: One of FINALS.
             write: Writes the file at a path.
-            complete: False to keep the log: the run can be resumed.
+            complete: False to keep the log for a later attempt.
 
         Returns:
             Path of the final file.
@@ -239,24 +239,24 @@ class RunFolder:
             StokerError: As in `write`.
         """
         final = self.write(name, write)
-        for other in set(FINALS) - {name}:  # an incomplete attempt may leave another
+        for other in set(FINALS) - {name}:  # an incomplete attempt may leave another final file
             (self.path / other).unlink(missing_ok=True)
         if complete:
             (self.path / PART).unlink(missing_ok=True)
         return final
 
     def write(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Make a file atomically.
+        """Write a file atomically.
 
         Args:
-            name: Its name.
+            name: Name of the file.
             write: Writes the file at a path.
 
         Returns:
             Path of the file.
 
         Raises:
-            StokerError: The disk refuses. An earlier file is kept.
+            StokerError: The write failed. An earlier file stays unchanged.
         """
         return _write_whole(self.path / name, write)
 
@@ -292,23 +292,23 @@ def open_run(
     folder: Path | None = None,
     fresh: bool = False,
 ) -> RunFolder:
-    """Return a locked run folder: `folder`, else the newest unfinished run of `app` with the same parameters, else a
-    new folder `<prefix>-<date>-<time>`.
+    """Return a locked run folder: `folder`, or the newest unfinished run of `app` with the same parameters, or a new
+    folder `<prefix>-<date>-<time>`.
 
     Args:
-        root: Folder of the runs.
+        root: Folder that contains the runs.
         app: Name of the application.
         prefix: Start of a new folder's name.
-        parameters: JSON values that decide the results.
+        parameters: JSON values that determine the results.
         options: JSON values for `read_options`.
         folder: Created if missing.
         fresh: True to make a new folder even if an unfinished run exists.
 
     Raises:
-        ConfigError: `folder` has another run (the message lists the differences), a finished run or other files, or
+        ConfigError: `folder` has a run with other parameters (listed in the message), a finished run or other files, or
             another process uses it.
     """
-    # The other parameters come from a JSON file, so convert these for the comparison.
+    # Stored parameters come from a JSON file. Convert the new parameters to JSON types for the comparison.
     parameters = json.loads(json.dumps(parameters))
     if folder is None:
         for path in [] if fresh else _unfinished(root, app=app, parameters=parameters):
@@ -346,7 +346,7 @@ def read_options(folder: Path, *, app: str) -> dict[str, Any]:
         app: Name of the application.
 
     Raises:
-        ConfigError: No run of `app` is there.
+        ConfigError: `folder` contains no run of `app`.
     """
     options: dict[str, Any] = _read_run(folder, app=app)["options"]
     return options
@@ -431,7 +431,7 @@ def _make_new(root: Path, *, prefix: str) -> Path:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """True if the folder has files other than the remains of a run that ended before its first file."""
+    """True if the folder has files other than those of a run that ended before it wrote its first file."""
     return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_of(folder / _RUN).name}
 
 

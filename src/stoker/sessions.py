@@ -1,14 +1,14 @@
-"""A loaded session and its calls, seen from outside: facts, forecasts, checkpoints, policies.
+"""Facts, forecasts, checkpoints and policies of a loaded session and its calls.
 
     with stoker.load() as session:
-        ask = facts_of(session, {recipe.key})            facts of these contexts, from now on
+        ask = facts_of(session, {recipe.key})            function that counts from this moment
         future = verify(claims)
-        with observe(session) as observer:               status and calls, from any thread
+        with observe(session) as observer:               reads status and calls from any thread
             print(observer.calls(limit=100, only=None).calls)
         call = sent_call(future)
         print(call and call.progress, call and call.forecast)
 
-Times are seconds. If a manager does not answer in time, SessionError is raised.
+Times are in seconds. SessionError is raised if the manager does not answer in time.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _HOME = {
     "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
-"""Names that need Parsl, and their modules, which are imported when the name is first used."""
+"""Names that need Parsl, with their modules. Each module is imported when its name is first used."""
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
-    """Figures summed over some contexts. Seconds are device time."""
+    """Figures summed over a set of contexts. Seconds are device time."""
 
     names: tuple[str, ...] = ()
     hot: int = 0
@@ -85,11 +85,11 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
     @property
     def found_hot(self) -> int:
-        """Number of calls that needed no load."""
+        """Number of calls that ran without a load."""
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Subtract earlier facts.
+        """Subtract earlier facts from these facts.
 
         Args:
             before: The earlier facts.
@@ -106,10 +106,10 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
 
 def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
-    """Return the facts of some contexts.
+    """Return the summed facts of contexts.
 
     Args:
-        status: The session's status.
+        status: Status of the session.
         keys: Recipe keys of the contexts.
     """
     mine = [context for context in status.contexts if context.key in keys]
@@ -140,14 +140,14 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
 
 
 def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
-    """Return a function that returns the facts of some contexts, counted from now on.
+    """Return a function that returns the facts of contexts since this moment.
 
     Args:
         session: A loaded session.
         keys: Recipe keys.
 
     Raises:
-        SessionError: The manager does not answer; also raised by the function.
+        SessionError: The manager does not answer; also raised by the returned function.
     """
     before = context_facts(session.status(), keys=keys)
     return lambda: context_facts(session.status(), keys=keys).since(before)
@@ -169,7 +169,7 @@ def observe(session: Session) -> Observer:
 
 
 def policy_of(session: Session) -> str:
-    """Return the names of the session's policies, or an empty text for the default.
+    """Return the names of the session's policies, or "" for the default policies.
 
     Args:
         session: A loaded session.
@@ -178,8 +178,9 @@ def policy_of(session: Session) -> str:
 
 
 def honoured_by(session: Session) -> frozenset[str] | None:
-    """Return the options of calls and contexts that the session's policies use (docs/options.md); None if only its
-    manager knows.
+    """Return the options of calls and contexts that the session's policies use (docs/options.md).
+
+    None if only the manager knows the options.
 
     Args:
         session: A loaded session.
@@ -191,7 +192,7 @@ def honoured_by(session: Session) -> frozenset[str] | None:
 
 
 def journal_trouble(status: Status) -> str:
-    """Return why the journal cannot be written (this delays calls and results), or an empty text.
+    """Return why the journal cannot be written (this delays calls and results), or "".
 
     Args:
         status: The session's status.
@@ -200,7 +201,7 @@ def journal_trouble(status: Status) -> str:
 
 
 def joined_session() -> str:
-    """Return the session that `stoker run --session` or the environment names, or an empty text."""
+    """Return the session named by `stoker run --session` or the environment, or ""."""
     return os.environ.get(JOINS, "")
 
 
@@ -215,13 +216,13 @@ def sent_call(future: AppCallFuture) -> CallFuture | None:
 
 
 def checkpoint_of(progress: CallProgress | None) -> Any:
-    """Unpickle the state of a call's last `stoker.progress(..., state=...)`. Use it only for your own calls.
+    """Unpickle the state of a call's last `stoker.progress(..., state=...)`. Use this function only for your own calls.
 
     Args:
-        progress: The call's last report.
+        progress: The last report of the call.
 
     Returns:
-        The state; None if the call has reported none.
+        The state, or None if the call has reported no state.
     """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 

@@ -1,6 +1,6 @@
-"""The values in a site file. `stoker.config` reads files into these structs.
+"""The settings in a site file, as structs. `stoker.config` reads site files and describes the settings.
 
-Each struct checks itself; an error's message begins with the name of the setting.
+Each struct validates itself. An error message begins with the name of the setting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Engine(enum.Enum):
 
     STOKER = "stoker"
     TASKVINE = "taskvine"
-    """TaskVine's manager and workers: the same programs, fewer features."""
+    """TaskVine's manager and workers run the same programs, with fewer features."""
 
 
 class ProviderKind(enum.Enum):
@@ -46,14 +46,14 @@ class ProviderKind(enum.Enum):
 
     @property
     def title(self) -> str:
-        """The system's name for users."""
+        """Name of the system for users."""
         names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
         names[ProviderKind.LSF] = "LSF"
         return names.get(self) or self.value.replace("_", " ").title()
 
 
 POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
-"""See `stoker.manager.policies.named`."""
+"""Shipped policies (`stoker.manager.policies.named`)."""
 
 BASELINES = {
     "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
@@ -62,32 +62,32 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Policies that no longer ship, and their place in Stoker's repository."""
+"""Policies that no longer ship, and their path in Stoker's repository."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""A class in a module or a Python file (`docs/policies.md`)."""
+"""A user's policy class in a module or file (`docs/policies.md`)."""
 
 
 class ProvisioningName(enum.Enum):
-    """The rule for the number of blocks."""
+    """The rule that decides the number of blocks."""
 
     DEFAULT = "default"
-    """Fixed on this machine, opportunistic on a batch system."""
+    """`FIXED` on this machine, `OPPORTUNISTIC` on a batch system."""
     OPPORTUNISTIC = "opportunistic"
-    """Run up to `max_blocks`, and keep `keep_pending` in the queue."""
+    """Run up to `max_blocks` blocks, and keep `keep_pending` blocks queued."""
     DEMAND = "demand"
     """Submit as many blocks as the waiting calls need to finish within `finish_within`."""
     FIXED = "fixed"
-    """Keep `init_blocks` running: replace lost blocks."""
+    """Keep `init_blocks` blocks running, and replace lost blocks."""
     ONCE = "once"
-    """Submit `init_blocks` once."""
+    """Submit `init_blocks` blocks once."""
 
 
 class EnvironmentKind(enum.Enum):
     SHARED = "shared"
-    """The pilot sees this environment at the same path."""
+    """The pilot sees this Python environment at the same path."""
     PACKED = "packed"
-    """The pilot gets this environment as an archive, from the session or another pilot."""
+    """The pilot fetches this Python environment as an archive, from the session or another pilot."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -112,13 +112,13 @@ _ONLY = {
     "cores": _BATCH,
     "memory": _BATCH,
 }
-"""Settings that only some kinds accept."""
+"""Settings that only some provider kinds accept."""
 EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
-"""Batch systems whose jobs Stoker keeps off nodes that failed."""
+"""Batch systems on which Stoker excludes failed nodes."""
 
 
 def cannot_exclude(kind: ProviderKind) -> str:
-    """Say what a batch system does not do."""
+    """Return the warning that jobs cannot avoid failed nodes."""
     return f"{kind.title} jobs are not kept off nodes that failed: a new block may start on such a node again"
 
 
@@ -127,11 +127,10 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 
 
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The batch system that starts pilots, and the resources of one block (one job). `config` describes the settings.
+    """The batch system that starts pilots, and the resources of one block (one job).
 
-    `gpus`, `cores`, `memory_bytes`: per node. GPUs are `"2"`, or `"a10:2"` with a type; 0 cores or bytes: the site's
-    default. `site_options` lists refused `options`. `price`: of a device-hour (0: unknown). `exclude_nodes`: 0 excludes
-    none.
+    `gpus`, `cores`, `memory_bytes`: per node; 0 means the site's default. `gpus`: `"2"`, or with a type `"a10:2"`.
+    `options`: see `site_options`. `price`: per device-hour (0: unknown). `exclude_nodes`: 0 excludes no node.
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -193,7 +192,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pilots(self) -> int:
-        """Pilots per block: one per node and task of an array."""
+        """Pilots per block: one pilot per node and per task of a job array."""
         return self.nodes * (tasks_at_once(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
@@ -203,19 +202,19 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gpu_type(self) -> str:
-        """Type of GPU; empty: any."""
+        """GPU type, or "" for any type."""
         return self.gpus.rpartition(":")[0]
 
 
 AUTO_PROBE, NO_PROBE = "auto", "never"
 GPU_CORES = 2
-"""For the library's thread, a thread that reads files, and the agent."""
+"""Cores for the library's thread, a thread that reads files, and the agent."""
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a node that a pilot uses, and the number of blocks. `config` describes the settings.
+    """The part of a node that a pilot uses, and limits for the number of blocks.
 
-    `probe_every_s`: 0 probes only at the pilot's start. `gpu_cores`: reserved for each GPU if `mixed`.
+    `probe_every_s`: 0 probes only at the pilot's start. `gpu_cores`: cores reserved for each GPU if `mixed`.
     """
 
     devices: Devices = "auto"
@@ -231,12 +230,12 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mixed(self) -> bool:
-        """True if a pilot offers GPUs and spare cores."""
+        """True if a pilot offers GPUs and also spare CPU cores."""
         return self.devices.startswith("gpu+")
 
     @property
     def cpu_count(self) -> int:
-        """CPU devices of a pilot without GPUs; 0: unknown."""
+        """CPU devices of a pilot without GPUs; 0 if unknown."""
         return int(self.devices[4:]) if self.devices.startswith("cpu:") else 0
 
     def __post_init__(self) -> None:
@@ -257,11 +256,11 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address of the manager, and its timeouts.
+    """The address and the timeouts of the manager.
 
-    `interface`: the name (`ib0`) or address of the network that compute nodes reach. If empty, local pilots use this
-    machine only, other pilots the network of this host's name. `sync`: True if results wait for the manager's disk and
-    so survive a crash of its host (None: True with `stoker up`).
+    `interface`: name (`ib0`) or address of the network that compute nodes reach. If empty: loopback for local pilots,
+    otherwise the network of this host's name. `sync`: True if results wait for the manager's disk, so that they survive
+    a crash of its host (None: True with `stoker up`).
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -284,15 +283,15 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
-        """The lowest and the highest port."""
+        """The lowest and the highest port number."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The policies of a session, and the settings of provisioning. `config` describes the settings.
+    """The policies of a session, and the settings of provisioning.
 
-    `name`: the policy for all decisions, unless `dispatch` or `residency` is given. `idle_s`: see `idle_release_s`.
+    `name`: policy for all decisions, unless `dispatch` or `residency` names another. `idle_s`: see `idle_release_s`.
     """
 
     name: str = "default"
@@ -313,7 +312,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the seconds after which an idle block is released.
 
         Args:
-            kept: True if the session outlives programs.
+            kept: True if the session continues when programs end.
         """
         return float(self.idle_s) or (1800.0 if kept else 120.0)
 
@@ -328,7 +327,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def why_no_policy(name: str) -> str:
-    """Return the rest of a sentence: why no shipped policy has this name, and advice."""
+    """Return why no shipped policy has this name, with advice, as the rest of a sentence."""
     if name in BASELINES:
         return (
             "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
@@ -340,7 +339,7 @@ def why_no_policy(name: str) -> str:
 
 
 def policy_file(name: str) -> str:
-    """Return the file of a user's policy, or an empty text."""
+    """Return the Python file of a user's policy, or "" for other policies."""
     own = OWN_POLICY.fullmatch(name)
     return own["place"] if own is not None and own["place"].endswith(".py") else ""
 
@@ -351,7 +350,7 @@ def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`python`: Python on compute nodes; empty: this program's, or the archive's."""
+    """`python`: Python on compute nodes; empty: this program's or the archive's."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -361,10 +360,11 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language model that reads sources, lines and logs where the advisor's rules find nothing. Without `url` nothing
-    leaves this machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the
-    environment variable with its key. `time_limit_s`, `tokens`: per function, failure, or format of lines.
-    `session_tokens`: of all these in a session.
+    """A language model that reads sources, lines and logs where the rules of the advisor find nothing.
+
+    Without `url`, Stoker sends nothing. `url`: an OpenAI-compatible endpoint without `/chat/completions`.
+    `key_variable`: environment variable with the API key. `time_limit_s`, `tokens`: limits per function, failure or
+    line format. `session_tokens`: limit for the whole session.
     """
 
     url: str = ""
@@ -383,7 +383,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`sites`: further site files of the session."""
+    """A site file. `sites`: further site files of the session."""
 
     name: Name = "local"
     engine: Engine = Engine.STOKER
@@ -412,10 +412,10 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def default() -> Site:
-        """Return this machine: one pilot with all its devices."""
+        """Return the site for this machine: one pilot with all devices."""
         return Site()
 
     @property
     def is_local(self) -> bool:
-        """True if pilots are processes of this machine, as TaskVine's one pilot is."""
+        """True if pilots are processes on this machine, as the one pilot of TaskVine is."""
         return self.provider.kind is ProviderKind.LOCAL or self.engine is Engine.TASKVINE

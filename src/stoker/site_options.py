@@ -1,7 +1,7 @@
-"""Check a site's `options` and texts: options that Stoker sets itself, job arrays, control characters.
+"""Check texts of a site file: options that Stoker sets itself, job arrays, control characters.
 
-Stoker finds a job by its name, its folder, its output and the submit command's answer. If a site file changed these,
-Stoker would lose jobs and submit them repeatedly.
+Stoker identifies a job by its name, its folder, its output and the answer of the submit command. If a site file changed
+these properties, Stoker would lose jobs and submit them repeatedly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 
 MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
-"""The prefix of an option line in a submit script."""
-_NAME = "jobs are found again by the names that Stoker gives them"
-_FOLDER = "jobs are found again by their folder; [pilot] scratch says where pilots keep their files"
+"""Prefix of an option line in a submit script, by batch system."""
+_NAME = "Stoker finds jobs by the names that it sets"
+_FOLDER = "Stoker finds jobs by their folder; [pilot] scratch sets the folder for files of pilots"
 _OUTPUT = "Stoker reads what jobs print; `stoker logs` shows it"
-_ANSWER = "Stoker must get the job's id from the submit command, at once"
-_PROGRAM = "a job runs a script of Stoker's; `worker_init` runs before it"
-_ELSEWHERE = "Stoker would look for the job in another place"
+_ANSWER = "Stoker reads the job's id from the output of the submit command"
+_PROGRAM = "a job runs Stoker's script; `worker_init` runs before the script"
+_ELSEWHERE = "Stoker would not find the job"
 _CLUSTERS = f"{_ELSEWHERE}; set SLURM_CLUSTERS in the environment of `stoker` instead"
 
 _SLURM_LONG = {
@@ -38,7 +38,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Options without a value. Other options may follow in the same word."""
+"""Options without a value. More options may follow in the same word."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -51,7 +51,8 @@ _WORDS = {
     },
 }  # fmt: skip
 _LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
-"""LSF accepts a value in the same word, as in `-Jname`. The last four are other options with the same start."""
+"""LSF options that accept a value in the same word, as in `-Jname`. The last four are other options that begin like
+these."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
@@ -69,14 +70,15 @@ def why_option_refused(kind: str, line: str) -> str:
         return ""
     if line.startswith("#"):
         if not line.startswith(MARKS[kind]):
-            return ""  # a comment
+            return ""  # the line is a comment
         line = line.removeprefix(MARKS[kind])
     return next((_said(word, why) for word, why in _found(kind, _words(line))), "")
 
 
 def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
-    """Return the first line of `worker_init` with such an option, and why it is refused. Slurm and PBS ignore options
-    after the first command.
+    """Return the first line of `worker_init` with an option that Stoker sets, and the reason for the refusal.
+
+    Slurm and PBS ignore options after the first command.
     """
     for line in text.splitlines() if kind in MARKS else ():
         if line.startswith(MARKS[kind]) and (why := why_option_refused(kind, line)):
@@ -87,7 +89,7 @@ def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
 
 
 def split_worker_init(kind: str, text: str) -> tuple[tuple[str, ...], str]:
-    """Return the lines at the start of `worker_init` that are options, and the text without them."""
+    """Return the option lines at the start of `worker_init`, and the text without these lines."""
     lines = text.splitlines(keepends=True)
     first = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     options = [line for line in lines[:first] if line.startswith(MARKS[kind])]
@@ -96,7 +98,7 @@ def split_worker_init(kind: str, text: str) -> tuple[tuple[str, ...], str]:
 
 
 def slurm_excludes(options: Iterable[str]) -> str:
-    """Return the value of the last `--exclude` or `-x`; empty without one."""
+    """Return the value of the last `--exclude` or `-x`, or ""."""
     value = ""
     for line in options:
         if line.startswith("#") and not line.startswith(MARKS["slurm"]):
@@ -104,7 +106,7 @@ def slurm_excludes(options: Iterable[str]) -> str:
         words = _words(line.removeprefix(MARKS["slurm"]))
         for number, word in enumerate(words):
             name, sign, given = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
-            # sbatch accepts the beginning of a name as the name; shorter ones could be --exclusive.
+            # sbatch accepts a prefix of an option's name. A prefix up to `--exclu` could mean --exclusive.
             if name == "-x" or (len(name) > len("--exclu") and "--exclude".startswith(name)):
                 value = given if sign else "".join(words[number + 1 : number + 2])
     return value
@@ -125,7 +127,7 @@ def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             continue
         if kind == "slurm" and word.startswith("--"):
             name = word[2:].partition("=")[0]
-            # sbatch accepts the beginning of a name as the name.
+            # sbatch accepts a prefix of an option's name.
             yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
         elif word.startswith("-"):
             yield from _letters(kind, word)
@@ -134,12 +136,12 @@ def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _lsf_option(word: str) -> str:
-    """Return the option at the start of a word with a value; else the word."""
+    """Return the option at the start of a word that also contains a value, or else the word."""
     return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
 def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """Find options in `-J`, `-Jname`, `-HJname`."""
+    """Yield the options in `-J`, `-Jname`, `-HJname`."""
     own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
     for letter in word[1:]:
         if letter in own:
@@ -161,7 +163,7 @@ def _words(line: str) -> list[str]:
         return line.split()
 
 
-# ---- job arrays: with Slurm's `--array=0-3` a block is four jobs, each with pilots
+# ---- job arrays: with Slurm's `--array=0-3` a block is four jobs, and each job has pilots
 
 
 _SLURM_ARRAY = re.compile(r"(?:^|\s)(?:--array(?:=|\s+)|-a\s*=?)([\d,:%-]+)")
@@ -171,7 +173,7 @@ _OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
 
 
 def tasks_at_once(options: Sequence[str]) -> int:
-    """Return how many tasks of an array may run at once; 1 without an array. The last `--array` counts."""
+    """Return how many tasks of the last `--array` may run at once; 1 without an array."""
     given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
     if not given:
         return 1
@@ -181,12 +183,12 @@ def tasks_at_once(options: Sequence[str]) -> int:
 
 
 def asks_for_array(option: str) -> bool:
-    """True if an option of PBS, LSF or Grid Engine makes a job an array."""
+    """True if an option of PBS, LSF or Grid Engine turns a job into an array."""
     return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
 
 
 def _array_tasks(part: str) -> int:
-    """Count the tasks of `3`, `0-3` or `0-15:4`."""
+    """Return the number of tasks in `3`, `0-3` or `0-15:4`."""
     found = _ARRAY_INDICES.fullmatch(part)
     if found is None:
         return 0
@@ -194,16 +196,17 @@ def _array_tasks(part: str) -> int:
     return max(0, last - first) // max(1, step) + 1
 
 
-# ---- control characters: a line break would start a new line of a script
+# ---- control characters: a line break would start a new line of a submit script
 
 
 _LINE_ENDS = ("\u2028", "\u2029")
-"""Line separators of Unicode, which some programs treat as line breaks."""
+"""Unicode line separators, which some programs treat as line breaks."""
 
 
 def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
-    """Raise ValueError if a text of a struct has a control character. Settings in `of_several_lines` may have line
-    breaks and tabs.
+    """Raise ValueError if a text in a struct has a control character.
+
+    Settings in `of_several_lines` may have line breaks and tabs.
     """
     several = frozenset(of_several_lines)
     for name in settings.__struct_fields__:
@@ -217,5 +220,5 @@ def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] 
 
 
 def is_control_character(character: str) -> bool:
-    """True for control characters, line and paragraph separators, and halves of surrogate pairs."""
+    """True for control characters, line and paragraph separators, and surrogates."""
     return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

@@ -1,4 +1,4 @@
-"""The version of Stoker, and imports that Ctrl-C does not interrupt: importing a package takes a second."""
+"""The version of Stoker, and imports that Ctrl-C does not interrupt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ RELEASE = "0.1.0"
 
 
 def import_whole(name: str) -> ModuleType:
-    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second one at once.
+    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second Ctrl-C at once.
 
-    If Parsl was imported in parts (`stoker.manager.factory.parsl_parts`), it is imported completely first: its modules
-    import each other in circles, which only its own order resolves.
+    If only parts of Parsl were imported (`stoker.manager.factory.parsl_parts`), the rest is imported first. Parsl's
+    modules have circular imports, which work only in Parsl's own order.
     """
     getattr(sys.modules.get("parsl"), "Config", None)
     held = threading.current_thread() is threading.main_thread()

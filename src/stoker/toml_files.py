@@ -1,10 +1,10 @@
-"""A program's own TOML files. Errors name the file, the line, the setting and the nearest valid setting.
+"""Read TOML files of applications. Errors name the file, the line, the setting and the nearest valid setting.
 
     data = parse_toml(path.read_text(), file=str(path))
     refuse_unknown(data, ["model", "prompts"], file=path, where="top")
     settings = read_struct(path.read_text(), MySettings, file=str(path))
 
-All raise ConfigError, with `file`, `line` and `key` if known.
+All functions raise ConfigError, with `file`, `line` and `key` if known.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def read_struct(text: str, shape: type[S], *, file: str) -> S:
-    """Return TOML as a msgspec Struct.
+    """Return TOML text as a msgspec Struct.
 
     Args:
-        text: TOML; sizes and times (`stoker.config.Size`, `Duration`) have units.
-        shape: The Struct's class.
-        file: The file's name, for errors.
+        text: TOML. Sizes and times (`stoker.config.Size`, `Duration`) have units.
+        shape: Class of the Struct.
+        file: Name of the file, for errors.
 
     Raises:
         ConfigError: The text is not TOML, or a setting is wrong.
@@ -39,13 +39,13 @@ def read_struct(text: str, shape: type[S], *, file: str) -> S:
 
 
 def setting_error(problem: str, *path: str, text: str, file: str) -> ConfigError:
-    """Return the error about a setting, with its line.
+    """Return an error about a setting, with the line of the setting.
 
     Args:
-        problem: What is wrong.
+        problem: The fault.
         *path: The tables and the setting.
-        text: The whole file.
-        file: Its name.
+        text: The file's content.
+        file: The file's name.
     """
     line = line_of(path, text)
     table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
@@ -69,9 +69,9 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, file: Path
 
     Args:
         table: Values by key.
-        known: The known keys.
+        known: The valid keys.
         file: The file.
-        where: The table's name, for the error.
+        where: Name of the table, for errors.
     """
     names = list(known)
     for key in table:

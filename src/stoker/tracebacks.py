@@ -1,8 +1,7 @@
-"""Tracebacks of a user's errors without the frames of Stoker.
+"""Remove Stoker's frames from the tracebacks of a user's errors.
 
 After `hide_own_frames`, Python's hook for uncaught errors and notebooks show only the user's frames. The traceback of
-an unexpected exception in Stoker stays complete, and so does `error.__traceback__` of an error that the program
-catches.
+an unexpected exception in Stoker stays complete. `error.__traceback__` of a caught error is also complete.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from stoker.errors import StokerError
 
 OF_A_CALL = "call c-"
-"""Prefix of the note that Stoker adds to an exception of a call."""
+"""Prefix of the note that Stoker adds to the exception of a call."""
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = "stoker."
 _APPS = os.path.join(_OURS, "apps") + os.sep
@@ -33,8 +32,6 @@ def hide_own_frames() -> None:
 
 
 class _Hook:
-    """Trims tracebacks, then calls the previous hook."""
-
     def __init__(self, before: Any) -> None:
         self._before = before
 
@@ -50,7 +47,7 @@ def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_off
 
 
 def lines_of_user_code(error: BaseException) -> list[str]:
-    """Return the lines of a traceback, starting at its first frame outside Stoker."""
+    """Return the lines of a traceback from its first frame outside Stoker."""
     frames = list(traceback.walk_tb(error.__traceback__))
     begins = [
         at for at, (frame, _) in enumerate(frames) if not frame.f_globals.get("__name__", "").startswith(_PACKAGE)
@@ -62,7 +59,7 @@ def lines_of_user_code(error: BaseException) -> list[str]:
 
 
 def trim(error: BaseException) -> None:
-    """Remove frames of Stoker from a user's error and its causes."""
+    """Remove Stoker's frames from a user's error and from its causes."""
     for each in _chain(error):
         if _is_of_user(each):
             each.__traceback__ = _without_ours(each.__traceback__)

@@ -1,7 +1,7 @@
-"""Sizes and times in text (`"4 GB"`, `"90 s"`, `"1h30m"`): parse and format them.
+"""Parse and format sizes and times in text (`"4 GB"`, `"90 s"`, `"1h30m"`).
 
 Prefixes are decimal or binary (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, even as a Python number. A duration in
-text needs a unit; a Python number is seconds. Zero needs no unit.
+text needs a unit; a Python number means seconds. Zero needs no unit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_OF = {"duration": ("h", "min"), "size": (" GB", " MB"), "rate": (" GB/s", " Gbit/s")}
-_SURELY_BYTES = 1e7  # a larger number means bytes: no machine has ten million MB
+_SURELY_BYTES = 1e7  # a larger number must be in bytes, because no machine has 10 million MB
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*/\s*s")
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """Return the bytes of `"4 GB"` or `"512MiB"`.
+    """Return the number of bytes in `"4 GB"` or `"512MiB"`.
 
     Args:
         text: A size.
@@ -49,7 +49,7 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_rate(text: str | int | float) -> float:
-    """Return the bytes per second of `"1.2 GB/s"`, `"10 Gbit/s"` or `"unlimited"`.
+    """Return the rate in `"1.2 GB/s"`, `"10 Gbit/s"` or `"unlimited"` in bytes per second.
 
     Args:
         text: A rate.
@@ -74,7 +74,7 @@ def parse_rate(text: str | int | float) -> float:
 
 
 def parse_seconds(text: str | int | float) -> float:
-    """Return the seconds of `"90 s"`, `"1h30m"`, `"2 min"` or a plain number.
+    """Return the number of seconds in `"90 s"`, `"1h30m"`, `"2 min"` or a plain number.
 
     Args:
         text: A duration.
@@ -108,8 +108,8 @@ def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError
     """Return the error for a value without a unit.
 
     Args:
-        text: The value as written.
-        number: Its number that lacks the unit.
+        text: The written value.
+        number: The number without a unit.
         what: `duration`, `size` or `rate`.
     """
     one, other = _UNITS_OF[what]
@@ -124,7 +124,7 @@ def _plain(number: float) -> str:
 
 
 def show_bytes(size: float) -> str:
-    """Return `7.1 GB`: at most three digits, decimal prefixes.
+    """Return a size as `7.1 GB`: at most three digits, decimal prefixes.
 
     Args:
         size: Bytes.
@@ -137,7 +137,7 @@ def show_bytes(size: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Return `0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`.
+    """Return a duration as text: `0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`.
 
     Args:
         seconds: A duration.
@@ -158,7 +158,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_about(seconds: float) -> str:
-    """Return a rounded forecast: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`.
+    """Return a forecast as rounded text: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`.
 
     Args:
         seconds: A duration.
@@ -198,7 +198,7 @@ def show_line(text: str) -> str:
 
 
 def first_words(text: str) -> str:
-    """Return the first line of a text, with the second if the first ends with a colon.
+    """Return the first line of a text. If that line ends with a colon, add the second line.
 
     Args:
         text: The text.
@@ -212,11 +212,11 @@ def first_words(text: str) -> str:
 
 
 MOST_S = 1e10
-"""The longest time, 300 years."""
+"""Longest valid time in seconds, 300 years."""
 LONGEST_S = 1e9
-"""The longest time for an option, 30 years. The time of day plus this is below MOST_S."""
+"""Longest time in an option in seconds, 30 years. The time of day plus this limit is below MOST_S."""
 MOST_BYTES = 1 << 60
 MOST_NUMBER = 1 << 40
-"""The highest number of a library, block, call or frame."""
+"""Highest number of a library, block, call or frame."""
 MOST_AT_ONCE = 100_000
-"""The maximum number of slots of a library, devices of a context, or members of a gang."""
+"""Maximum number of slots of a library, devices of a context, or members of a gang."""

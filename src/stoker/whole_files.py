@@ -1,7 +1,7 @@
-"""Write files, and append bytes, completely or not at all. Standard library only (for the starter).
+"""Write or append data completely or not at all. Standard library only, for the pilot's starter.
 
-A writer writes a draft in the same folder and renames it. After an error the draft is removed. A killed writer leaves
-its draft, whose name starts with a dot.
+A writer creates a draft in the same folder, and renames the draft. After an error the writer removes the draft. A
+killed writer leaves its draft, whose name starts with a dot.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME_CHARACTERS = 200
-"""Characters of the file's name in a draft's name: most file systems allow 255 bytes."""
+"""Characters of the file name that a draft's name repeats, because most file systems allow 255 bytes."""
 
 
 @contextmanager
 def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Give the block a path to write, which becomes `path` if the block succeeds. Raises OSError.
+    """Yield a path for a draft, and rename the draft to `path` if the block succeeds. Raises OSError.
 
-    `draft`: a fixed path, if the file has one writer at a time. `sync`: True to survive a crash of the host.
+    `draft`: a fixed draft path, if the file has one writer at a time. `sync`: True to survive a crash of the host.
     """
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
@@ -36,7 +36,7 @@ def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> It
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Replace a file. Raises OSError and leaves the old file."""
+    """Replace a file. After an OSError, the old file is unchanged."""
     with draft_of(path, sync=sync) as draft:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
@@ -46,16 +46,14 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = Fals
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:
-    """`os.write` may write only a part. Raises OSError."""
+    """Write all of `data`; `os.write` may write only a part. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def append_whole(file: int, data: bytes, *, at: int) -> None:
-    """Append at the byte `at`, the end of a file with one writer. Raises OSError after truncating the file to `at`, if
-    possible.
-    """
+    """Append `data` at byte `at`, the end of a file with one writer. After an OSError, truncate the file to `at`."""
     try:
         write_all(file, data)
     except OSError:
@@ -73,7 +71,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's names survive a crash of the host, if possible."""
+    """Sync the folder's file names to disk, if possible."""
     with suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

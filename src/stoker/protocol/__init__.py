@@ -1,5 +1,5 @@
-"""Messages between processes, as frozen structs: one module per receiver, no I/O.
+"""Messages between processes, as frozen structs. Each module contains the messages for one receiver.
 
-`to_manager`, `to_pilot` and `to_client` messages travel over ZeroMQ; `to_library` and `to_agent` messages over a Unix
-socket on the pilot. `wire` encodes frames and numbers them, so a reconnect neither loses nor repeats a frame.
+`to_manager`, `to_pilot` and `to_client` messages use ZeroMQ. `to_library` and `to_agent` messages use a Unix socket on
+the pilot. `wire` encodes and numbers frames, so a reconnect neither loses nor repeats a frame.
 """

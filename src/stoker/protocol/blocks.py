@@ -1,6 +1,6 @@
 """Blocks (batch jobs that start pilots) in messages between manager and factory.
 
-The manager decides the number of blocks. The *factory*, a separate process, submits, watches and cancels them.
+The manager decides the number of blocks. The *factory*, a separate process, submits, monitors and cancels blocks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from stoker.protocol.ids import BlockId
 
 class Rule(enum.Enum):
     OPPORTUNISTIC = "opportunistic"
-    """Run up to `most` blocks. While calls wait, keep `keep_pending` of them in the batch system's queue."""
+    """Run up to `most` blocks. While calls wait, keep `keep_pending` blocks in the batch system's queue."""
     DEMAND = "demand"
     """Submit as many blocks as the waiting calls need to finish within `finish_within_s`."""
     FIXED = "fixed"
-    """Keep `first` blocks running: replace lost ones."""
+    """Keep `first` blocks running, and replace lost blocks."""
     ONCE = "once"
-    """Submit `first` blocks, and replace no lost ones."""
+    """Submit `first` blocks, and do not replace lost blocks."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A site and its rule for the number of blocks. Times in seconds (0: no limit or unknown). `nodes`: pilots per
-    block. `slots`: devices per pilot. `kind`: the devices' kind, if known. `exclude_nodes`: most nodes excluded at once
-    (0: its batch system cannot exclude nodes, or the site forbids it); `probe_nodes_s`: time between probes of one.
+    """A site and its rule for the number of blocks. Times in seconds (0: no limit or unknown).
+
+    `nodes`: pilots per block. `slots`: devices per pilot. `kind`: kind of the devices, if known. `exclude_nodes`:
+    maximum number of excluded nodes (0: exclusion is impossible or disabled). `probe_nodes_s`: time between probes of
+    an excluded node.
     """
 
     name: str
@@ -50,10 +52,10 @@ class BlockPhase(enum.Enum):
     ASKED = "asked"
     """Requested by the manager, not submitted yet."""
     PENDING = "pending"
-    """In the batch system's queue, or held there."""
+    """The job is queued or held in the batch system."""
     RUNNING = "running"
     ENDED = "ended"
-    """Done, cancelled, preempted, failed, or out of walltime."""
+    """The job is done, cancelled, preempted, failed, or out of walltime."""
     REFUSED = "refused"
 
     @property
@@ -62,49 +64,49 @@ class BlockPhase(enum.Enum):
 
 
 class LossReason(enum.Enum):
-    """Why a pilot ended although the manager did not release it."""
+    """Why a pilot ended although the manager had not released it."""
 
     PREEMPTED = "preempted"
     CANCELLED = "cancelled"
-    """A person cancelled its job (`scancel`, `condor_rm`)."""
+    """A person cancelled the pilot's job (`scancel`, `condor_rm`)."""
     VACATED = "vacated"
-    """A person or a policy of the pool returned its job to the queue (`condor_vacate`, a drained node)."""
+    """A person or a policy of the pool requeued the pilot's job (`condor_vacate`, a drained node)."""
     HELD = "held"
-    """The batch system held its job."""
+    """The batch system held the pilot's job."""
     NODE_LOST = "node lost"
-    """Its node, or the batch system's daemon there, failed."""
+    """The pilot's node, or the batch system's daemon on that node, failed."""
     SCRATCH_GONE = "scratch folder gone"
-    """The node or a call removed its scratch folder."""
+    """The node or a call removed the pilot's scratch folder."""
     WALLTIME = "out of walltime"
     OUT_OF_MEMORY = "out of memory"
-    """Its job used more memory than it was granted, or than the node had."""
+    """The pilot's job used more memory than it was granted, or than the node had."""
     SIGNALLED = "told to end by a signal"
-    """It got SIGTERM, and the batch system gives no reason."""
+    """The pilot received SIGTERM, and the batch system reports no reason."""
     UNEXPLAINED = "unexplained"
-    """It became silent or its process died, and the batch system gives no reason."""
+    """The pilot became silent or its process died, and the batch system reports no reason."""
 
     @property
     def explained(self) -> bool:
-        """True if the calls that ran on the pilot cannot be the cause."""
+        """True if the calls on the pilot cannot have caused the loss."""
         return self not in (LossReason.OUT_OF_MEMORY, LossReason.SCRATCH_GONE, LossReason.UNEXPLAINED)
 
     @property
     def is_unspecific(self) -> bool:
-        """True if an end of the walltime explains the loss better."""
+        """True if an end of the walltime would explain the loss better."""
         return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 
 class PilotEnd(enum.Enum):
     LOST = "lost"
-    """See `LossReason`."""
+    """The pilot was lost (`LossReason`)."""
     WALLTIME = "walltime"
-    """Its walltime ended, or was about to end."""
+    """The pilot's walltime ended, or was about to end."""
     LET_GO = "let go"
-    """The manager released it: it was idle, or the session ended."""
+    """The manager released the pilot, because it was idle or the session ended."""
 
 
 class AllowedNodes(msgspec.Struct, frozen=True):
-    """The nodes on which a block's job may run: none in `exclude`. `only`: the one node of a probe; empty: any node."""
+    """Limits on the nodes of a block. `exclude`: forbidden nodes. `only`: the node to probe; empty: any node."""
 
     exclude: tuple[str, ...] = ()
     only: str = ""
@@ -120,7 +122,7 @@ class BlockOrder(msgspec.Struct, frozen=True):
 
 
 class KnownBlock(msgspec.Struct, frozen=True):
-    """A block that is not over, for a new factory."""
+    """A block that has not ended, as reported to a new factory."""
 
     block: BlockId
     source: str
@@ -130,22 +132,21 @@ class KnownBlock(msgspec.Struct, frozen=True):
 
 
 FORGET_NODE_S = 7 * 86400.0
-"""Seconds without news after which a node that failed is forgotten."""
+"""Seconds without a new record after which a failed node is forgotten."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def is_node_name(name: str) -> bool:
-    """True if a text can be a node's name in a submit script."""
     return _NODE.fullmatch(name) is not None
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node of a site that failed. Of two records of a node, the later one counts. Times are seconds since 1970.
+    """The state of a failed node of a site. The newest record of a node is valid. Times are seconds since 1970.
 
-    `excluded`: no block may start there. `why`: the fault, or why the node may be used again. `since`: when it was
-    excluded. `at`: when this record was made. `heard_at`: when its devices last failed or worked. `probed_at`: when its
-    last probe was submitted (0: never); `said`: that probe's answer. `probes`, `probe_s`: number of its probes, and
-    seconds that they used the node.
+    `excluded`: True if no block may start on the node. `why`: the fault, or why the node is usable again. `since`: time
+    of the exclusion. `at`: time of this record. `heard_at`: when its devices last failed or worked. `probed_at`: when
+    its last probe was submitted (0: never). `said`: result of that probe. `probes`, `probe_s`: number of probes, and
+    their total seconds.
     """
 
     source: str
@@ -162,9 +163,10 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class BlockStatus(msgspec.Struct, frozen=True):
-    """A block in `stoker status`. `since_s`: seconds in its phase. `expected_in_s`: seconds until its expected start
-    (0: unknown). `reason`: the batch system's words. `emptied_s`: seconds since its job lost all its pilots (0: it has
-    pilots, or never had any). `leaving`: its job is being cancelled. `probes`: the excluded node that it tests.
+    """A block in `stoker status`. `since_s`: seconds in its phase. `expected_in_s`: seconds until its start (0:
+    unknown). `reason`: text from the batch system. `emptied_s`: seconds since its job lost all pilots (0: the job has
+    pilots, or never had any). `leaving`: True if its job is being cancelled. `probes`: excluded node that its job
+    tests.
     """
 
     block: str

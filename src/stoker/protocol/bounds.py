@@ -1,6 +1,5 @@
-"""Check the numbers in messages, because the decoder checks only types.
-
-An impossible number (a NaN) would break the manager's state later.
+"""Check the numbers in messages. The decoder checks only types, and an impossible number (NaN) would damage the
+manager's state.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from stoker.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallEnd, CallOptio
 from stoker.units import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 
 MOST_DEFINED_BYTES = 32_000_000
-"""The largest function or recipe: one frame (at most 64 MB) carries it."""
+"""Maximum bytes of a function or recipe, so that it fits into one frame (at most 64 MB)."""
 
 
 def wrong_with(message: say.FromClient | say.FromPilot) -> str:
-    """Describe the first wrong value of a message; empty if all are valid."""
+    """Describe the first invalid value of a message, or return ""."""
     check = _CHECKS.get(type(message))
     return check(message) if check is not None else ""
 
@@ -63,7 +62,7 @@ def _counts(*names: str, least: int = 0, most: int = MOST_NUMBER) -> Check:
 
 
 def wrong_with_recipe(recipe: Recipe) -> str:
-    """Describe the first wrong number of a recipe; empty if all are valid."""
+    """Describe the first invalid number of a recipe, or return ""."""
     needs = recipe.needs
     wrong = _first((
         "" if recipe.key else "it has no key",
@@ -105,8 +104,8 @@ def _options(options: CallOptions) -> str:
 
 
 def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
-    """Describe the first wrong value of these calls; empty if all are valid."""
-    for spec in specs:  # the hot path
+    """Describe the first invalid value of these calls, or return ""."""
+    for spec in specs:  # this loop is on the hot path
         features = spec.features
         if (
             (features is not None and not _are_sound(features)) or type(spec.payload) is ObjectRef or spec.call < 0
@@ -116,7 +115,7 @@ def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_sound(features: Features) -> bool:
-    """True if `_features` would find no fault; faster, for a million calls."""
+    """True if `_features` would report no fault; a fast check for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most
@@ -196,12 +195,12 @@ def _batch(m: say.LibraryBatch) -> str:
     wrong = _first(
         (*(_count("a count of its batch", count, most=MOST_BYTES) for count in counts), _time("busy_s", load.busy_s))
     )
-    return wrong or ("" if m.times.is_sound() else "the times of its steps hold a number that no measurement gives")
+    return wrong or ("" if m.times.is_sound() else "its step times contain an impossible number")
 
 
 def _ended(m: say.CallsEnded) -> str:
     most_s = MOST_S
-    for end in m.ends:  # the hot path too
+    for end in m.ends:  # this loop is also on the hot path
         if not 0.0 <= end.run_s <= most_s or (type(end.payload) is ObjectRef and end.payload.size_bytes < 0):
             return _end(end)
     return ""
@@ -257,8 +256,8 @@ _CHECKS: dict[type, Check] = {
     say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
     say.WalltimeUpdate: _times("ends_in_s"),
 }  # fmt: skip
-"""Checks by type of message. Invalid progress reports are refused singly (`is_sound`), because users choose their
-numbers.
+"""Check functions by type of message. Users choose the numbers in progress reports, so an invalid report is rejected
+alone (`is_sound`).
 """
 
 

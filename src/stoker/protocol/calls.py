@@ -1,4 +1,4 @@
-"""Parts of messages about calls: a call, its options, its end; and lists of calls.
+"""Parts of messages about calls: a call, its options, its end, and lists of calls.
 
 These structs are frozen and acyclic, so the garbage collector skips them.
 """
@@ -14,23 +14,23 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
 Payload = bytes | ObjectRef
-"""Pickled bytes that only a library or the client may unpickle; large ones travel as an object."""
+"""Pickled bytes that only a library or the client may unpickle. Large payloads are objects."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 
 PIECE_BYTES = 1_000_000
-"""The largest size of a pickled piece of a streamed result."""
+"""Maximum bytes of a pickled piece of a streamed result."""
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call pauses while the client has not acknowledged this many of its pieces or bytes. One unacknowledged piece is
+"""A call pauses if this many of its pieces or bytes are unacknowledged by the client. One unacknowledged piece is
 always allowed.
 """
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: longest answer.
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: maximum output.
 
-    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: further device seconds, which a gang
-    divides. Calls of one `kind` end after a similar share of their items.
+    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: additional device seconds, divided
+    among a gang's devices. `kind`: calls of one kind end after a similar share of their items.
     """
 
     items: int = 1
@@ -42,7 +42,7 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most_output: int = 0
 
     def before_items_s(self, size: int) -> float:
-        """Return the seconds that a gang works before the first item.
+        """Return the seconds that a gang needs before the first item.
 
         Args:
             size: Number of the gang's devices.
@@ -51,10 +51,10 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The wanted timing of a call in seconds (0: none).
+    """The timing objectives of a call in seconds (0: none).
 
-    `deadline_at`: on the manager's clock (`Submit.due_in_s`). `drop_late`: True to drop a call that will miss its
-    deadline; otherwise it runs late, when devices are free. The time to first token is the larger of `ttft_s` and
+    `deadline_at`: in the manager's clock (`Submit.due_in_s`). `drop_late`: True to drop a call that will miss its
+    deadline; otherwise the call runs late when devices are free. The time to first token is the larger of `ttft_s` and
     `ttft_per_token_s` times the input tokens, and at most `ttft_most_s`.
     """
 
@@ -67,19 +67,18 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ttft_most_s: float = 0.0
 
     def first_token_s(self, input_length: int) -> float:
-        """Return the wanted time to first token (0: none)."""
+        """Return the wanted time to first token in seconds (0: none)."""
         wanted_s = max(self.ttft_s, self.ttft_per_token_s * input_length)
         return min(wanted_s, self.ttft_most_s) if self.ttft_most_s else wanted_s
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
-    """The options that the calls of one submission share.
+    """The options that all calls of a submission share.
 
-    `variants`: other contexts that can run the call, best first. `gang`: the smallest and largest number of libraries.
-    `limit_s`: maximum seconds of a run, without waits for its client (0: no limit). `stream`: True to send the
-    function's pieces as they come. `folder`: the user's folder for the run (empty: the program's folder `home`, or a
-    private folder if the pilot does not see `home`). `batch`: maximum items that `stoker.map` packs into a call (0: not
-    packed).
+    `variants`: other contexts that can run the call, best first. `gang`: minimum and maximum number of libraries.
+    `limit_s`: maximum run time in seconds, without waits for the client (0: no limit). `stream`: True to send each
+    piece of the result at once. `folder`: the user's folder for the run (empty: the program's folder `home`, or a
+    private folder if the pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per call).
     """
 
     priority: int = 0
@@ -103,27 +102,27 @@ class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RefusalCase(enum.Enum):
-    """Why a pilot refuses an offered call. The first three are the cases of SLINFER §VI-C."""
+    """Why a pilot refuses an offered call. The first three values are the cases of SLINFER §VI-C."""
 
     FIRST_TOKEN = "first-token"
-    """Its first token would be late."""
+    """The first token of the call would be late."""
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
-    """A decode step of each engine on the device takes longer than a token may."""
+    """A decode step of each engine on the device would exceed the time per output token."""
     MEMORY = "memory"
-    """Its cache does not fit into device memory."""
+    """The call's KV cache does not fit into device memory."""
     ENDS = "library-ends"
     """The library or its pilot is about to end, or the library sleeps."""
 
 
 class FailureKind(enum.Enum):
     CONTEXT = "context"
-    """The call's context failed to load."""
+    """The context of the call failed to load."""
     PILOT = "pilot"
-    """The call's pilot failed: its disk is full or read-only."""
+    """The pilot of the call failed: its disk is full or read-only."""
     NO_DEVICE = "no_device"
-    """No device of this site could ever hold the context."""
+    """No device of the site can hold the context."""
     POISON = "poison"
     """The call killed its library several times."""
     TIMEOUT = "timeout"
@@ -139,11 +138,11 @@ class FailureKind(enum.Enum):
     GANG = "gang"
     """Ranks of the gang were lost or did not join, several times."""
     INFRASTRUCTURE = "infrastructure"
-    """A device, disk or network failed the call on several pilots."""
+    """Devices, disks or networks made the call fail on several pilots."""
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A call's output: bytes `start` to `end` (0: the file's end) of the log `path` on its pilot."""
+    """Output of a call: bytes `start` to `end` (0: end of file) of the log file `path` on the pilot."""
 
     path: str
     start: int
@@ -151,9 +150,9 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal`: the signal that ended the process, else 0. `log`: the library's log. `printed`:
-    the call's output. `tail`: the last lines of `printed`, or of the log for a failed load. `device`: the devices that
-    failed. `retry_after_s`: when a new try of a dropped call may succeed; 0 = unknown.
+    """Evidence of a failure. `signal`: signal that ended the process, or 0. `log`: log of the library. `printed`:
+    output of the call. `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices.
+    `retry_after_s`: seconds until a retry of a dropped call may succeed (0: unknown).
     """
 
     kind: FailureKind
@@ -170,9 +169,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call left in its private folder, now deleted. `home`: the program's folder, which the pilot does not
-    see.
-    """
+    """Files that a call left in its private folder, now deleted. `home`: program's folder, invisible to the pilot."""
 
     function: str
     names: tuple[str, ...]
@@ -181,11 +178,11 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of a call. The client receives exactly one for each accepted call.
+    """The end of a call. The client receives exactly one `CallEnd` for each accepted call.
 
-    If `ok`, `payload` is the pickled result. If not `ok` and `failure` is None, `payload` is the function's pickled
-    exception; for an infrastructure failure it may also be. `run_s`: seconds in the function. `pieces`: number of
-    acknowledged pieces. `raised`: a summary of the exception, with its lines in the user's code.
+    If `ok`, `payload` is the pickled result. If not `ok` and without a `failure`, `payload` is the pickled exception of
+    the function. An infrastructure failure may also have this payload. `run_s`: seconds in the function. `pieces`:
+    number of acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code.
     """
 
     call: CallId
@@ -200,9 +197,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A call's report: steps `done` of `total` (0: unknown), and a metric. `state`: a checkpoint for resuming
-    elsewhere.
-    """
+    """A progress report of a call: steps `done` of `total` (0: unknown), a metric, and a checkpoint `state`."""
 
     call: CallId
     done: float = 0.0
@@ -212,7 +207,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """A call's expected end on the manager's clock (`Forecasts.said_at`)."""
+    """The expected end of a call in the manager's clock (`Forecasts.said_at`)."""
 
     call: CallId
     ends_at: float
@@ -220,7 +215,7 @@ class CallForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GangPlace(msgspec.Struct, frozen=True):
-    """A member's place in its gang. `rendezvous`: `host:port` (empty: rank 0 will report it)."""
+    """The rank of a library in its gang. `rendezvous`: `host:port` (empty: rank 0 will report it)."""
 
     rank: int
     size: int
@@ -234,16 +229,16 @@ class ListedState(enum.Enum):
     """The state of a call in `stoker calls`."""
 
     RUNNING = "running"
-    """A library has the call. It runs, or waits for earlier calls there."""
+    """A library has the call. The call runs, or waits for earlier calls of the library."""
     WAITING = "waiting"
     FAILED = "failed"
-    """Ended without a result, except by cancellation."""
+    """The call ended without a result, except by cancellation."""
 
 
 class ListedCall(msgspec.Struct, frozen=True):
-    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each gang member). `ahead`: calls that
-    the library runs first. `error`: its first line. `due_in_s`: seconds until its deadline (negative: missed; None: no
-    deadline). `ends_in_s`: seconds until its expected end (None: unknown).
+    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each gang member). `ahead`: number of
+    calls that the library runs first. `error`: first line of the error. `due_in_s`: seconds until the deadline
+    (negative: missed; None: no deadline). `ends_in_s`: seconds until the expected end (None: unknown).
     """
 
     call: str
@@ -262,8 +257,8 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
-    """Calls of one function with the same failure. `error`: the exception's class, or how the call ended. `place`: the
-    innermost line of the user's code, `FILE:LINE in NAME`. `example`: the last of these calls, with `message`.
+    """Calls of one function with the same failure. `error`: class of the exception, or how the call ended. `place`:
+    innermost line of the user's code, `FILE:LINE in NAME`. `example`: newest of these calls, with `message`.
     `first_s`, `last_s`: seconds since the first and last failure.
     """
 

@@ -1,22 +1,22 @@
-"""Identifiers, and their form for users."""
+"""Identifiers, and their text form for users."""
 
 from __future__ import annotations
 
 from typing import NewType
 
 CallId = NewType("CallId", int)
-"""`client number << 40 | sequence number`: made by the client, unique in its session."""
+"""`client number << 40 | sequence number`: created by the client, unique in the session."""
 ClientId = NewType("ClientId", str)
 PilotId = NewType("PilotId", str)
 DeviceId = NewType("DeviceId", str)
-"""`cpu:0`, `cuda:1`: unique on its pilot."""
+"""Device name, unique on its pilot: `cpu:0`, `cuda:1`."""
 LibraryId = NewType("LibraryId", int)
-"""Numbered by the manager, unique in its session."""
+"""Library number from the manager, unique in the session."""
 RecipeKey = NewType("RecipeKey", str)
 FunctionKey = NewType("FunctionKey", str)
-"""Digest of the function's pickled bytes."""
+"""Digest of the pickled bytes of a function."""
 BlockId = NewType("BlockId", str)
-"""`b7`: numbered by the manager, unique in its session. For a Parsl provider's blocks: Parsl's numbers."""
+"""Block name (`b7`), unique in the session. Blocks of Parsl providers have Parsl ids."""
 SessionId = NewType("SessionId", str)
 
 CLIENT_SHIFT = 40
@@ -34,7 +34,7 @@ def show_call(call: int) -> str:
 
 
 def parse_call(text: str) -> CallId:
-    """Return the id of `c-31877` or `31877`. Raises ValueError."""
+    """Parse the call id `c-31877` or `31877`. Raises ValueError."""
     client, _, sequence = text.removeprefix("c-").rpartition(".")
     return make_call_id(client=int(client or 0), sequence=int(sequence))
 
@@ -44,5 +44,5 @@ def show_library(library: int) -> str:
 
 
 def show_block(block: str) -> str:
-    """Add the letter to Parsl's block numbers."""
+    """Add the prefix `b` to Parsl's block numbers."""
     return f"b{block}" if block.isdecimal() else block

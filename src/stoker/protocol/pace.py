@@ -1,21 +1,19 @@
-"""Estimate how fast work is done, and how long the remaining work takes. Pure.
+"""Estimate the rate of work, and the time for the remaining work.
 
-`WorkPace` is the estimator of every progress bar and forecast.
+`WorkPace` is the estimator of every progress bar and forecast. Times are monotonic seconds.
 
-Results arrive in bursts, and a count over a fixed window would double or halve with each burst. Therefore `WorkPace`
-does this:
+Results arrive in bursts. A count over a fixed window would double or halve with each burst. Therefore `WorkPace` uses
+these rules:
 
-- It measures from burst to burst. The rate is the number of results after the first burst, divided by the time between
-  the first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
-- It follows changes slowly. The rate approaches a new measurement with a time constant of 10 s, and by at most a factor
-  of 1.4 in 10 s (1.7 if the two differ by more than a factor of 3).
-- The time before the first burst may include a model's load. It counts until as much time has passed again with gaps
-  half as long.
+- The rate is measured between bursts: the number of results after the first burst, divided by the time between the
+  first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
+- The rate follows a new measurement slowly, with a time constant of 10 s, and by at most a factor of 1.4 in 10 s (1.7
+  if rate and measurement differ by more than a factor of 3).
+- The time before the first burst may include the load of a model. The load time counts until the bursts cover an equal
+  time with gaps of at most half its length.
 - Between bursts the time left decreases. If no result arrives for 1.5 times the longest gap, the rate decreases by at
   most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
-
-Times are seconds on any monotonic clock.
 """
 
 from __future__ import annotations
@@ -27,22 +25,22 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _GAPS = 5.0
-"""The window's length, in longest gaps between bursts."""
+"""Length of the window, in longest gaps between bursts."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
-"""Arrivals within 1 s of the first, or within a quarter of the longest gap, are one burst."""
+"""Results within 1 s of the first, or within 0.25 of the longest gap, are one burst."""
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
-"""The largest change of the logarithm of the rate, per second and per burst."""
+"""Maximum change of the logarithm of the rate, per second and per burst."""
 _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
-"""If the logarithms of rate and measurement differ by more than the first number, the pace has really changed: the rate
-may change by the second one per second.
+"""Difference of the logarithms of rate and measurement that shows a real change of pace, and the maximum change of the
+rate's logarithm per second after such a change.
 """
 _SETTLE_S = 5.0
-"""Seconds without a rate after the first arrival."""
+"""Seconds after the first result in which no rate is reported."""
 _ANSWER_STEP = math.log(1.9) / 10.0
-"""The largest change per second of the logarithm of the time left."""
+"""Maximum change of the logarithm of the time left, per second."""
 _STALLED = 1.5
-"""The rate decreases if no result arrives for this many longest gaps."""
+"""Multiple of the longest gap without results after which the rate decreases."""
 
 
 class _Burst:
@@ -56,21 +54,21 @@ class _Burst:
 
 
 class WorkPace:
-    """The pace of work that starts at `now`."""
+    """The pace of work that starts at time `now`."""
 
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
-        """The bursts in the window. Only the end of the first burst is used, not its count."""
+        """The bursts in the window. The count of the first burst is ignored."""
         self._rate = 0.0
-        """The rate at the last complete burst; 0.0 before the first measurement."""
+        """Rate at the last complete burst; 0.0 before the first measurement."""
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
         self._answered: tuple[float, float, float] | None = None
-        """The last answer of `left_s`: when it was given, the work left, and the seconds left."""
+        """The last answer of `left_s`: time of the answer, work left, and seconds left."""
 
     def wait(self, now: float) -> None:
-        """Record that the work has not begun. No effect after the first result."""
+        """Record that the work has not started yet. No effect after the first result."""
         if len(self._bursts) == 1:
             self._bursts[0] = _Burst(now, 0.0)
 
@@ -99,7 +97,7 @@ class WorkPace:
         return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
-        """Return the seconds until `rest` more results; None if unknown."""
+        """Return the expected seconds until `rest` more results; None if unknown."""
         if rest <= 0:
             return 0.0
         rate = self._rate_now(now)
@@ -111,7 +109,7 @@ class WorkPace:
         return self._smoothed(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
 
     def _smoothed(self, rest: float, left_s: float, now: float) -> float:
-        """Limit the change of `left_s` since its last answer, unless the work has grown."""
+        """Limit the change of `left_s` since the last answer, unless the work has grown."""
         if self._answered is not None and rest <= self._answered[1]:
             at, _, before_s = self._answered
             passed_s = max(0.0, now - at)
@@ -121,7 +119,7 @@ class WorkPace:
         return left_s
 
     def _is_complete(self, now: float) -> bool:
-        """True if a result that arrives now would begin another burst."""
+        """True if a result at time `now` would start a new burst."""
         return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
 
     def _rate_now(self, now: float) -> float:
@@ -162,24 +160,24 @@ class WorkPace:
 
 
 def left_in_words(seconds: float | None) -> str:
-    """Return `left 0:25`, `left 12:40`, `left 3 h 10 min`; empty if unknown."""
+    """Return `left 0:25`, `left 12:40`, `left 3 h 10 min`; "" if unknown."""
     if seconds is None:
         return ""
     whole = round(seconds)
     return f"left {whole // 60}:{whole % 60:02d}" if whole < 3600 else f"left {show_about(seconds)}"
 
 
-# ---- calls in the last half minute
+# ---- calls in the last 30 s
 
 
 RECENT_S = 30.0
 
 Counts = deque[list[int]]
-"""Counts per second: [second, count], oldest first."""
+"""Counts per second as [second, count] pairs, oldest first."""
 
 
 def count_recent(counts: Counts, count: int, *, now: float) -> None:
-    """Add to this second's count, and drop counts before the window. Must be fast."""
+    """Add `count` to the current second, and drop counts older than the window. Must be fast."""
     second = int(now)
     if counts:
         last = counts[-1]
@@ -196,15 +194,14 @@ def recent_total(counts: Counts, *, now: float) -> int:
 
 
 def recent_since_s(counts: Counts, *, now: float) -> float:
-    """Return the seconds since the first count in the window; 0.0 without counts."""
     first = next((second for second, _ in counts if second > now - RECENT_S), None)
     return 0.0 if first is None else max(0.0, now - first)
 
 
 def recent_per_second(counts: Counts, *, now: float) -> float:
-    """Return the rate from the first to the last burst in the window; 0.0 without counts.
+    """Return the rate between the first and the last burst in the window; 0.0 without counts.
 
-    The rate decreases only if a burst is overdue.
+    The rate decreases only if the next burst is overdue.
     """
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:

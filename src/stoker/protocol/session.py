@@ -3,15 +3,15 @@
     <session folder>/            0700
         session.json             address, session id, protocol version, the manager's public key
         keys/                    0700; CURVE key pairs (0600) of server and client; the secret `transfer` for transfers
-                                 between pilots; blocks/ has a key pair for each block that is not over
+                                 between pilots; blocks/ has a key pair for each block that has not ended
         journal                  events of the manager, in order; journal.*: earlier parts and snapshots
         manager.log              and factory.log, seed.log, advisor.log, client.log
         manager.lease            the manager's process (`manager.live.lease`), with manager.lock
         manager.end              request of `stoker down` to a manager that reads no messages
-        manager.json             how to start the manager of a session that outlives programs
+        manager.json             command that restarts the manager of a session that outlives programs
         policies.json            policies other than the default; policies/ has the user's files
-        seed.address             the seed's address
-        jobs-left                jobs that the factory could not cancel at the session's end
+        seed.address             address of the seed
+        jobs-left                jobs that the factory could not cancel at the end of the session
         sites/                   site files
         sources/                 sources of functions and loaders for the advisor (`ProgramSource`)
         submit/                  submit scripts, and the output of jobs
@@ -19,9 +19,9 @@
         gateways/                the models of each `stoker serve` (`GatewayNote`)
         pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
-The folder `sessions/` of the user's state folder (`contexts.folders`) has a link to each session, named by id.
+The folder `sessions/` in the user's state folder (`contexts.folders`) has a link to each session, named by session id.
 
-A gateway rewrites its note every few seconds and removes it at the end. An old note shows that its gateway was killed.
+A gateway rewrites its note every few seconds and removes it at exit. An old note shows that the gateway was killed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""The Python version of this process. Functions are sent as bytecode, which fails in another version."""
+"""Python version of this process. Functions are sent as bytecode, which fails in another version."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """The content of `session.json`. `server_key`: public, in Z85. `python`: the session's Python version (empty: an
+    """Content of `session.json`. `server_key`: public key in Z85. `python`: Python version of the session (empty: an
     older manager).
     """
 
@@ -80,15 +80,14 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """In a lease file: why the session is over."""
+    """Content of a lease file. `over`: why the session is over."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths in a session's folder, and readers of its small files. Raises SessionError for a missing or unreadable
-    file.
-    """
+    """Paths in a session's folder, and readers of its small files. Readers raise SessionError for an unreadable
+    file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = folder = Path(path).absolute()
@@ -96,9 +95,9 @@ class SessionFolder:
         self.journal = folder / "journal"
         self.launch = folder / "manager.json"
         self.progress = folder / "manager.progress"
-        """A manager touches this file once, when its first call has ended (`manager.live.keeper`)."""
+        """File that a manager touches when its first call has ended (`manager.live.keeper`)."""
         self.clock = folder / "manager.clock"
-        """A restarted manager continues its clock from this file (`manager.live.clock`)."""
+        """File from which a restarted manager continues its clock (`manager.live.clock`)."""
         self.manager_log = folder / "manager.log"
         self.lease = folder / "manager.lease"
         self.asked_to_end = folder / "manager.end"
@@ -109,7 +108,7 @@ class SessionFolder:
         self.block_keys = folder / "keys" / "blocks"
 
     def over(self) -> str:
-        """Return why the session is over, or an empty text."""
+        """Return why the session is over, or ""."""
         try:
             return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
         except (OSError, *UNREADABLE):
@@ -117,7 +116,6 @@ class SessionFolder:
 
     @property
     def is_carried(self) -> bool:
-        """True if this is a copy (only address and keys) on a node that does not see the real folder."""
         return (self.path / "copied").is_file()
 
     def pilot(self, pilot: str) -> Path:
@@ -128,7 +126,7 @@ class SessionFolder:
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
-        """Return the block's file. Raises SessionError for an invalid name."""
+        """Return the key file of a block. Raises SessionError for an invalid name."""
         if not _BLOCK.fullmatch(block):
             raise SessionError(f"{block!r} is not the name of a block")
         return self.block_keys / f"{block}.json"
@@ -140,7 +138,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return the key pair of the pilot's block, or of all pilots."""
+        """Return the key pair of the pilot's block, or of pilots without a block."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -164,7 +162,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """Advise what to do without a role's key pair."""
+        """Return advice for a missing key pair."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -192,12 +190,11 @@ class SessionFolder:
             raise SessionError(f"{path} is damaged: {error}") from error
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:
-        # After a crash of the host the file has its old or its new content, and is never empty.
+        # After a crash of the host, the file has the old or the new content, and is never empty.
         write_whole(path, msgspec.json.format(msgspec.json.encode(content)), sync=True)
 
 
 def changed_at(path: Path) -> float:
-    """Return a file's modification time; 0 if it is missing."""
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
@@ -205,17 +202,16 @@ def changed_at(path: Path) -> float:
 
 
 def holds_session(folder: str | os.PathLike[str]) -> bool:
-    """True if the folder has a session that this user may read."""
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """True if the folder's session was started by `stoker up` and its manager does not listen yet."""
+    """True if `stoker up` started the session of the folder, and its manager does not listen yet."""
     return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def named_folder(name: str) -> SessionFolder | None:
-    """Return the session in this folder, or None. Raises SessionError if the user may not read it."""
+    """Return the session in the folder `name`, or None. Raises SessionError if the user may not read the folder."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -226,7 +222,7 @@ def named_folder(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return a session by id, prefix of an id, or path; the newest without a name. Raises SessionError."""
+    """Return a session by id, prefix of an id, or path; without a name, the newest session. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -238,19 +234,19 @@ def find_session(name: str = "") -> SessionFolder:
     return SessionFolder(links[-1].resolve())
 
 
-# ---- sources of programs, for the advisor
+# ---- sources of programs that the advisor reads
 
 
 LONGEST_TEXT = 1_000_000
-"""Maximum characters of a stored source."""
+"""Maximum number of characters of a stored source."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source around a function or a loader. `text`: the text's digest. `function`: a dotted name. `file`: empty for
-    a notebook or prompt. `folder`: the program's, with modules that may be read. `arguments`: a loader's plain
-    arguments.
+    """The source code around a function or a loader. `text`: digest of the source. `function`: dotted name. `file`:
+    empty for a notebook or prompt. `folder`: folder of the program, with readable modules. `arguments`: plain arguments
+    of a loader.
     """
 
     text: str
@@ -269,7 +265,6 @@ def text_file(sources: Path, digest: str) -> Path:
 
 
 def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
-    """Return a stored source and its text; None if unreadable."""
     try:
         source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
         return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
@@ -282,14 +277,14 @@ def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""Seconds. If a note is older, its gateway was killed or cannot write."""
+"""Seconds without a new note after which a gateway counts as killed."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """One model of a gateway. `key`, `recipe`: its context's key and name (empty: its folder has not been read).
-    `trouble`: why the folder could not be read. `ttft_s`: the median of recent streams. `met`: the share of these
-    streams that met their objectives (None: no objective or no stream). `refused`: requests refused because they would
-    have been late.
+    """Figures of one model of a gateway. `key`, `recipe`: key and name of the context (empty: the model's folder has
+    not been read). `trouble`: why the folder is unreadable. `ttft_s`: median of recent streams. `met`: share of these
+    streams that met their objectives (None: no objective or no stream). `refused`: number of requests refused because
+    they would have been late.
     """
 
     name: str
@@ -305,7 +300,7 @@ class ServedModelFigures(msgspec.Struct, frozen=True):
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """The processes that answer for a gateway: how many were asked for, how many run, and starts after an end."""
+    """Worker processes of a gateway: number requested, number running, and number of restarts."""
 
     wanted: int
     running: int = 0
@@ -313,7 +308,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 
 
 class GatewayNote(msgspec.Struct, frozen=True):
-    """`address`: the gateway's URL or path of a Unix socket. `at`: the time of writing, in seconds since 1970."""
+    """The state of a gateway. `address`: URL or path of a Unix socket. `at`: time of writing in seconds since 1970."""
 
     address: str
     host: str
@@ -323,7 +318,7 @@ class GatewayNote(msgspec.Struct, frozen=True):
     workers: WorkerFacts | None = None
 
     def silent_s(self, now: float) -> float:
-        """Return the seconds since the note was written; 0 if it is recent.
+        """Return the age of the note in seconds; 0 if the note is recent.
 
         Args:
             now: Seconds since the epoch.

@@ -1,4 +1,4 @@
-"""Write the records of excluded nodes as text, for `stoker status` and `stoker doctor`. Pure."""
+"""Format the records of excluded nodes as text, for `stoker status` and `stoker doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.units import show_seconds
 
 
 def excluded_nodes(status: SessionFacts) -> list[str]:
-    """Return a line per excluded node, with the probe that waits or runs."""
+    """Return a line per excluded node, with its queued or running probe."""
     probes = {(job.source, job.probes): job for job in status.jobs if job.probes}
     lines = []
     for record in status.excluded_nodes:

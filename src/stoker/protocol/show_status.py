@@ -1,4 +1,4 @@
-"""Write a session's status (`stoker status`) and a subject's story (`stoker explain`) as text. Pure."""
+"""Format a session's status (`stoker status`) and a subject's story (`stoker explain`) as text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 
 _SHOWN_JOBS = 6
-"""Maximum number of ranges of job ids in a line."""
+"""Maximum number of ranges of job ids in one line."""
 SILENT_S = 600.0
-"""Seconds after which a job without a pilot is unlikely to start one."""
+"""Seconds without a pilot after which a job will probably not start a pilot."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return one text per phase of these blocks: `3 queued (Priority; the first in about 11 min)`."""
+    """Return one text per phase of the blocks: `3 queued (Priority; the first in about 11 min)`."""
     jobs = [job for job in jobs if not job.probes]
     leaving = [job for job in jobs if job.leaving and not job.pilots]
     jobs = [job for job in jobs if not job.leaving]
@@ -78,7 +78,6 @@ def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
 
 
 def reasons(jobs: Sequence[BlockStatus]) -> str:
-    """Return jobs by reason: `5 Priority, 3 QOSMaxGRESPerUser`."""
     counted = Counter(job.reason for job in jobs if job.reason)
     if len(counted) == 1 and counted.total() == len(jobs):
         return next(iter(counted))
@@ -86,7 +85,6 @@ def reasons(jobs: Sequence[BlockStatus]) -> str:
 
 
 def soonest(jobs: Iterable[BlockStatus]) -> float:
-    """Return the seconds until the first job's expected start (0: unknown)."""
     return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
 
 
@@ -102,7 +100,7 @@ def ended_in_words(counts: Mapping[str, int]) -> list[str]:
 
 
 def job_ids(jobs: Iterable[str]) -> str:
-    """Return `88123-88130, 88140`."""
+    """Return job ids as ranges: `88123-88130, 88140`."""
     ids = list(dict.fromkeys(jobs))
     if not all(id.isdecimal() for id in ids):
         return ", ".join(ids)
@@ -127,8 +125,9 @@ def _in_brackets(why: str, expected_in_s: float) -> str:
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
-    """Return each gateway's models in use or with errors, the number of others, and its address. `now`: seconds since
-    1970.
+    """Return rows for each gateway: models in use or with errors, the number of other models, and the address.
+
+    `now`: seconds since 1970.
     """
     rows: list[str] = []
     for note in notes:
@@ -174,7 +173,7 @@ def _model_facts(
     if model.trouble:
         yield f"cannot be used: {show_line(model.trouble)}"
         return
-    yield _standing(context) if context else "0 hot"
+    yield _library_counts(context) if context else "0 hot"
     yield f"{model.running} running"
     if model.tokens_per_s:
         yield f"{model.tokens_per_s:,.0f} tokens/s"
@@ -197,7 +196,7 @@ def _ttft_in_words(seconds: float) -> str:
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """Yield the names of other models on the model's devices."""
+    """Yield texts about other models that share the model's devices."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -210,14 +209,13 @@ def _shares(
         yield f"shares {pilot} with {', '.join(others)}"
 
 
-# ---- a story
+# ---- stories for `stoker explain`
 
 
 S = TypeVar("S", bound=StoryFacts)
 
 
 def with_arguments(story: S) -> S:
-    """Return the story with its call's arguments as short text instead of bytes."""
     if not story.payload:
         return story
     return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.short_payload(story.payload))
@@ -241,7 +239,7 @@ def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> lis
     return out
 
 
-# ---- a status
+# ---- status for `stoker status`
 
 
 _BAR = 8
@@ -250,7 +248,7 @@ _SHOWN_NOTICES = 5
 
 
 def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `stoker status`. `policy`: empty for the default. `served`: from `gateway_rows`."""
+    """Return the lines of `stoker status`. `policy`: "" for the default policy. `served`: rows from `gateway_rows`."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
@@ -294,8 +292,9 @@ def calls_in_words(status: SessionFacts) -> str:
 
 
 def forecast_in_words(status: SessionFacts) -> str:
-    """Return `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`. Empty if no call is
-    open or no forecast is known.
+    """Return `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`.
+
+    Return "" if no call is open or no forecast is known.
     """
     open_calls = status.running + status.queued
     if not open_calls:
@@ -312,7 +311,7 @@ def forecast_in_words(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Say how calls wait. `apart`: True if several contexts wait, so each needs its own forecast."""
+    """Return why calls wait. `apart`: True if several contexts wait, so that each needs a separate forecast."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -348,16 +347,15 @@ def _kinds(pilots: Sequence[PilotStatus]) -> str:
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
     names = [_short(each.name) for each in objects]
     width = max(map(len, names), default=0)
-    return ["   ".join([name.ljust(width), *_travels(each)]) for name, each in zip(names, objects, strict=True)]
+    return ["   ".join([name.ljust(width), *_transfer_facts(each)]) for name, each in zip(names, objects, strict=True)]
 
 
 def _short(name: str) -> str:
-    """Shorten the digest in a context's name."""
     stem, dot, suffix = name.partition(".")
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
 
-def _travels(each: ObjectStatus) -> Iterator[str]:
+def _transfer_facts(each: ObjectStatus) -> Iterator[str]:
     yield show_bytes(each.size_bytes)
     yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (
         f", {each.fetching} fetch it" if each.fetching else ""
@@ -395,7 +393,7 @@ def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
 
 
 def _facts(context: ContextStatus) -> Iterator[str]:
-    yield _standing(context)
+    yield _library_counts(context)
     if context.memory_bytes:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
@@ -410,7 +408,7 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield f"could not be loaded: {context.last_failure}"
 
 
-def _standing(context: ContextStatus) -> str:
+def _library_counts(context: ContextStatus) -> str:
     loading = f", {context.loading} loading" if context.loading else ""
     if not context.asleep:
         return f"{context.hot} hot{loading}"
@@ -428,7 +426,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """Return the context's reuse, without cancelled calls that never ran."""
+    """Return the uses per load, without cancelled calls that never ran."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads

@@ -1,4 +1,4 @@
-"""The state of a session, or of one subject in it. `show_status` writes both as text."""
+"""The state of a session, or of one subject in a session. `show_status` formats this state as text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stoker.protocol.calls import FailureGroup, ListedCall
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """`state`: a LibraryState's value. Memory is measured. `loading_s`, `line`: a load's seconds so far and last output
-    line. `batch`: its engine's last report.
+    """A library. `state`: value of a LibraryState. Memory is measured. `loading_s`, `line`: seconds and last output
+    line of a load. `batch`: last report of its engine.
     """
 
     library: int
@@ -32,7 +32,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """`promised_bytes`: memory reserved for libraries. `cores`: 0 if unknown."""
+    """A device. `promised_bytes`: memory reserved for libraries. `cores`: 0 if unknown."""
 
     device: str
     kind: str
@@ -44,8 +44,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """`ends_in_s`: walltime left (0: no limit). `ended`: calls that ended on the pilot. `rate`: calls per second in the
-    last 30 s.
+    """A pilot. `ends_in_s`: walltime left (0: no limit). `ended`: calls that ended on the pilot.
+    `rate`: calls per second in the last 30 s.
     """
 
     pilot: str
@@ -63,7 +63,7 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
-    """Transfers of an object: pilots that hold or fetch it, and bytes by origin."""
+    """Transfers of an object: number of pilots that have or fetch the object, and bytes by origin."""
 
     name: str
     size_bytes: int
@@ -75,9 +75,10 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 
 class KindSpeed(msgspec.Struct, frozen=True):
-    """A device kind's speed for a context, relative to its fastest kind.
+    """The speed of a device kind for a context, relative to the fastest kind.
 
-    `calls`: calls that ended on it in the session. `measured`: False if the speed is from earlier sessions.
+    `calls`: number of calls that ended on this kind in the session. `measured`: False if the speed is from earlier
+    sessions.
     """
 
     kind: str
@@ -88,16 +89,16 @@ class KindSpeed(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """`cpu: 0.31 of NVIDIA A10's speed, 120 calls`."""
+        """Text for users: `cpu: 0.31 of NVIDIA A10's speed, 120 calls`."""
         source = f"{self.calls:,} call{'s' * (self.calls != 1)}" if self.measured else "from earlier sessions"
         return f"{self.kind}: {self.speed:.2f} of {self.fastest}'s speed, {source}"
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """A context: its libraries, loads and reuse. `ended`: calls that ended in any way. `served`: calls that its
-    libraries completed, a gang's call once per library. `arguments`: the loader's, as text. `speeds`: slower device
-    kinds, if their speeds are known. `wake_s`: seconds that the last sleeping library took to wake (0: none has).
-    `refused_offers`: calls that pilots refused, by the value of their `RefusalCase`.
+    """A context: its libraries, loads and reuse. `ended`: calls that ended in any way. `served`: calls that libraries
+    completed (a gang's call counts once per library). `arguments`: arguments of the loader as text. `speeds`: slower
+    device kinds with known speeds. `wake_s`: seconds of the last wake (0: none). `refused_offers`: calls that pilots
+    refused, by value of `RefusalCase`.
     """
 
     key: str
@@ -131,14 +132,14 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """`at`: seconds since 1970."""
+    """A line of a story. `at`: seconds since 1970."""
 
     at: float
     text: str
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """A call that returned a result after a long run. `run_s`: seconds in its function. `ended_s`: seconds since its
+    """A call that returned a result after a long run. `run_s`: seconds in the function. `ended_s`: seconds since the
     end.
     """
 
@@ -151,19 +152,19 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 JOURNAL = "journal"
-"""The key in `Status.trouble` for a journal that cannot be written."""
+"""Key in `Status.trouble` for a journal that cannot be written."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """The whole session at one moment. Rates are calls per second over the last 30 s.
+    """The state of the whole session. Rates are calls per second over the last 30 s.
 
-    `left_s`: seconds until all open calls are done, counted from the first pilot's start (0: none or unknown).
+    `left_s`: seconds until all open calls are done, from the start of the first pilot (0: none or unknown).
     `pilot_in_s`: seconds until the expected start of a pilot. `emptied_blocks`: the program's own blocks that have lost
-    all their pilots. `gone_pilots` includes `lost_pilots`; `losses` counts these by reason. `jobs`: blocks that are not
-    over. `ended_blocks`: numbers of blocks by kind of end. `trouble`: faults of batch systems, of connections between
-    pilots (`peers`), and of the journal (`journal`), which delays calls and results. `excluded_nodes`: nodes on which
-    no block may start. `failure_groups`: the largest. `longest`: the longest runs of running calls. `slowest`: the
-    longest runs that ended with a result.
+    all pilots. `gone_pilots` includes `lost_pilots`; `losses` counts lost pilots by reason. `jobs`: blocks that have
+    not ended. `ended_blocks`: number of ended blocks by kind of end. `trouble`: faults of batch systems, of connections
+    between pilots (`peers`), and of the journal (`journal`), which delays calls and results. `excluded_nodes`: nodes on
+    which no block may start. `failure_groups`: the largest groups. `longest`: the longest running calls. `slowest`: the
+    longest calls that ended with a result.
     """
 
     session: str
@@ -199,8 +200,8 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` of the program with the number `client`. `total`: all items (-1: unknown). `done`: items
-    with a result. `kept`: items with an earlier run's result. `left_s`: 0 if unknown.
+    """An open `stoker.map` of a client. `client`: number of the client. `total`: items (-1: unknown). `done`: items
+    with a result. `kept`: items with a result of an earlier run. `left_s`: 0 if unknown.
     """
 
     function: str
@@ -216,8 +217,8 @@ class MapStatus(msgspec.Struct, frozen=True):
 class StoryFacts(msgspec.Struct, frozen=True):
     """Why a call, pilot, library or context is in its state.
 
-    For a call: `payload`: its pickled arguments, if small. `arguments`: the same as text. `runs_in`: its libraries.
-    `runs_from`: the byte of the library's log where its output begins (-1: the library writes output when calls end).
+    For a call: `payload`: pickled arguments, if small. `arguments`: arguments as text. `runs_in`: libraries of the
+    call. `runs_from`: byte offset of its output in the library's log (-1: the library writes output when calls end).
     """
 
     subject: str

@@ -1,4 +1,4 @@
-"""Messages of a library to its pilot's agent, over a Unix socket."""
+"""Messages of a library to its pilot's agent over a Unix socket."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """0 bytes: not measured. `start_s`: seconds from the order to the load (None: the pilot measures). `slots`:
-    concurrent calls (0: as in the recipe). `cache`: see `to_manager.LibraryReady`. `sleeps`: True if the context can
-    sleep.
+    """The library has loaded its context. Bytes: 0 if not measured. `start_s`: seconds from the order to the load
+    (None: the pilot measures). `slots`: concurrent calls (0: as in the recipe). `cache`: see
+    `to_manager.LibraryReady`. `sleeps`: True if the context can sleep.
     """
 
     load_s: float
@@ -36,7 +36,7 @@ class Loaded(_Message, frozen=True, tag="loaded"):
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):
-    """The loader failed, and the library's process exits."""
+    """The loader failed. The library's process exits."""
 
     failure: Failure
 
@@ -46,8 +46,8 @@ class RunsEnded(_Message, frozen=True, tag="ended"):
 
 
 class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Unstarted calls. `need_function`: True if the library no longer has the function. `order`: the number of the
-    answered `GiveBack` (0: none).
+    """Unstarted calls that the library returns. `need_function`: True if the library lacks the function. `order`:
+    number of the answered `GiveBack` (0: none).
     """
 
     calls: tuple[CallId, ...]
@@ -60,8 +60,8 @@ class Reports(_Message, frozen=True, tag="reports"):
 
 
 class Yielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of a running call's result: pickled, numbered from 0 within one `run`. `waits`: True if the call waits for
-    acknowledgement of all pieces; `items` may then be empty.
+    """Pieces of a running call's result: pickled, numbered from 0 within one `run`. `waits`: True if the call waits
+    until all pieces are acknowledged; `items` may then be empty.
     """
 
     call: CallId
@@ -72,13 +72,13 @@ class Yielded(_Message, frozen=True, tag="yielded", gc=False):
 
 
 class RunEvicted(_Message, frozen=True, tag="evicted"):
-    """The running call was checkpointed and stopped."""
+    """A running call was checkpointed and stopped."""
 
     progress: CallProgress
 
 
 class Listens(_Message, frozen=True, tag="listens"):
-    """Rank 0 of a gang waits for other ranks at this port of its host."""
+    """Rank 0 of a gang waits for the other ranks at `port` of its host."""
 
     call: CallId
     port: int
@@ -89,8 +89,8 @@ class Resized(_Message, frozen=True, tag="resized"):
 
 
 class Slept(_Message, frozen=True, tag="slept"):
-    """The context sleeps. `resident_bytes`: host memory of the process; `more_bytes`: how much it has grown by the
-    sleep. `device_bytes`: what torch still holds of the fullest device.
+    """The context sleeps. `resident_bytes`: host memory of the process. `more_bytes`: growth of that memory by the
+    sleep. `device_bytes`: memory that torch still uses on the fullest device.
     """
 
     resident_bytes: int
@@ -104,14 +104,14 @@ class Woke(_Message, frozen=True, tag="woke"):
 
 
 class SleepFailed(_Message, frozen=True, tag="sleep-failed"):
-    """The context's `sleep` or `wake` raised, and the library's process exits."""
+    """The context's `sleep` or `wake` raised an exception. The library's process exits."""
 
     failure: Failure
 
 
 class SnapshotMade(_Message, frozen=True, tag="snapshot"):
-    """A snapshot of the context was written. `form`: its format, named alike on every pilot. `made_s`: seconds to make
-    it.
+    """The library has written a snapshot of the context. `form`: name of its format, equal on all pilots. `made_s`:
+    seconds to write it.
     """
 
     form: str
@@ -120,7 +120,7 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
 
 
 class BatchReport(_Message, frozen=True, tag="batch"):
-    """The library's part of a `to_manager.LibraryBatch`."""
+    """The library's fields of a `to_manager.LibraryBatch`."""
 
     load: EngineLoad
     times: StepTimes = StepTimes()

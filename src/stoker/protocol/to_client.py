@@ -1,4 +1,4 @@
-"""Messages of the manager to a client."""
+"""Messages from the manager to a client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """`number`: the high bits of the client's call ids. `again`: messages were lost, so the client submits its open
-    calls again and sends `Resubmitted`.
+    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: True if messages were
+    lost; the client then resubmits its open calls and sends `Resubmitted`.
     """
 
     session: str
@@ -26,20 +26,20 @@ class ClientWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class ClientRefused(_Message, frozen=True, tag="refused"):
-    """The client has a wrong session or protocol."""
+    """The client has a wrong session or protocol version."""
 
     reason: str
 
 
 class Results(_Message, frozen=True, tag="results", gc=False):
-    """`first`: the number of the first among all results for this client, from 0."""
+    """Ends of calls. `first`: number of the first end among all ends for this client, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(_Message, frozen=True, tag="rejected"):
-    """A client's message was rejected and changed nothing. `calls`: the calls in it."""
+    """The manager rejected a client's message without any change. `calls`: calls in the message."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
@@ -50,7 +50,7 @@ class ProgressReports(_Message, frozen=True, tag="progress"):
 
 
 class Pieces(_Message, frozen=True, tag="pieces", gc=False):
-    """Pieces of a call's result (`to_agent.Yielded`); answered with `to_manager.PiecesTaken`."""
+    """Pieces of a call's result (`to_agent.Yielded`). The client answers with `to_manager.PiecesTaken`."""
 
     call: CallId
     run: int
@@ -60,7 +60,7 @@ class Pieces(_Message, frozen=True, tag="pieces", gc=False):
 
 
 class Forecasts(_Message, frozen=True, tag="forecasts"):
-    """Expected ends of calls with deadlines, sent after each change. `said_at`: the manager's clock when sent (0:
+    """Expected ends of calls with deadlines, sent after each change. `said_at`: time in the manager's clock (0:
     unknown).
     """
 
@@ -69,13 +69,13 @@ class Forecasts(_Message, frozen=True, tag="forecasts"):
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """The client's frames up to this number are in the manager's journal."""
+    """The manager's journal contains the client's frames up to `sequence`."""
 
     sequence: int
 
 
 class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
-    """All blocks that are not over, for a new factory. The factory submits the blocks without a job, and cancels the
+    """All blocks that have not ended, for a new factory. The factory submits blocks without a job, and cancels the
     session's other jobs.
     """
 
@@ -87,14 +87,14 @@ class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
 
 
 class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
-    """Cancel blocks; answered with BlockUpdate when they are over."""
+    """Cancel blocks. The factory answers with BlockUpdate when the blocks have ended."""
 
     blocks: tuple[BlockId, ...]
     reason: str
 
 
 class Status(SessionFacts, frozen=True, tag="status"):
-    """The session's status."""
+    """The state of the session."""
 
     def __str__(self) -> str:
         return "\n".join(show_status.render(self))
@@ -106,7 +106,7 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(_Message, frozen=True, tag="calls"):
-    """The longest running, next, and last failed calls. The numbers are totals. `groups`: all failed calls by kind."""
+    """The longest running, next, and last failed calls. The numbers are totals. `groups`: all failures by kind."""
 
     session: str
     running: int

@@ -1,4 +1,4 @@
-"""Messages of a pilot's agent to a library, over a Unix socket."""
+"""Messages from a pilot's agent to a library over a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """Load the context. `objects`: the local path of each object. `device_memory_bytes`: the limit per device (0:
-    none).
-    """
+    """Load the context. `objects`: local path of each object. `device_memory_bytes`: limit per device (0: none)."""
 
     recipe: Recipe
     devices: tuple[str, ...]
@@ -26,7 +24,7 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Run calls. `waited_s`: how much earlier their tokens are due, because they waited."""
+    """Run calls. `waited_s`: seconds that the calls have waited; their tokens are due this much earlier."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -38,9 +36,8 @@ class Run(_Message, frozen=True, tag="run"):
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Return up to `count` unstarted calls, newest first, or exactly `calls`. `order`: a number that `GivenBack`
-    repeats.
-    """
+    """Return up to `count` unstarted calls, newest first, or exactly `calls`. `GivenBack` repeats the number
+    `order`."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
@@ -48,22 +45,22 @@ class GiveBack(_Message, frozen=True, tag="give-back"):
 
 
 class Evict(_Message, frozen=True, tag="evict"):
-    """Stop the running call when it next waits for a model or reports progress; answered with RunEvicted (with the last
-    checkpoint) or RunsEnded.
+    """Stop a running call when it next waits for a model or reports progress. The library answers with RunEvicted (with
+    the last checkpoint) or RunsEnded.
     """
 
     call: CallId
 
 
 class Meet(_Message, frozen=True, tag="meet"):
-    """Rank 0 of the call's gang waits at this `host:port`."""
+    """Rank 0 of the call's gang waits at `address` (`host:port`)."""
 
     call: CallId
     address: str
 
 
 class Taken(_Message, frozen=True, tag="taken"):
-    """The client has the first `upto` pieces of this run of a call."""
+    """The client has the first `upto` pieces of run `run` of a call."""
 
     call: CallId
     run: int
@@ -77,15 +74,15 @@ class Resize(_Message, frozen=True, tag="resize"):
 
 
 class Sleep(_Message, frozen=True, tag="sleep"):
-    """Put the context to sleep (its `sleep`); answered with Slept or SleepFailed."""
+    """Call the context's `sleep`. The library answers with Slept or SleepFailed."""
 
 
 class Wake(_Message, frozen=True, tag="wake"):
-    """Wake the context (its `wake`); answered with Woke or SleepFailed."""
+    """Call the context's `wake`. The library answers with Woke or SleepFailed."""
 
 
 class Stop(_Message, frozen=True, tag="stop"):
-    """Finish running calls, return other calls, exit."""
+    """Finish running calls, return all other calls, and exit."""
 
 
 ToLibrary = Load | Run | GiveBack | Evict | Meet | Taken | Resize | Sleep | Wake | Stop

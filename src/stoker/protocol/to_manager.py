@@ -1,4 +1,4 @@
-"""Messages of clients, the factory and pilots to the manager."""
+"""Messages from clients, the factory and pilots to the manager."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 class ClientHello(_Message, frozen=True, tag="client-hello"):
     """A client joins or reconnects. An `observer` submits no calls. The `factory` submits and cancels blocks.
-    `received`: the number of results that the client has. `acknowledged`: the client no longer has its frames up to
-    this number. `number`: the client's, from an earlier welcome, or -1.
+
+    `received`: number of results that the client has. `acknowledged`: highest frame number that the client no longer
+    keeps. `number`: the client's number from an earlier welcome, or -1.
     """
 
     protocol: int
@@ -37,7 +38,7 @@ class ClientHello(_Message, frozen=True, tag="client-hello"):
 
 
 class Resubmitted(_Message, frozen=True, tag="resubmitted"):
-    """The client has submitted all its open calls again (`ClientWelcome.again`)."""
+    """The client has resubmitted all its open calls (`ClientWelcome.again`)."""
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
@@ -52,7 +53,7 @@ class DefineManifest(_Message, frozen=True, tag="manifest"):
 
 
 class DefineFunction(_Message, frozen=True, tag="function"):
-    """`blob`: the function's cloudpickle. `place`: see `to_pilot.FunctionBlob`."""
+    """A function. `blob`: bytes from cloudpickle. `place`: see `to_pilot.FunctionBlob`."""
 
     key: FunctionKey
     name: str
@@ -61,8 +62,8 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Calls of one function on one context, in running order. `due_in_s`: seconds until the deadline, negative if it
-    has passed (None: no deadline, or the one in `options`).
+    """Calls of one function with one context, in running order. `due_in_s`: seconds until the deadline, negative if it
+    has passed (None: use the deadline in `options`, if any).
     """
 
     function: FunctionKey
@@ -73,10 +74,10 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class MapReport(_Message, frozen=True, tag="map"):
-    """The progress of a `stoker.map`. `map`: its number.
+    """The progress of a `stoker.map`. `map`: number of the map. `total`, `done`: numbers of items (-1: unknown).
 
-    `total`, `done`: numbers of items (-1: unknown). `kept`: items with a result of an earlier run. `unsent`: calls that
-    the client will still submit (-1: unknown).
+    `kept`: items with a result of an earlier run. `unsent`: number of calls that the client will still submit (-1:
+    unknown).
     """
 
     map: int
@@ -90,15 +91,15 @@ class MapReport(_Message, frozen=True, tag="map"):
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """Cancel calls. `running`: True to stop running ones, False to drop their results."""
+    """Cancel calls. `running`: True to stop running calls, False to drop their results."""
 
     calls: list[CallId]
     running: bool = False
 
 
 class Received(_Message, frozen=True, tag="received"):
-    """The client has its first `total` results, so the manager may forget them. It may also forget the `unused`
-    functions once no open call needs them.
+    """The client has its first `total` results, so the manager may delete these. The manager may also delete the
+    `unused` functions when no open call needs them.
     """
 
     total: int
@@ -106,8 +107,9 @@ class Received(_Message, frozen=True, tag="received"):
 
 
 class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
-    """The client has the first `upto` pieces of this run of a call. `again`: True to request the later pieces again.
-    This message is never numbered or in the journal.
+    """The client has the first `upto` pieces of run `run` of a call. `again`: True to request the later pieces again.
+
+    This message has no frame number and is not in the journal.
     """
 
     call: CallId
@@ -117,25 +119,25 @@ class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
 
 
 class AskStatus(_Message, frozen=True, tag="ask-status"):
-    """Request the status; answered with `to_client.Status`."""
+    """Request the status. The manager answers with `to_client.Status`."""
 
 
 class AskStory(_Message, frozen=True, tag="ask-story"):
-    """Request a call's, pilot's, library's or context's story (`subject`); answered with `to_client.Story`."""
+    """Request the story of a call, pilot, library or context. The manager answers with `to_client.Story`."""
 
     subject: str
 
 
 class AskCalls(_Message, frozen=True, tag="ask-calls"):
-    """Request up to `limit` calls of `state`, or of each state; answered with `to_client.Calls`."""
+    """Request up to `limit` calls of `state`, or of each state. The manager answers with `to_client.Calls`."""
 
     limit: int
     state: ListedState | None = None
 
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
-    """The states of the blocks of a client's Parsl provider, sent when they change. `ended`: blocks whose jobs have
-    ended, so lost pilots never return. `most_pilots`: the pilots' limit (0: none).
+    """The states of the blocks of a client's Parsl provider, sent after each change. `ended`: blocks whose jobs have
+    ended, so their pilots never reconnect. `most_pilots`: maximum number of pilots (0: none).
     """
 
     blocks: dict[str, str]
@@ -144,13 +146,13 @@ class WantPilots(_Message, frozen=True, tag="want-pilots"):
 
 
 class ReleaseBlock(_Message, frozen=True, tag="release-block"):
-    """Drain this block's pilots."""
+    """Drain the pilots of a block."""
 
     block: str
 
 
 class EndSession(_Message, frozen=True, tag="end-session"):
-    """The manager should cancel the client's open calls, stop the pilots, and exit."""
+    """Cancel the client's open calls, stop the pilots, and exit."""
 
     reason: str = ""
 
@@ -159,8 +161,8 @@ class EndSession(_Message, frozen=True, tag="end-session"):
 
 
 class BlockUpdate(_Message, frozen=True, tag="block-news"):
-    """A block's new state at its batch system. `job`: the batch system's id. `expected_in_s`: seconds until its start
-    (0: unknown). `loss`: why a running job ended. `no_node`: the batch system has no node on which it may run.
+    """The new state of a block in its batch system. `job`: id of the job. `expected_in_s`: seconds until the start (0:
+    unknown). `loss`: why a running job ended. `no_node`: True if the batch system has no allowed node for the block.
     """
 
     block: BlockId
@@ -170,17 +172,17 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     expected_in_s: float = 0.0
     loss: LossReason | None = None
     source: str = ""
-    """The block's source, for a manager that may have lost the block with its journal."""
+    """Source of the block, for a manager that may have lost the block with its journal."""
     cause: str = ""
     """Why the batch system holds the job, or last held it (`memory`)."""
     advice: str = ""
-    """What the user can do to release the held job."""
+    """Advice for the user on how to release the held job."""
     holds: int = 0
     no_node: bool = False
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
-    """A batch system does not answer, or refuses commands. Empty `text`: it works again."""
+    """A batch system does not answer, or refuses commands. Empty `text`: the batch system works again."""
 
     source: str
     text: str
@@ -190,11 +192,10 @@ class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """A device of a pilot. `kind`: `cpu`, `NVIDIA A10`.
-
-    `processes`: how many may use it at once (0: any number). `process_bytes`: its memory overhead per process. `fault`:
-    why nothing may be loaded on it. `spare`: True for cores that the GPUs do not need, for contexts that name them in
-    `kinds`. `island`: a number that devices with a fast link (NVLink, else one NUMA node) share; 0 = unknown.
+    """A device of a pilot. `kind`: `cpu`, `NVIDIA A10`. `processes`: maximum number of processes on the device (0: any
+    number). `process_bytes`: memory overhead per process. `fault`: why nothing may be loaded on the device. `spare`:
+    True for CPU cores that the GPUs do not need, for contexts that name the device's kind in `kinds`. `island`: number
+    that devices with a fast link (NVLink, or else one NUMA node) share (0: unknown).
     """
 
     device: DeviceId
@@ -214,11 +215,9 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 class LibraryFacts(msgspec.Struct, frozen=True):
     """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device. `memory_bytes`,
-    `device_bytes`: measured on host and device. `slots`: 0 if unknown, or stated in the recipe. `cache`: as in
-    `LibraryReady`.
-
-    `sleeps`: True if its context can sleep. `asleep`: True if it sleeps, or is told to. `awake_bytes`: its reservation
-    per device before it slept. `host_bytes`: reserved host memory of a sleeping context.
+    `device_bytes`: measured on host and device. `slots`: 0 if unknown, or as in the recipe. `cache`: as in
+    `LibraryReady`. `sleeps`: True if the context can sleep. `asleep`: True if the library sleeps, or has the order.
+    `awake_bytes`: reservation per device before the sleep. `host_bytes`: reserved host memory of a sleeping context.
     """
 
     library: LibraryId
@@ -238,17 +237,16 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or reconnects and reports its state. `number`: the count of its hellos. `ends_in_s`: remaining
-    walltime (0: no limit).
+    """A pilot joins, or reconnects and reports its state. `number`: count of its hellos. `ends_in_s`: seconds of
+    walltime left (0: no limit).
 
-    `peer`: the `host:port` at which it serves objects. Pilots with the same `cache` share a cache. `acknowledged`: it
-    no longer has its frames up to this number. `troubles`: faults of the job's devices (a lost GPU). `lacks`: a missing
-    requirement of the site; the manager then loads nothing there. `node`: its node's name in the batch system.
-
+    `peer`: `host:port` at which the pilot serves objects. Pilots with the same `cache` share a cache. `acknowledged`:
+    highest frame number that the pilot no longer keeps. `troubles`: faults of the job's devices (a lost GPU). `lacks`:
+    missing requirement of the site, which prevents loads. `node`: name of the node in the batch system.
     `sleeper_bytes`: host memory for sleeping contexts of GPUs.
 
-    A manager that lost the end of its journal needs `recipes`, `faults`, and `last_library`, the highest library number
-    received.
+    A manager that lost the end of its journal needs `recipes`, `faults` and `last_library`, the highest library number
+    that the pilot received.
     """
 
     protocol: int
@@ -277,14 +275,14 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
 class LibraryPhase(enum.Enum):
     FETCHING = "fetching"
     WAITING = "waiting for room"
-    """Its objects are cached, but another library occupies the memory or the device."""
+    """The library's objects are cached, but another library occupies the memory or the device."""
     STARTING = "starting"
     LOADING = "loading"
     WAKING = "waking"
 
 
 class LibraryUpdate(_Message, frozen=True, tag="library-news"):
-    """A library that is not ready has entered a phase, or printed a new last `line`."""
+    """A library that is not ready has entered `phase`, or has printed a new last `line`."""
 
     library: LibraryId
     phase: LibraryPhase
@@ -293,7 +291,7 @@ class LibraryUpdate(_Message, frozen=True, tag="library-news"):
 
 class LibraryReady(_Message, frozen=True, tag="library-ready"):
     """A library has loaded. `resident_bytes`, `peak_bytes`: host memory. `slots`: concurrent calls (0: as in the
-    recipe). `cache`: a language model's memory by cached tokens (None: another context). `sleeps`: True if its context
+    recipe). `cache`: memory of a language model by cached tokens (None: another context). `sleeps`: True if the context
     can sleep.
     """
 
@@ -310,8 +308,8 @@ class LibraryReady(_Message, frozen=True, tag="library-ready"):
 
 
 class LibraryAsleep(_Message, frozen=True, tag="asleep"):
-    """A library sleeps. `device_memory_bytes`: its reservation per device, and `host_bytes` its reservation of host
-    memory, both as measured. `sleep_s`: how long its context took.
+    """A library sleeps. `device_memory_bytes`: measured reservation per device. `host_bytes`: measured reservation of
+    host memory. `sleep_s`: seconds that the context needed to sleep.
     """
 
     library: LibraryId
@@ -321,8 +319,8 @@ class LibraryAsleep(_Message, frozen=True, tag="asleep"):
 
 
 class LibraryAwake(_Message, frozen=True, tag="awake"):
-    """A library serves calls again (`wake_s`: how long its context took to wake), or refuses to sleep (`refused`: why).
-    `device_memory_bytes`: its reservation per device.
+    """A library serves calls again, or refuses to sleep. `device_memory_bytes`: reservation per device. `wake_s`:
+    seconds that the context needed to wake. `refused`: why the library refuses.
     """
 
     library: LibraryId
@@ -334,9 +332,9 @@ class LibraryAwake(_Message, frozen=True, tag="awake"):
 class LibraryGone(_Message, frozen=True, tag="library-gone"):
     """A library has retired, stopped, failed to load, or died.
 
-    `running`: the calls that it was computing. `unstarted`: its other calls. `failure`: None if the manager ordered the
-    end. `loading`: True if it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in
-    the pilot's cache.
+    `running`: calls that it was computing. `unstarted`: all other calls of the library. `failure`: None if the manager
+    ordered the end. `loading`: True if it was never ready. `cache_lacks_bytes`: bytes that other libraries would have
+    to release in the pilot's cache.
     """
 
     library: LibraryId
@@ -353,10 +351,10 @@ class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
 
 
 class CallsReturned(_Message, frozen=True, tag="returned"):
-    """A library returns unstarted calls by order, or a pilot refuses calls (`refused`: why). `need_function`: True if
-    the pilot no longer has the function. `required_bytes`: the reservation per device with which the library could
-    accept the call (0: refused for another reason). `over_s`: seconds by which a decode step of each engine on the
-    device would exceed the time per output token (0: refused for another reason). `case`: of a refused offer.
+    """A library returns unstarted calls by order, or a pilot refuses calls. `refused`: reason of the refusal.
+    `need_function`: True if the pilot lacks the function. `required_bytes`: reservation per device with which the
+    library could accept the call (0: other reason). `over_s`: seconds by which a decode step of each engine on the
+    device would exceed the time per output token (0: other reason). `case`: reason of a refused offer.
     """
 
     library: LibraryId
@@ -369,8 +367,8 @@ class CallsReturned(_Message, frozen=True, tag="returned"):
 
 
 class OfferAccepted(_Message, frozen=True, tag="accepted"):
-    """A library accepted an offered call on the condition that the libraries `preempts` end. `reserve_bytes`: as in the
-    offer.
+    """A library accepted an offered call on the condition that the libraries in `preempts` end. `reserve_bytes`: as in
+    the offer.
     """
 
     library: LibraryId
@@ -385,8 +383,9 @@ class CallsProgress(_Message, frozen=True, tag="progress"):
 
 
 class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of a running call (`to_agent.Yielded`). The pilot keeps them until they are acknowledged, and sends them
-    again after each welcome. This message is never numbered or in the journal.
+    """Pieces of a running call (`to_agent.Yielded`). The pilot keeps the pieces until they are acknowledged, and
+    resends
+    them after each welcome. This message has no frame number and is not in the journal.
     """
 
     library: LibraryId
@@ -398,14 +397,14 @@ class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
 
 
 class CallEvicted(_Message, frozen=True, tag="evicted"):
-    """A running call was stopped by order. `progress.state` lets it resume elsewhere."""
+    """A running call was stopped by order. With `progress.state` the call can resume elsewhere."""
 
     library: LibraryId
     progress: CallProgress
 
 
 class GangMeets(_Message, frozen=True, tag="gang-meets"):
-    """Rank 0 of a gang waits for other ranks at this `host:port`."""
+    """Rank 0 of a gang waits for the other ranks at `address` (`host:port`)."""
 
     library: LibraryId
     call: CallId
@@ -413,7 +412,7 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
-    """A library's new reservation per device. `measured`: True if measured without an order. `ordered_bytes`: the size
+    """The new reservation of a library per device. `measured`: True if measured without an order. `ordered_bytes`: size
     in the order (-1: unknown).
     """
 
@@ -424,7 +423,7 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(_Message, frozen=True, tag="batch"):
-    """How full the batch of an engine is, and its step times since the last report. Sent at most every 10 s."""
+    """The load of an engine's batch, and step times since the last report. Sent at most every 10 s."""
 
     library: LibraryId
     load: EngineLoad
@@ -432,7 +431,7 @@ class LibraryBatch(_Message, frozen=True, tag="batch"):
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
-    """A library's measured use of memory and processors. `cpu_s`: in total."""
+    """A library's measured use of memory and processors. `cpu_s`: total CPU seconds."""
 
     library: LibraryId
     memory_bytes: int
@@ -447,13 +446,13 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
 
 
 class WantObjects(_Message, frozen=True, tag="want-objects"):
-    """Objects that a pilot lacks; answered with `to_pilot.FetchObject`."""
+    """Objects that a pilot lacks. The manager answers with `to_pilot.FetchObject`."""
 
     objects: tuple[ObjectRef, ...]
 
 
 class ObjectArrival(msgspec.Struct, frozen=True):
-    """An object that a pilot has cached, with the bytes from origin and peers."""
+    """An object that a pilot has cached, with the bytes received from origin and peers."""
 
     name: str
     size_bytes: int
@@ -467,14 +466,14 @@ class ObjectsHere(_Message, frozen=True, tag="objects-here"):
 
 
 class ObjectsGone(_Message, frozen=True, tag="objects-gone"):
-    """Objects that have left a pilot's cache, or are no longer needed there."""
+    """Objects that a pilot's cache no longer has, or that the pilot no longer needs."""
 
     names: tuple[str, ...]
 
 
 class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
-    """A failed fetch of an object. `peers`: pilots that did not answer, hung, or sent wrong bytes. `origin`: True if
-    its origin could not be read.
+    """A fetch of an object failed. `peers`: pilots that did not answer, hung, or sent wrong bytes. `origin`: True if
+    the origin was unreadable.
     """
 
     name: str
@@ -484,20 +483,20 @@ class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
 
 
 class DeviceFault(_Message, frozen=True, tag="device-fault"):
-    """A device failed its probe. Empty `reason`: it works again."""
+    """A device failed its probe. Empty `reason`: the device works again."""
 
     device: DeviceId
     reason: str
 
 
 class WalltimeUpdate(_Message, frozen=True, tag="walltime-news"):
-    """The batch system has changed the pilot's walltime. (Another hello would revoke orders sent since.)"""
+    """The batch system has changed the pilot's walltime. (A second hello would revoke orders since the first hello.)"""
 
     ends_in_s: float
 
 
 class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
-    """A library has written its loaded context as an object for faster loads. `form`: dtype and layout."""
+    """A library has written its loaded context as an object, for faster loads. `form`: dtype and layout."""
 
     recipe: RecipeKey
     form: str
@@ -507,7 +506,7 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot exits and has returned its calls. `loss`: the reason (None: the manager, walltime or idleness)."""
+    """A pilot exits and has returned its calls. `loss`: reason (None: the manager, walltime or idleness)."""
 
     reason: str
     loss: LossReason | None = None

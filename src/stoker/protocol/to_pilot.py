@@ -1,4 +1,4 @@
-"""Messages of the manager to a pilot."""
+"""Messages from the manager to a pilot."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager accepts the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls. `again`:
-    messages were lost, so the pilot repeats everything that its hello lacks. `hello`: the number of the answered hello
-    (0: unknown).
+    """The manager accepts the pilot. StopLibrary and CancelCalls follow for unwanted libraries and calls.
+
+    `again`: True if messages were lost; the pilot then repeats everything that its hello lacks. `hello`: number of the
+    answered hello (0: unknown).
     """
 
     session: str
@@ -28,24 +29,24 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):
-    """Request another hello: the manager had declared the pilot lost, or has handled frames newer than the hello."""
+    """Send another hello. The manager had declared the pilot lost, or has handled frames newer than the hello."""
 
     acknowledged: int = 0
 
 
 class PilotRefused(_Message, frozen=True, tag="refused"):
-    """The pilot should exit: wrong session or protocol, or the session is over."""
+    """The pilot should exit, because session or protocol are wrong, or the session is over."""
 
     reason: str
 
 
 class StartLibrary(_Message, frozen=True, tag="start-library"):
-    """Start a library of this recipe on these devices.
+    """Start a library of `recipe` on `devices`.
 
-    `memory_bytes`: the limit on host memory. `device_memory_bytes`: the reservation per device (0: no limit).
-    `snapshots`: snapshots of its context, by form. `snapshot_wait_s`: how long to wait until they are fetched.
-    `planned`: objects that the pilot probably lacks; `FetchObject` follows for each. `steps`: known step times of its
-    engine on such devices.
+    `memory_bytes`: limit on host memory. `device_memory_bytes`: reservation per device (0: no limit). `snapshots`:
+    snapshots of the context, by form. `snapshot_wait_s`: maximum wait until snapshots are fetched. `planned`: objects
+    that the pilot probably lacks; `FetchObject` follows for each. `steps`: known step times of the engine on these
+    devices.
     """
 
     library: LibraryId
@@ -60,7 +61,7 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):
-    """`drain`: True to finish running calls first and return other calls."""
+    """Stop a library. `drain`: True to finish running calls first and return all other calls."""
 
     library: LibraryId
     reason: str
@@ -68,7 +69,7 @@ class StopLibrary(_Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that is new to the library. `place`: the file of its program, or its installed module."""
+    """A function that is new to the library. `place`: file of the function's program, or its installed module."""
 
     key: FunctionKey
     name: str
@@ -77,14 +78,14 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def measured_as(self) -> str:
-        """Name of the function's stored times: `/home/ana/claims.py:verify`."""
+        """Name under which times of the function are stored: `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
 class RunCalls(_Message, frozen=True, tag="run", gc=False):
-    """Calls of one function for one library, in order. `offer`: True if the library may refuse. `reserve_bytes`: the
-    library's new reservation for the offer. `waited_s`: seconds that an offered call has waited beyond the load of its
-    library. Its tokens are due this much earlier. `preempts`: libraries on its devices that the manager ends if the
+    """Calls of one function for one library, in order. `offer`: True if the library may refuse. `reserve_bytes`: new
+    reservation of the library for the offer. `waited_s`: seconds that an offered call has waited, without the library's
+    load; its tokens are due this much earlier. `preempts`: libraries on the same devices that the manager ends if the
     pilot accepts the offer (`to_manager.OfferAccepted`).
     """
 
@@ -101,15 +102,16 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
 
 
 class TakeBack(_Message, frozen=True, tag="take-back"):
-    """Return up to `count` unstarted calls, newest first; answered with CallsReturned."""
+    """Return up to `count` unstarted calls, newest first. The pilot answers with CallsReturned."""
 
     library: LibraryId
     count: int
 
 
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop unstarted calls. `running`: True to stop running calls. A running call has at least `grace_s` to react. Then
-    its library stops, after its other calls.
+    """Drop unstarted calls. `running`: True to stop running calls as well.
+
+    A running call has at least `grace_s` seconds to react. Then its library stops, after the library's other calls.
     """
 
     library: LibraryId
@@ -119,7 +121,7 @@ class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
 
 
 class MeetGang(_Message, frozen=True, tag="meet-gang"):
-    """The address at which rank 0 of a call's gang waits."""
+    """Rank 0 of a call's gang waits at `address`."""
 
     library: LibraryId
     call: CallId
@@ -127,14 +129,14 @@ class MeetGang(_Message, frozen=True, tag="meet-gang"):
 
 
 class EvictCall(_Message, frozen=True, tag="evict-call"):
-    """Checkpoint and return a running call; answered with CallEvicted or the call's end."""
+    """Checkpoint and return a running call. The pilot answers with CallEvicted or the end of the call."""
 
     library: LibraryId
     call: CallId
 
 
 class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has the first `upto` pieces of this run of a call. `again`: True to send later pieces again."""
+    """The client has the first `upto` pieces of run `run` of a call. `again`: True to resend later pieces."""
 
     library: LibraryId
     call: CallId
@@ -144,17 +146,18 @@ class AckPieces(_Message, frozen=True, tag="ack-pieces"):
 
 
 class ResizeLibrary(_Message, frozen=True, tag="resize"):
-    """Change a library's reservation on each device; answered with LibraryResized."""
+    """Change a library's reservation on each device. The pilot answers with LibraryResized."""
 
     library: LibraryId
     device_memory_bytes: int
 
 
 class SleepLibrary(_Message, frozen=True, tag="sleep"):
-    """Put a library without calls to sleep; answered with LibraryAsleep, LibraryAwake (refused) or LibraryGone.
+    """Put a library without calls to sleep. The pilot answers with LibraryAsleep, LibraryAwake (refused) or
+    LibraryGone.
 
-    `device_memory_bytes`: what it should keep of each device. `host_bytes`: the host memory that its context will take.
-    A second order repeats the answer.
+    `device_memory_bytes`: memory that the library keeps on each device. `host_bytes`: host memory of the sleeping
+    context. A second order repeats the answer.
     """
 
     library: LibraryId
@@ -163,22 +166,22 @@ class SleepLibrary(_Message, frozen=True, tag="sleep"):
 
 
 class WakeLibrary(_Message, frozen=True, tag="wake"):
-    """Wake a library, with this reservation on each device; answered with LibraryAwake or LibraryGone."""
+    """Wake a library with a new reservation on each device. The pilot answers with LibraryAwake or LibraryGone."""
 
     library: LibraryId
     device_memory_bytes: int
 
 
 class ServingPeer(msgspec.Struct, frozen=True):
-    """A pilot that serves an object at this `host:port`."""
+    """A pilot that serves an object at `address` (`host:port`)."""
 
     pilot: PilotId
     address: str
 
 
 class FetchObject(_Message, frozen=True, tag="fetch"):
-    """The current sources of an object: `peers`, and `origin` if this pilot alone should read its origin (neither:
-    unavailable). `manifest`: the digests of its parts, sent once. `keep`: True to fetch an object that the pilot does
+    """The current sources of an object (none: unavailable). `origin`: True for the one pilot that should read the
+    origin. `manifest`: digests of the object's parts, sent once. `keep`: True to fetch an object that this pilot does
     not need, because its only holder is leaving.
     """
 
@@ -190,14 +193,15 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """The pilot's frames up to this number are in the manager's journal."""
+    """The manager's journal contains the pilot's frames up to `sequence`."""
 
     sequence: int
 
 
 class Exit(_Message, frozen=True, tag="exit"):
-    """Exit. `drain`: True to finish running calls first and return other calls. The pilot then stays up to `hand_on_s`,
-    while other pilots fetch objects that only it holds. A second Exit without `hand_on_s` ends this wait.
+    """Exit. `drain`: True to finish running calls first and return all other calls. `hand_on_s`: maximum seconds that
+    the pilot then stays while other pilots fetch objects that only it has. A second Exit without `hand_on_s` ends this
+    wait.
     """
 
     reason: str

@@ -2,16 +2,16 @@
 
 A frame is a MessagePack array `[sequence, [message, ...]]`. An unnumbered frame has the sequence 0.
 
-Every version keeps three things, so peers of two versions get a clear error: the shape of a frame; a hello, a map with
-`protocol` and `session` that is the first message of its frame; and the answer `refused`, a map with a `reason`.
+Every protocol version has the same frame shape, the same hello and the same refusal, so that peers of two versions get
+a clear error. A hello is a map with `protocol` and `session`, and the first message of its frame. The answer `refused`
+is a map with a `reason`.
 
 Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
-sends unacknowledged frames again after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. It
+resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. The receiver
 refuses a frame that skips a number, because all unacknowledged frames follow after the next hello.
 
-A manager that lost the end of its journal lacks frames that it had acknowledged. The sender's hello states the last
-number of these frames. The receiver continues from this number (`Inbox.skip_to`) and asks its peer to repeat the lost
-content.
+A manager that lost the end of its journal lacks frames that it had acknowledged. The hello of the sender states the
+last number of these frames. The manager continues from this number (`Inbox.skip_to`) and requests their content again.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
 VERSION = 10
-"""Part of every hello. Peers of another version are refused."""
+"""Protocol version in every hello. Peers with another version are refused."""
 
 M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """`sequence`: the frame's number among its sender's, or 0."""
+    """`sequence`: number of the frame among the sender's frames, or 0."""
 
     sequence: int
     messages: list[M]
 
 
 class AnyHello(msgspec.Struct, frozen=True):
-    """The common part of hellos of every version."""
+    """The fields that hellos of every protocol version have."""
 
     protocol: int
     session: str
@@ -69,7 +69,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def hello_of_another(data: Any) -> AnyHello | None:
-    """Return the data's hello if it has another protocol version, else None."""
+    """Return the hello in `data` if it has another protocol version, or else None."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -79,7 +79,7 @@ def hello_of_another(data: Any) -> AnyHello | None:
 
 
 def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
-    """Return why the sender of a hello cannot join the session; empty if it can."""
+    """Return why the sender of a hello cannot join the session, or ""."""
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -120,7 +120,7 @@ class Outbox:
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """The highest acknowledged number. The sender keeps only later frames."""
+        """Highest acknowledged number. The sender keeps only later frames."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -131,7 +131,7 @@ class Outbox:
         self._unacked.append((sequence, frame))
 
     def acked(self, sequence: int) -> None:
-        if sequence > self.sequence:  # these frames were never sent
+        if sequence > self.sequence:  # the peer acknowledges frames that were never sent
             return
         self.acknowledged = max(self.acknowledged, sequence)
         unacked = self._unacked
@@ -139,11 +139,11 @@ class Outbox:
             unacked.popleft()
 
     def unacked(self) -> list[bytes]:
-        """Return the frames to send again, oldest first."""
+        """Return the frames to resend, oldest first."""
         return [frame for _, frame in self._unacked]
 
     def begin_again(self) -> list[bytes]:
-        """Forget the unacknowledged frames and reuse their numbers. Return these frames."""
+        """Remove the unacknowledged frames, reuse their numbers, and return these frames."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -156,10 +156,10 @@ class Inbox:
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.lost_handled_frames = False
-        """True if handled frames are lost (see `RecordsLost`). Until the next hello a frame may skip numbers."""
+        """True if handled frames are lost (`RecordsLost`). Until the next hello, a frame may skip numbers."""
 
     def accept(self, sequence: int) -> bool:
-        """True if the caller should handle the frame with this number."""
+        """True if the caller should handle the frame with number `sequence`."""
         if sequence == 0:
             return True
         if sequence != self.last + 1 and not (self.lost_handled_frames and sequence > self.last):
@@ -168,10 +168,9 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """Continue after this number, because the sender keeps no earlier frames. True if acknowledged frames were lost
-        here.
+        """Continue after number `sequence`, because the sender keeps no earlier frames.
 
-        Frames handled after a skipped number are handled again when repeated.
+        True if the receiver has lost acknowledged frames. Frames handled after a skipped number are handled again.
         """
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)

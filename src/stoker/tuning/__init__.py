@@ -1,14 +1,14 @@
-"""Soft-prompt tuning of a hot model, on one device or a gang, from the best text in a prompt bank.
+"""Soft-prompt tuning of a loaded model, on one device or a gang. The initial prompt is the best text in a prompt bank.
 
-    job = read_job("facts.toml")                 a user's job (PromptTuner, Table 3)
+    job = read_job("facts.toml")                 the job of a user (PromptTuner, Table 3)
     samples = read_samples(job.data)             pairs of input and target
-    tuned = run_job(model, Order(job, samples))  inside a call, on every rank: `model` is a causal LM context
+    tuned = run_job(model, Order(job, samples))  in a call, on every rank; `model` is a causal LM context
     write_tuned(tuned, folder)                   a folder for `peft.PeftModel.from_pretrained`
 
-Python imports each name on first use. `run_job` and `fill_bank` need PyTorch and run inside libraries: write
-`tuning.run_job(...)` there, not `from stoker.tuning import`.
+Python imports each name on first use. `run_job` and `fill_bank` need PyTorch, which only libraries have: in a call,
+write `tuning.run_job(...)`, not `from stoker.tuning import run_job`.
 
-`call.py` runs a job on a library; `tune.py` has the loop, and `bank/` finds initial prompts.
+`call.py` runs a job on a library, `tune.py` contains the training loop, and `bank/` finds initial prompts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""One job as a call on a library. The gang meets, chooses the initial prompt, tunes it, and stores the result in the
-bank.
+"""Run one job as a call on a library. The ranks of a gang connect, choose the initial prompt, tune it, and store the
+result in the bank.
 
-**Initial prompt.** It is the job's own, else the bank's best, else one made from the job's targets. A lookup in the
-bank scores a fixed number of prompts (`lookup.default_limit`), and must fit its budget (`pace.BUDGET`). The bank stores
-the seconds per score for each kind of device and number of virtual tokens. If they are unknown, the call measures a few
-scores.
+**Initial prompt.** The initial prompt comes from the job, from the bank, or from the targets of the job. A lookup in
+the bank scores a fixed number of prompts (`lookup.default_limit`), and must fit into its budget (`pace.BUDGET`). The
+bank stores the seconds per score by kind of device and number of virtual tokens. If these seconds are unknown, the call
+first measures a few scores.
 
-Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are those of one device, because the
-scheduler decides about a job before it knows the gang's size (`Features.shared_s`). Samples for scoring are training
-data.
+Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are for one device, because the
+scheduler decides about a job before it knows the size of the gang (`Features.shared_s`). Samples for scores are
+training data.
 
-**Resuming.** After an eviction or the loss of a rank, a call resumes from the state that rank 0 last reported. Reports
+**Resuming.** After an eviction or the loss of a rank, a call resumes from the last state that rank 0 reported. Reports
 are at least 0.2 s apart.
 """
 
@@ -48,12 +48,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
-"""Seconds that other ranks wait for the search of rank 0, which may build the bank first."""
+"""Maximum seconds that the other ranks wait for the search of rank 0, which may build the bank first."""
 
 
 def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, the same on every rank. All ranks must call this. `known`: the prompt of an earlier
-    attempt. The result's `note` says why the bank was unusable.
+    """Return the initial prompt, which is the same on every rank. All ranks must call this function.
+
+    `known`: prompt of an earlier attempt. The `note` of the result says why the bank was unusable.
     """
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
@@ -119,7 +120,6 @@ def _over_budget(made: Initial, lookup_s: float, slo_s: float) -> Initial:
 
 
 def _measure(score: Score, *, count: int) -> float:
-    """Return seconds per score, after a warm-up."""
     texts = [one.text for one in read_candidates(SHIPPED_PROMPTS)[:count]]
     score(texts[:1])
     began = time.monotonic()
@@ -152,7 +152,7 @@ def _kind(model: CausalLM) -> str:
 
 
 class _GangScorer:
-    """Scores prompts on all ranks. Rank 0 calls it; others call `serve`."""
+    """Scores prompts on all ranks. Rank 0 calls the scorer, and the other ranks call `serve`."""
 
     def __init__(self, score: Score, exchange: Exchange, *, device: torch.device) -> None:
         self._score = score
@@ -182,14 +182,14 @@ class _GangScorer:
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""Seconds that a rank waits for other ranks, on a busy machine."""
+"""Maximum seconds that a rank waits for other ranks on a busy machine."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
     """Run a job as one rank of its gang.
 
     Args:
-        model: The hot model.
+        model: The loaded model.
         order: The job and its samples.
 
     Returns:
@@ -230,7 +230,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
     """Build the bank of a model.
 
     Args:
-        model: The hot model.
+        model: The loaded model.
         place: The bank's folder.
         candidates: Prompts to add.
 
@@ -238,7 +238,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
         Number of prompts in the bank.
 
     Raises:
-        StokerError: The bank is another model's, or the folder cannot be written.
+        StokerError: The bank is for another model, or the folder is not writable.
     """
     bank = ensure_bank(
         Path(place.folder), candidates, model=place.model, reading=build.reading_of(), read=build.reader(model),
@@ -248,7 +248,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
 
 
 class Reporter:
-    """Reports the loss, and sometimes a state to resume from."""
+    """Reports the loss, and sometimes a state for resuming."""
 
     def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial
@@ -260,11 +260,11 @@ class Reporter:
         self._told_at = 0.0
 
     def begun(self, iteration: int) -> None:
-        """Report that preparation has ended. Schedulers time iterations from here."""
+        """Report the end of the preparation. Schedulers measure iterations from this report."""
         try:
             state = None if self._saved is None else pack(self._saved)
             ambient.progress(iteration, self._iterations, 0.0, state)
-        except Evicted:  # this rank leaves with the other ranks, after the first iteration
+        except Evicted:  # all ranks leave together after the first iteration
             self._leaves = True
 
     def __call__(self, progress: TuningProgress) -> None:
@@ -280,7 +280,7 @@ class Reporter:
         ambient.progress(progress.iteration, progress.iterations, progress.loss, state)
 
     def leaving(self, evicted: Evicted) -> Evicted:
-        """Return the error that ends the call, with the state to resume from."""
+        """Return the exception that ends the call, with a state for resuming."""
         checkpoint = payloads.loads(evicted.state)
         return Evicted(payloads.dumps(self._state(checkpoint), what="checkpoint"))
 
@@ -289,7 +289,7 @@ class Reporter:
 
 
 def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add the text of a tuned prompt to the bank if tuning improved it. Only log errors: the job is done."""
+    """Add the text of a tuned prompt to the bank if tuning improved it. Errors are only logged."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

@@ -1,10 +1,11 @@
 """Encode samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
 
-A text becomes a soft prompt as its tokens' embeddings, repeated or cut to the job's `virtual_tokens`. The bank scores
-its candidates with `encode_prompt`, so tuning starts with the scored loss (eq. 1).
+A text becomes a soft prompt as the embeddings of its tokens, repeated or cut to the job's `virtual_tokens`. The bank
+also uses `encode_prompt`, so tuning starts with the loss that the bank measured (eq. 1).
 
-Seed and iteration alone decide an iteration's samples, on any number of devices. Each epoch is shuffled. Of n ranks,
-each takes every n-th sample of the batch, sorted by length, so all have about as many tokens.
+Only the seed and the iteration number decide the samples of an iteration, on any number of devices. Each epoch is
+shuffled. A batch is sorted by length, and each of n ranks gets every n-th sample, so that all have about as many
+tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from stoker.tuning.job import PLACE, Data, Prompt, Sample
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
-"""Maximum number of virtual tokens of a job that does not set the number."""
+"""Maximum number of virtual tokens if a job does not set the number."""
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """A sample's tokens. The model reads `source` and generates `target`, which includes the end token. `text`: the
-    target.
+    """The tokens of a sample. The model reads `source` and generates `target`, which includes the end token. `text`:
+    target text.
     """
 
     source: Ids
@@ -40,12 +41,12 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
     """Return the tokens of the initial soft prompt, repeated or cut to `virtual_tokens` (PEFT's rule), or cut to
-    `most`. Raises ConfigError if the prompt is empty, or does not fit the model (`longest` tokens; 0: no limit).
+    `most`. Raises ConfigError if the prompt is empty or too long for the model (`longest` tokens; 0: no limit).
     """
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
-            "[prompt] initial is empty: tuning begins from a text; write one, or let the prompt bank find it",
+            "[prompt] initial is empty: tuning starts with a text; write a text, or let the prompt bank find one",
             key="initial",
         )
     key = "virtual_tokens" if prompt.virtual_tokens > len(ids) else "initial"
@@ -69,7 +70,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
     alone = _encode(tokenizer, [sample.target for sample in samples])
     rows = []
     for sample, source, whole, target in zip(samples, of_sources, together, alone, strict=True):
-        # Take the target's tokens from the joint text, unless the target changes the source's last token.
+        # Take the target's tokens from the joint text, unless the target changes the last token of the source.
         tail = whole[len(source) :] if whole[: len(source)] == source else target
         rows.append(EncodedSample(source=source, target=(tail or target) + ends, text=sample.target))
     return rows
@@ -78,7 +79,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raise ConfigError if prompt and sample together exceed the context length (`longest` tokens; 0: no limit)."""
+    """Raise ConfigError if prompt and sample exceed the context length (`longest` tokens; 0: no limit)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):
@@ -103,7 +104,7 @@ Row = TypeVar("Row", bound=Sized)
 
 
 def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[int]:
-    """Return an iteration's samples, as indices into `count` samples."""
+    """Return the sample indices of an iteration, below `count`."""
     places = range(iteration * batch, (iteration + 1) * batch)
     epochs = {place // count for place in (places[0], places[-1])}
     orders = {epoch: _order(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}
@@ -111,12 +112,11 @@ def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[
 
 
 def share(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
-    """Return a rank's rows: every `size`-th, longest first."""
+    """Return the rows of a rank: every `size`-th row, longest first."""
     return sorted(rows, key=len, reverse=True)[rank::size]
 
 
 def chunks(rows: Sequence[Row], *, most: int) -> list[Sequence[Row]]:
-    """Split rows into parts of at most `most` rows (0: no limit)."""
     step = most or len(rows) or 1
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 

@@ -1,11 +1,11 @@
-"""The meeting of a gang's ranks, and the sums that they exchange.
+"""The connections between the ranks of a gang, and the sums that the ranks exchange.
 
-The ranks meet at a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job there, so two
-gangs on one address get an error, not wrong sums. The ranks then form a process group of torch.distributed, Gloo on
-CPUs or NCCL on GPUs. Calls in two slots of a library must not share a group, so this is not the process's default
-group.
+The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank states its job in the store.
+Two gangs at one address thus get an error, not wrong sums. The ranks then form a process group of torch.distributed,
+with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls in two slots of a library
+must not share a group.
 
-Sums are 64-bit numbers. Every rank gets the same bits.
+Sums are 64-bit numbers. Every rank receives identical bits.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
 
-_GOODBYE_S = 5.0
+_LEAVE_LIMIT_S = 5.0
 _AGAIN_S = 0.05
 
 
 class ExchangeError(GangBroken):
-    """The ranks of a gang did not meet, or a rank was lost. Facts: `rank`, `size`, `rendezvous`."""
+    """The ranks of a gang did not connect, or a rank was lost. Facts: `rank`, `size`, `rendezvous`."""
 
 
 class Exchange:
-    """One rank's connection to the other ranks of its gang."""
+    """The connection of one rank to the other ranks of its gang."""
 
     def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
         self.rank = rank
@@ -49,8 +49,9 @@ class Exchange:
         self._shared = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add every rank's `values` (64-bit, of one shape) in place. All ranks must call this. Raises ExchangeError if
-        a rank is lost or silent.
+        """Add the `values` of all ranks (64-bit, of equal shape) in place. All ranks must call this method.
+
+        Raises ExchangeError if a rank is lost or silent.
         """
         if self.size > 1:
             try:
@@ -62,8 +63,9 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return rank 0's data on every rank. All ranks must call this. `limit_s`: seconds that rank 0 may take. Raises
-        ExchangeError if rank 0 is lost or silent.
+        """Return the data of rank 0 on every rank. All ranks must call this method. `limit_s`: maximum wait in seconds.
+
+        Raises ExchangeError if rank 0 is lost or silent.
         """
         if self.size == 1:
             return data
@@ -80,19 +82,18 @@ class Exchange:
             raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Announce that this rank is done. Rank 0, which serves the store, waits up to 5 s until all ranks are."""
+        """Announce that this rank is done. Rank 0, which serves the store, waits up to 5 s for the other ranks."""
         if self.size == 1:
             return
         try:
             self._store.set(f"done/{self.rank}", "")
             if self.rank == 0:
                 names = [f"done/{rank}" for rank in range(self.size)]
-                self._store.wait(names, datetime.timedelta(seconds=_GOODBYE_S))
+                self._store.wait(names, datetime.timedelta(seconds=_LEAVE_LIMIT_S))
         except RuntimeError as error:
-            log.warning("rank %d: the others did not say that they are done: %s", self.rank, _first_line(error))
+            log.warning("rank %d: other ranks did not report that they are done: %s", self.rank, _first_line(error))
 
     def close(self) -> None:
-        """Close the connections. Other ranks notice at once."""
         group, self._group = self._group, None
         met, self._store = self._store, None
         if group is not None:
@@ -120,15 +121,15 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Open the exchange of a gang for the duration of the block.
+    """Open the exchange of a gang while the block runs.
 
     Args:
-        rendezvous: `host:port` on rank 0's machine.
-        job: A text that all ranks must share.
-        device: The PyTorch name of this rank's device.
-        limit_s: Seconds to wait for other ranks, also in each exchange.
-        listener: Rank 0's listening socket at the rendezvous; this function takes ownership.
-        key: The ranks' common secret (`stoker.gang().key`). Without a key anyone who reaches the address can join.
+        rendezvous: `host:port` on the machine of rank 0.
+        job: Text that must be equal on all ranks.
+        device: PyTorch name of this rank's device.
+        limit_s: Maximum seconds to wait for other ranks, also in each exchange.
+        listener: Listening socket of rank 0 at the rendezvous. Closed by this function.
+        key: Common secret of the ranks (`stoker.gang().key`). Without a key, anyone who reaches the address can join.
 
     Raises:
         ConfigError: The rank or the address is impossible.
@@ -160,7 +161,7 @@ def meet(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # Skipped after an error, because this rank would wait again for the lost rank.
+        # Skipped after an error, because this rank would wait for the lost rank again.
         exchange.part()
     finally:
         exchange.close()
@@ -208,13 +209,13 @@ def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_
 
 
 def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """Check that each rank is present once and has this job."""
+    """Raise ExchangeError unless each rank is present exactly once and has this job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again, at its own address"
     try:
         if store.add(f"hands/{rank}", 1) > 1:
-            raise ExchangeError(f"rank {rank} of {size} is at {where} already; {again}", **facts)
+            raise ExchangeError(f"rank {rank} of {size} has already joined at {where}; {again}", **facts)
         store.set(f"here/{rank}", mine)
         store.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=max(0.1, limit_s)))
         theirs = [bytes(store.get(f"here/{each}")).decode() for each in range(size)]
@@ -227,10 +228,10 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
         ) from error
     strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
     if strangers:
-        if rank == 0:  # leave last, because the other ranks read the reason in rank 0's store
+        if rank == 0:  # leave last, because the other ranks read the reason in the store of rank 0
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]
-                store.wait(reads, datetime.timedelta(seconds=_GOODBYE_S))
+                store.wait(reads, datetime.timedelta(seconds=_LEAVE_LIMIT_S))
         raise ExchangeError(
             f"rank {rank} of {size} found ranks of another job or gang at {where} (rank"
             f" {', '.join(strangers)}); {again}",
@@ -257,13 +258,13 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
     options = gloo._Options()
     options._timeout = limit
     options._threads = 1
-    # By default Gloo listens at this machine's name: other ranks may not reach that address, or strangers may.
+    # By default Gloo listens at this machine's host name, which other ranks may not reach, or strangers may.
     options._devices = [gloo.create_device(hostname=_own_address(host, port))]
     return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return this machine's address on the network that leads to the rendezvous. Sends nothing."""
+    """Return this machine's address on the network to the rendezvous. The function sends no data."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -1,9 +1,9 @@
-"""The store where a gang's ranks meet: names and values on rank 0, for ranks that prove the gang's key.
+"""The key-value store that connects the ranks of a gang. Rank 0 serves the store to ranks that prove the gang's key.
 
-torch.distributed's own store answers any stranger who reaches its port. Here both sides of a connection first prove the
-key (`pilot.transfer.wire`). Every header carries a MAC and the digest of its value. Values are not encrypted.
+torch.distributed's own store answers any stranger who reaches its port. In this store, both sides of a connection first
+prove the key (`pilot.transfer.wire`). Every header has a MAC and the digest of its value. Values are not encrypted.
 
-Gloo and NCCL find their ranks through this store. Their own connections check no key (docs/security.md).
+Gloo and NCCL find their ranks through this store. The connections of Gloo and NCCL check no key (docs/security.md).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
-"""The maximum size of a value."""
+"""Maximum size of a value in bytes."""
 _WAIT_S = 0.5
 """Maximum seconds that rank 0 waits for a missing value before it answers."""
 _IDLE_S = 7 * 86_400.0
-"""Maximum silence of a connection in seconds. A computing rank is silent; a lost rank closes its connection."""
+"""Maximum seconds without data on a connection. A rank is silent while it computes."""
 
 
 class StoreError(RuntimeError):
@@ -35,7 +35,7 @@ class StoreError(RuntimeError):
 
 
 class LocalValues:
-    """Rank 0's values by name. Thread-safe. `wait_s`: seconds to wait for missing values."""
+    """The values on rank 0, by name. Thread-safe. `wait_s`: maximum seconds to wait for missing values."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -63,7 +63,7 @@ class LocalValues:
             return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it equals `expected` (empty: no value). Return the resulting value."""
+        """Set the value if it equals `expected` (empty: no value). Return the value after the operation."""
         with self._changed:
             there = self._values.get(name)
             if there == expected or (there is None and not expected):
@@ -81,7 +81,7 @@ class LocalValues:
 
 
 class RemoteValues:
-    """Another rank's access to rank 0's `LocalValues`. Thread-safe. Raises StoreError if rank 0 is lost."""
+    """Access of another rank to the `LocalValues` of rank 0. Thread-safe. Raises StoreError if rank 0 is lost."""
 
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
@@ -130,8 +130,8 @@ class RemoteValues:
             raise StoreError(f"rank 0, which serves the rendezvous, is lost: {error}") from error
 
 
-class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes have no types here
-    """One rank's `torch.distributed.Store`. Blocking calls raise StoreError after `limit_s`."""
+class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped for mypy
+    """The `torch.distributed.Store` of one rank. Blocking methods raise StoreError after `limit_s` seconds."""
 
     def __init__(self, values: LocalValues | RemoteValues, *, limit_s: float, close: Callable[[], None]) -> None:
         super().__init__()
@@ -171,30 +171,28 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes hav
 
 
 def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
-    """Serve rank 0's store to other ranks at this listening socket. The store closes the socket."""
     listener.setblocking(True)
     values = LocalValues()
     limits = wire.WireLimits(silence_s=_IDLE_S)
-    server = ObjectServer(_Nothing(), key=key, listener=listener, limits=limits, more=_answers(values))
+    server = ObjectServer(_NoObjects(), key=key, listener=listener, limits=limits, more=_answers(values))
     return RankStore(values, limit_s=limit_s, close=server.close)
 
 
 def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
-    """Connect to rank 0's store at `host:port`. Raises PeerError."""
     values = RemoteValues(wire.connect(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0)))
     return RankStore(values, limit_s=limit_s, close=values.close)
 
 
-class _Nothing:
-    def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
+class _NoObjects:
+    def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # any name is accepted
         return nullcontext()
 
-    def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
+    def expects(self, name: str) -> bool:  # noqa: ARG002  # any name is accepted
         return False
 
 
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
-    """Return rank 0's handlers. A malformed request raises PeerError and closes its connection."""
+    """Return the request handlers of rank 0. A malformed request raises PeerError, which closes its connection."""
 
     def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
         def handle(channel: wire.Channel, question: dict[str, Any]) -> None:
@@ -202,7 +200,7 @@ def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str,
             try:
                 said, value = work(question, given)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise wire.PeerError(f"a rank sent a malformed question: {error}") from error
+                raise wire.PeerError(f"a rank sent a malformed request: {error}") from error
             _send(channel, said, value)
 
         return handle
@@ -243,7 +241,7 @@ def _send(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
 
 
 def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
-    """Read the value after a header. Raises PeerError if it differs from the header."""
+    """Read the value after a header. Raises PeerError if the value does not match the header."""
     size = header["body"]
     if size > MOST_BYTES:
         raise wire.PeerError(f"a value of {size} bytes is too long")

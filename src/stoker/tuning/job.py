@@ -1,9 +1,9 @@
-"""A prompt-tuning job from Python or a TOML file: the attributes of PromptTuner's Table 3.
+"""A prompt-tuning job from Python or a TOML file, with the attributes of PromptTuner's Table 3.
 
     name = "facts"
-    model = "models/SmolLM2-135M"       a folder, a .gguf file or a name on the hub; empty: the small default model
+    model = "models/SmolLM2-135M"       a folder, a .gguf file or a name on the Hugging Face hub; empty: a small model
 
-    devices = 1                         devices that hold one replica of the model together
+    devices = 1                         devices that share one replica of the model
 
     [data]
     path = "train.jsonl"                CSV, JSONL or Parquet
@@ -14,19 +14,19 @@
     held_out = 0.2                      share of the samples for the final measurement
 
     [prompt]
-    initial = "Say whether it is true." empty: the prompt bank finds one
-    virtual_tokens = 0                  0: as many as the initial prompt, at most 64
+    initial = "Say whether it is true." empty: the prompt bank finds an initial prompt
+    virtual_tokens = 0                  0: length of the initial prompt, at most 64
 
     [until]
     metric = "accuracy"                 or "rouge-l", "bleu", "loss"
     reach = 0.9                         stop at this value; default: run all iterations
-    iterations = 500                    at most
+    iterations = 500                    maximum number of iterations
     evaluate_every = 10
     slo = "15 min"                      time from submission; or deadline = 2030-01-31T18:00:00+01:00
 
     [training]
-    batch = 16                          samples per iteration, over all devices
-    micro_batch = 0                     samples at a time on a device; 0: all
+    batch = 16                          samples per iteration, on all devices together
+    micro_batch = 0                     samples per pass on a device; 0: all
     learning_rate = 0.01
     optimizer = "adamw"                 or "sgd"
     seed = 0
@@ -34,8 +34,8 @@
 
 Only `[data] path` is required.
 
-A hash of the seed and a sample's input decides the sample's part: training, evaluation or held out. So equal inputs are
-in one part.
+A hash of the seed and the input decides the part of a sample: training, evaluation or held out. Therefore samples with
+equal inputs are in the same part.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ PLACE = "{input}"
 
 
 class Metric(enum.Enum):
-    """The measure of a prompt's quality."""
+    """The metric for the quality of a prompt."""
 
     ACCURACY = "accuracy"
-    """Share of samples for which the model, decoding greedily, generates the target and its end token."""
+    """Share of samples for which the model, with greedy decoding, generates the target and its end token."""
     ROUGE = "rouge-l"
-    """ROUGE-L: F1 of the longest common subsequence of words, mean over samples."""
+    """ROUGE-L: mean over samples of the F1 of the longest common subsequence of words."""
     BLEU = "bleu"
-    """Corpus BLEU over runs of up to four words, from 0 to 1."""
+    """Corpus BLEU over n-grams of up to four words, from 0 to 1."""
     LOSS = "loss"
-    """Mean negative log-likelihood of a target token, in nats. The only metric for which smaller is better."""
+    """Mean negative log-likelihood of a target token, in nats. For all other metrics, larger is better."""
 
     def better(self, one: float, other: float) -> bool:
         """True if `one` is a better value than `other`.
@@ -86,11 +86,11 @@ class Metric(enum.Enum):
         return one < other if self is Metric.LOSS else one > other
 
     def reached(self, value: float, target: float | None) -> bool:
-        """True if a value is at least as good as its target.
+        """True if a value is at least as good as the target.
 
         Args:
             value: A measured value.
-            target: None for no target.
+            target: Target value, or None.
         """
         return target is not None and (value == target or self.better(value, target))
 
@@ -106,7 +106,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The data set, and how its rows become text."""
+    """The data set, and the conversion of rows to text."""
 
     path: str
     input: str = "input"
@@ -124,14 +124,14 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The initial prompt, and the length of the soft prompt in tokens (0: the initial prompt's, at most 64)."""
+    """The initial prompt, and the length of the soft prompt in tokens (0: as the initial prompt, at most 64)."""
 
     initial: str = ""
     virtual_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
 
 class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the job ends, and its deadline. `slo_s` counts from submission (0: none)."""
+    """The end of the job, and its deadline. `slo_s`: seconds from submission (0: none)."""
 
     metric: Metric = Metric.ACCURACY
     reach: float | None = None
@@ -156,7 +156,7 @@ class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hyperparameters, and seconds between checkpoints."""
+    """Hyperparameters, and the seconds between checkpoints."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 16
     micro_batch: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
@@ -167,7 +167,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One prompt-tuning job. Its result is `order.Tuned`."""
+    """A prompt-tuning job. The result of a job is an `order.Tuned`."""
 
     data: Data
     name: str = ""
@@ -178,10 +178,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: Training = Training()
 
     def deadline_s(self, *, submitted_s: float) -> float | None:
-        """Return the deadline in seconds since the epoch, or None. A time without a zone is local.
+        """Return the deadline in seconds since the epoch, or None. A time without a time zone is local time.
 
         Args:
-            submitted_s: Seconds since the epoch.
+            submitted_s: Submission, in seconds since the epoch.
         """
         if self.until.deadline is not None:
             return self.until.deadline.timestamp()
@@ -207,11 +207,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job:
-    """Return the checked job in a TOML file.
+    """Return the job in a TOML file.
 
     Args:
-        path: The file. Its paths are relative to its folder.
-        now_s: The current time in seconds since the epoch; None: the clock's.
+        path: The file. Paths in the file are relative to its folder.
+        now_s: Current time in seconds since the epoch; None: time of the clock.
 
     Raises:
         ConfigError: The job is wrong; with `file`, `line` and `key`, if known.
@@ -227,7 +227,7 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
-    """Parse a job. `file`: for errors; `folder`: for relative paths. Raises ConfigError."""
+    """Parse a job. `file`: name for error messages. `folder`: folder for relative paths. Raises ConfigError."""
     data = parse_toml(text, file=file)
     try:
         job: Job = msgspec.convert(data, type=Job, dec_hook=read_unit)
@@ -242,18 +242,18 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
 
 
 def _with_absolute_paths(job: Job, folder: Path) -> Job:
-    """Make paths absolute. A model that is no path is a name on the model hub."""
+    """Make paths absolute. If the model is not a path, it is a name on the model hub."""
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
     return msgspec.structs.replace(job, model=model, data=data)
 
 
 def digest_job(job: Job, *more: Any) -> str:
-    """Return a digest (16 hex digits) of the settings that decide a run's numbers.
+    """Return a digest (16 hex digits) of the settings that affect the results of a run.
 
     Args:
         job: The job.
-        *more: Further JSON values.
+        *more: Other JSON values for the digest.
     """
     until = (job.until.metric, job.until.evaluate_every)
     training = msgspec.structs.replace(job.training, checkpoint_every_s=Duration(0.0), micro_batch=0)
@@ -263,7 +263,7 @@ def digest_job(job: Job, *more: Any) -> str:
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """A pair of input and target. `place`: its line or index in the file."""
+    """A pair of input and target. `place`: line or index of the sample in the file."""
 
     input: str
     target: str
@@ -283,7 +283,7 @@ def read_samples(data: Data) -> tuple[Sample, ...]:
         data: The data set.
 
     Raises:
-        ConfigError: The file is empty or a row is invalid; with file, line and field.
+        ConfigError: The file is empty or a row is invalid. Facts: file, line and field.
     """
     path = Path(data.path)
     found = tuple(
@@ -296,12 +296,12 @@ def read_samples(data: Data) -> tuple[Sample, ...]:
 
 
 def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
-    """Return the three parts of samples, split by distinct inputs.
+    """Return the three parts of samples. Samples with equal inputs are in the same part.
 
     Args:
         samples: All samples.
-        data: Has `evaluation_samples` (at most a third of the inputs) and the share `held_out`.
-        seed: Chooses the split.
+        data: Settings `evaluation_samples` (at most a third of the inputs) and `held_out` (a share).
+        seed: Seed of the split.
 
     Raises:
         ConfigError: The samples have fewer than three distinct inputs.
@@ -320,7 +320,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
     held_out = min(max(1, round(data.held_out * count)), count - evaluation - 1)
     borders = (0, evaluation, evaluation + held_out, count)
     parts = [
-        # Sort a group by target, because the order of the file must not matter.
+        # Sort each group by target, so that the order of the file has no effect.
         tuple(sample for _, group in ordered[start:end] for sample in sorted(group, key=lambda one: one.target))
         for start, end in itertools.pairwise(borders)
     ]
@@ -331,7 +331,7 @@ def digest_samples(samples: Sequence[Sample]) -> str:
     """Return a digest of samples (16 hex digits).
 
     Args:
-        samples: Their order counts.
+        samples: The samples, in order.
     """
     digest = hashlib.sha256()
     for sample in samples:

@@ -1,9 +1,9 @@
-"""Measure generated texts, as sums over samples that ranks can add.
+"""Measure generated texts as sums over samples, which ranks can add.
 
 ROUGE-L (Lin, 2004) is the F1 of the longest common subsequence of words. As in the package `rouge-score`, a word is a
-run of letters and digits in lower case, without stemming. BLEU (Papineni et al., 2002) is the corpus form, over matches
-of one to four words. As in sacreBLEU, orders without a match use "exponential smoothing", and words are split as WMT's
-13a does.
+run of lower-case letters and digits, without stemming. BLEU (Papineni et al., 2002) is corpus BLEU with n-grams of one
+to four words. As in sacreBLEU, n-gram orders without a match use "exponential smoothing", and words are split as in
+WMT's 13a tokenizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPLIT = (
 
 
 class MetricSums(msgspec.Struct, frozen=True):
-    """Sums over samples. `matches`, `grams`: counts of one to four consecutive words. `written`, `wanted`: lengths in
+    """Sums over samples. `matches`, `grams`: counts of n-grams of one to four words. `written`, `wanted`: lengths in
     words.
     """
 
@@ -59,7 +59,7 @@ class MetricSums(msgspec.Struct, frozen=True):
         return MetricSums(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
 
     def value(self, metric: Metric) -> float:
-        """Return the metric of all samples; NaN without samples."""
+        """Return the value of a metric over all samples; NaN without samples."""
         if not self.samples:
             return math.nan
         match metric:
@@ -91,7 +91,7 @@ def count_words(text: str) -> int:
 
 
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
-    """Raise ConfigError if the metric is the same for every prompt, or no prompt can reach the target.
+    """Raise ConfigError if the metric is equal for all prompts, or if no prompt can reach the target.
 
     Args:
         job: The job.
@@ -100,12 +100,12 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(
             f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
-            f" {job.data.path} for evaluation has as many; choose 'accuracy' or 'rouge-l'",
+            f" {job.data.path} for evaluation has four words; choose 'accuracy' or 'rouge-l'",
             file=job.data.path, key="metric",
         )  # fmt: skip
     if job.until.metric is not Metric.ROUGE:
         return
-    # ROUGE-L's words have only a to z and digits, so a target in another script always scores 0.
+    # ROUGE-L counts only words of a to z and digits, so a target in another script always scores 0.
     best = sum(bool(_words_of_rouge(target)) for target in targets) / max(1, len(targets))
     words = f"it counts words of the letters a to z and digits, and {{}} of {job.data.path} have none"
     if not best:
@@ -124,7 +124,6 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
 
 
 def of_text(written: str, wanted: str) -> MetricSums:
-    """Return one sample's ROUGE-L and BLEU sums."""
     ours, theirs = _words_13a(written), _words_13a(wanted)
     matches, grams = [], []
     for order in range(1, _ORDERS + 1):
@@ -138,7 +137,6 @@ def of_text(written: str, wanted: str) -> MetricSums:
 
 
 def rouge_l(written: str, wanted: str) -> float:
-    """Return ROUGE-L's F1 of a text against a reference."""
     ours, theirs = _words_of_rouge(written), _words_of_rouge(wanted)
     common = _common(ours, theirs)
     if not common:

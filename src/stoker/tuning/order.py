@@ -1,4 +1,4 @@
-"""A tuning call: its argument, its saved state, its result and the result's folder."""
+"""The argument, the saved state and the result of a tuning call."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from stoker.tuning.job import Job, Metric, Sample
 
 
 class BankPlace(msgspec.Struct, frozen=True):
-    """A model's bank: its model and folder, which a library may not see."""
+    """The prompt bank of a model: the folder, which a library may not see, and the model."""
 
     folder: str
     model: str
 
     @staticmethod
     def of(model: str, *, folder: str | os.PathLike[str] = "") -> BankPlace:
-        """Return the place of a model's bank.
+        """Return the bank of a model.
 
         Args:
-            model: The model's identity.
-            folder: The bank's folder; by default in the user's state folder.
+            model: Identity of the model.
+            folder: Folder of the bank. The default is in the user's state folder.
         """
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)[:80]
         path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
@@ -45,7 +45,7 @@ class Initial(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The state for resuming a job. `metric`: the last evaluation's, for display."""
+    """The state for resuming a job. `metric`: value of the last evaluation, for display."""
 
     initial: Initial
     checkpoint: bytes
@@ -53,8 +53,9 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The work of one call. `slo_s`: seconds from submission to deadline (0: no deadline). `start`: a packed `Saved` of
-    an earlier attempt.
+    """The work of one call. `slo_s`: seconds from submission to deadline (0: no deadline). `start`: packed `Saved` of
+    an
+    earlier attempt.
     """
 
     job: Job
@@ -65,7 +66,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def pack(saved: Saved) -> bytes:
-    """Encode a state without pickle.
+    """Encode a saved state without pickle.
 
     Args:
         saved: The state.
@@ -77,13 +78,13 @@ def pack(saved: Saved) -> bytes:
 
 
 def unpack(data: bytes) -> Saved | None:
-    """Decode a state.
+    """Decode a saved state.
 
     Args:
         data: Bytes from `pack`.
 
     Returns:
-        The state; None for empty or invalid bytes, because a job can start again.
+        The state, or None for empty or invalid bytes. The job then starts from the beginning.
     """
     try:
         return msgspec.msgpack.decode(data, type=Saved) if data else None
@@ -100,11 +101,11 @@ class TuningEnd(enum.Enum):
     REACHED = "reached"
     ITERATIONS = "iterations"
     DIVERGED = "diverged"
-    """The loss is no longer finite. The result is the best earlier prompt. A smaller learning rate helps."""
+    """The loss is not finite. The result is the best earlier prompt. A smaller learning rate can help."""
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """An evaluation: its iteration, the metric, and the loss per target token."""
+    """An evaluation: iteration, metric, and loss per target token."""
 
     iteration: int
     metric: float
@@ -112,13 +113,13 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """The result of a job (Table 3's last attribute) and its cost.
+    """The result of a job (the last attribute in Table 3) and its cost.
 
-    `text`: the tokens nearest to the soft prompt, for display only. `initial_from`: the initial prompt's origin.
-    `held_out`: an evaluation on samples used neither to train nor to choose the prompt. `best`: the first evaluation
-    that reached the target, else the best. `spent_s`: seconds by `pace.Part` over all runs of the job. `devices`:
-    number in the last run. `adapter`, `adapter_config`: PEFT's files. `first_step_at`: time of the last run's first
-    step, in seconds since the epoch (0: no step).
+    `text`: tokens nearest to the soft prompt, for display only. `initial_from`: origin of the initial prompt.
+    `held_out`: evaluation on samples used neither to train nor to choose the prompt. `best`: first evaluation that
+    reached the target, or else the best evaluation. `spent_s`: seconds by `pace.Part` over all runs of the job.
+    `devices`: number of devices in the last run. `adapter`, `adapter_config`: files for PEFT. `first_step_at`: time of
+    the last run's first step, in seconds since the epoch (0: no step).
     """
 
     name: str
@@ -152,7 +153,7 @@ def write_tuned(tuned: Tuned, folder: Path) -> Path:
         Path of `tuned.json`, which is written last.
 
     Raises:
-        ConfigError: The folder cannot be written.
+        ConfigError: The folder is not writable.
     """
     write_whole(folder, tuned.adapter, name=ADAPTER)
     write_whole(folder, tuned.adapter_config, name=ADAPTER_CONFIG)

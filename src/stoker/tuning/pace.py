@@ -1,12 +1,12 @@
-"""The time of a job: where it is spent, how much is left, and the budget of a lookup in the bank.
+"""Measure where the time of a job is spent, estimate the time left, and limit the time of a bank lookup.
 
 PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. We add the
-remaining evaluations, at their longest time. The first iteration after a start does not count, because it includes
-one-time work. Only recent iterations count. For a number of devices without measurements, computation scales with the
-batch per device, the exchange does not.
+longest evaluation for each remaining evaluation. The first iteration after a start is ignored, because it includes
+one-time work. Only recent iterations count. For a number of devices without measurements, computation time scales with
+the batch per device, and exchange time stays constant.
 
-PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO. A job's wait is not subtracted. A pace is used only for jobs with
-the same kind of device and `virtual_tokens`.
+PromptTuner §4.4.3 limits a lookup to 20 % of a job's SLO. The wait of the job is not subtracted. A pace is valid only
+for equal kinds of device and `virtual_tokens`.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _KEPT = 50
 
 class Part(enum.Enum):
     BANK = "bank"
-    """Looking up the initial prompt, and adding the tuned prompt to the bank."""
+    """Look up the initial prompt, and add the tuned prompt to the bank."""
     START = "start"
-    """Meeting other ranks, making the soft prompt, reading a checkpoint."""
+    """Connect to other ranks, create the soft prompt, read a checkpoint."""
     DATA = "data"
-    """Choosing and encoding samples."""
+    """Select and encode samples."""
     COMPUTE = "compute"
     """Forward and backward passes, and optimizer steps."""
     COMMUNICATION = "communication"
-    """The exchange of gradients, including the wait for the slowest rank."""
+    """Exchange of gradients, including the wait for the slowest rank."""
     EVALUATION = "evaluation"
-    """Evaluating the soft prompt."""
+    """Evaluation of the soft prompt."""
     CHECKPOINTS = "checkpoints"
-    """Making and writing checkpoints."""
+    """Create and write checkpoints."""
 
 
 class PartClock:
-    """Seconds by part of a job."""
+    """Counts the seconds of each part of a job."""
 
     def __init__(self) -> None:
         self._spent_s = dict.fromkeys(Part, 0.0)
@@ -67,14 +67,14 @@ class PartClock:
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """Return the exchange's part of the iterations' time; 0 without iterations."""
+    """Return the share of the exchange in the time of iterations; 0 without iterations."""
     exchange = spent_s.get(Part.COMMUNICATION.value, 0.0)
     both = exchange + spent_s.get(Part.COMPUTE.value, 0.0)
     return exchange / both if both > 0 else 0.0
 
 
 class TimeLeft(msgspec.Struct, frozen=True):
-    """Seconds left. `measured`: True for an upper bound, False if scaled from another number of devices."""
+    """Seconds left. `measured`: True for an upper bound, False for an estimate from another number of devices."""
 
     seconds: float
     measured: bool
@@ -96,14 +96,12 @@ class IterationPace:
         self._evaluations.append(seconds)
 
     def longest_s(self, *, devices: int) -> float | None:
-        """Return the seconds of the longest recent iteration on this number of devices, or None."""
+        """Return the seconds of the longest recent iteration on `devices` devices, or None."""
         kept = self._kept.get(devices)
         return max(seconds for seconds, _ in kept) if kept else None
 
     def time_left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> TimeLeft | None:
-        """Return the time of `iterations`, plus `allocation_s` for getting the devices. None before the first
-        measurement.
-        """
+        """Return the time of `iterations`, plus `allocation_s` to allocate the devices; None without measurements."""
         evaluations = math.ceil(iterations / self._evaluate_every)
         pauses_s = allocation_s + evaluations * max(self._evaluations, default=0.0)
         longest = self.longest_s(devices=devices)
@@ -118,12 +116,12 @@ class IterationPace:
 
 
 BUDGET = 0.2
-"""The share of the time from submission to deadline that a lookup may take."""
+"""Maximum share of the time from submission to deadline that a lookup may take."""
 _PACE_FILE = "pace.json"
 
 
 class ScoringPace(msgspec.Struct, frozen=True):
-    """Seconds per scored prompt, and of the last lookup, on one device."""
+    """Seconds per scored prompt, and seconds of the last lookup, on one device."""
 
     score_s: float
     lookup_s: float
@@ -141,18 +139,18 @@ def is_over(lookup_s: float, *, slo_s: float) -> bool:
 
 
 def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
-    """Return the measured paces of a bank by kind of device.
+    """Return the measured paces of a bank, by kind of device.
 
     Args:
         folder: The bank's folder.
-        virtual_tokens: Return only paces measured with this number.
+        virtual_tokens: Return only paces for this number of virtual tokens.
     """
     known = _read_known(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Store a lookup's pace in the bank. Of two concurrent writes one may be lost."""
+    """Store the pace of a lookup in the bank. Of two concurrent paces, one may be lost."""
     known = _read_known(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):

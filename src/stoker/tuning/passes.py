@@ -1,15 +1,15 @@
-"""Run the soft prompt on a context's model with PEFT: gradients and measurements.
+"""Run the soft prompt on the model of a context with PEFT: gradients and measurements.
 
-PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes all three
-after each call. It computes the embeddings itself, because PEFT would load the tokenizer from the hub again. The model
-stays in evaluation mode, because dropout depends on the batch's split over ranks.
+PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes these
+changes after each call. This module computes the embeddings itself, because PEFT would load the tokenizer from the hub
+again. The model stays in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
-All results are sums over samples or tokens; the caller adds the sums of all ranks and then divides. Rows are padded on
-the right, so a row's results do not depend on the other rows (up to rounding). Only the positions before target tokens
-pass through the output layer, to save memory.
+All results are sums over samples or tokens. The caller adds the sums of all ranks and then divides. Padding is on the
+right, so the results of a row do not depend on other rows (except for rounding). To save memory, only the positions
+before target tokens pass through the output layer.
 
-Accuracy needs no generation. The model generates the target if and only if each target token is the most likely one
-after the tokens before it.
+Accuracy needs no generation. The model generates the target if and only if each target token is the most likely token
+after its predecessors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _ADAPTER = "default"
 
 
 def embed(model: Any, ids: Ids) -> torch.Tensor:
-    """Return the embeddings of tokens, `[tokens, width]`, float32 on the CPU."""
     table = model.get_input_embeddings()
     with torch.no_grad():
         found = table(torch.tensor(ids, device=table.weight.device))
@@ -40,11 +39,11 @@ def embed(model: Any, ids: Ids) -> torch.Tensor:
 
 
 class SoftPrompt:
-    """A model with a soft prompt before its input. `vectors`: the trained parameter, `[tokens, width]`."""
+    """A model with a soft prompt before its input. `vectors`: trained parameter, `[tokens, width]`."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
-        """PEFT's model, which puts the soft prompt before the embeddings of its input tokens."""
+        """PEFT's model, which inserts the soft prompt before the embeddings of the input tokens."""
         self.base = wrapped.get_base_model()
 
     @property
@@ -75,7 +74,7 @@ class SoftPrompt:
 
 @contextlib.contextmanager
 def soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
-    """Give the model this soft prompt for the block, then restore the model."""
+    """Add a soft prompt to the model while the block runs, then restore the model."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     was_training = model.training
     slices = getattr(model.config, "pretraining_tp", None)
@@ -111,7 +110,7 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient of the rows' summed loss, `[tokens, width]`; this loss in nats; the number of target
+    """Return the gradient of the summed loss of `rows`, `[tokens, width]`, the loss in nats, and the number of target
     tokens.
     """
     soft.vectors.grad = None
@@ -135,7 +134,7 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
 def measure(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """Measure loss and accuracy on these rows, and ROUGE-L and BLEU if the metric is one of these two."""
+    """Measure loss and accuracy of `rows`. If the metric is ROUGE-L or BLEU, measure these as well."""
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
@@ -148,9 +147,7 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate text greedily after the prompt and each row's source, at most twice as many tokens as the longest
-    target.
-    """
+    """Generate text greedily after the prompt and each source, up to twice the tokens of the longest target."""
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]
@@ -195,7 +192,7 @@ def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[tor
     wanted = torch.tensor(
         [(*row.target, *(_IGNORED,) * (longest - len(row.target))) for row in rows], device=device
     )  # fmt: skip
-    # The logits for a token are at the position before it, and the soft prompt is before the row.
+    # The logits for a token are at the position before the token, and the soft prompt precedes the row.
     before = [len(soft) + len(row.source) - 1 for row in rows]
     places = [
         [start + min(at, len(row.target) - 1) for at in range(longest)] for start, row in zip(before, rows, strict=True)

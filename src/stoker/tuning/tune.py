@@ -1,17 +1,17 @@
 """Soft-prompt tuning of a context's model, on one device or a gang, with checkpoints.
 
-A soft prompt is a few vectors before the embeddings of the input. Gradient descent trains only these vectors (Lester et
-al., arXiv:2104.08691; PromptTuner §2, §5.1).
+A soft prompt is a small number of vectors before the embeddings of the input. Gradient descent trains only these
+vectors (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1).
 
-Ranks are synchronous, and each has the whole model. Every rank computes the summed loss of its part of the batch, and
-its gradient. The ranks add these and their token counts, divide, and make the same step. So the number of ranks changes
-only rounding.
+Ranks are synchronous, and each rank has the whole model. Every rank computes the summed loss of its part of the batch,
+and the gradient of this loss. The ranks add losses, gradients and token counts, divide, and make identical steps.
+Therefore the number of ranks affects only rounding.
 
-If the progress report of a rank raises `Evicted`, this rank announces it in the next exchange. All ranks then leave
-after the same iteration with the same checkpoint.
+If the progress report of a rank raises `Evicted`, the rank announces the eviction in the next exchange. All ranks then
+stop after the same iteration with the same checkpoint.
 
-A checkpoint is a safetensors file with a JSON header; reading it runs no code. A job may resume on any number of
-devices. If the file is unreadable, the job logs a warning and starts again.
+A checkpoint is a safetensors file with a JSON header. Reading a checkpoint runs no code. A job can resume on any number
+of devices. If the file is unreadable, the job logs a warning and starts from the beginning.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a checkpoint. `job`: the digest of the settings that decide the numbers."""
+    """The header of a checkpoint. `job`: digest of the settings that affect the results."""
 
     job: str
     iteration: int
@@ -69,7 +69,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class TuningState(msgspec.Struct, frozen=True):
-    """A checkpoint: the soft prompt `[tokens, width]`, the best one so far, and the optimizer's tensors."""
+    """A checkpoint: the soft prompt `[tokens, width]`, the best soft prompt so far, and the optimizer's tensors."""
 
     header: Header
     prompt: torch.Tensor
@@ -86,9 +86,9 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """Decode a checkpoint. Return None for empty or (with a warning) invalid `data`.
+    """Decode a checkpoint. Return None for empty or invalid `data`; invalid data also logs a warning.
 
-    Raises ConfigError for the checkpoint of another job.
+    Raises ConfigError for a checkpoint of another job.
     """
     if not data:
         return None
@@ -102,7 +102,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         }
         state = TuningState(header, tensors[_PROMPT], tensors[_BEST], optimizer)
     except (safetensors.SafetensorError, KeyError, TypeError, *UNREADABLE) as error:
-        log.warning("a checkpoint of %d bytes cannot be read (%s); the job begins again", len(data), error)
+        log.warning("a checkpoint of %d bytes cannot be read (%s); the job starts from the beginning", len(data), error)
         return None
     if header.job != job:
         raise ConfigError(
@@ -113,7 +113,6 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
 
 
 def read_file(folder: Path) -> bytes:
-    """Return the folder's checkpoint, or empty bytes. Raises ConfigError."""
     try:
         return (folder / FILE).read_bytes()
     except FileNotFoundError:
@@ -123,7 +122,6 @@ def read_file(folder: Path) -> bytes:
 
 
 def write_file(folder: Path, data: bytes) -> None:
-    """Write a checkpoint atomically. Raises ConfigError."""
     write_whole(folder, data, name=FILE)
 
 
@@ -145,8 +143,8 @@ class TunableModel(Protocol):
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """A job's progress. `loss`: per target token of the batch. `metric`: the last evaluation's. `left_s`: upper bound
-    of the seconds left. `checkpoint`: rank 0's, if it was just made.
+    """The progress of a job. `loss`: per target token of the batch. `metric`: value of the last evaluation. `left_s`:
+    upper bound of the seconds left. `checkpoint`: new checkpoint of rank 0, if any.
     """
 
     iteration: int
@@ -159,7 +157,7 @@ class TuningProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[TuningProgress], None]
-"""A function that receives the progress. It may raise `Evicted`."""
+"""A function that receives the progress of a job, and may raise `Evicted`."""
 
 
 def tune(
@@ -175,19 +173,20 @@ def tune(
     report: Report | None = None,
     limit_s: float = 120.0,
 ) -> Tuned:
-    """Run the job as one rank. The ranks meet at `rendezvous`, a `host:port` on rank 0's machine. The model is not
-    changed.
+    """Run a job as one rank. The model is unchanged afterwards.
+
+    The ranks connect at `rendezvous`, a `host:port` on the machine of rank 0.
 
     Args:
         start: A checkpoint from a report.
-        folder: Folder of checkpoints. The run resumes from its checkpoint or `start`, whichever is newer.
-        limit_s: Seconds to wait for other ranks.
+        folder: Folder of checkpoints. The run resumes from the newer of its checkpoint and `start`.
+        limit_s: Maximum seconds to wait for other ranks.
 
     Raises:
-        ConfigError: The job cannot run: no prompt, too few or too long samples, an unreachable target, or another job's
-            checkpoint.
+        ConfigError: The job has no prompt, too few or too long samples, an unreachable target, or the checkpoint of
+            another job.
         ExchangeError: A rank does not join or is lost.
-        Evicted: `report` raised it; with a checkpoint.
+        Evicted: `report` raised Evicted. The exception has a checkpoint.
     """
     clock = PartClock()
     with contextlib.ExitStack() as stack:
@@ -213,8 +212,8 @@ def tune_with(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """As `tune`, for ranks that have met. Adds the job's seconds to `clock`. Calls `begun` with the number of earlier
-    iterations first.
+    """Run a job as `tune`, with ranks that have met. Add the job's seconds to `clock`. First call `begun` with the
+    number of earlier iterations.
     """
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
@@ -229,9 +228,7 @@ def tune_with(
 
 
 def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
-    """Return 16 hex digits of the facts that all ranks must share: the job's settings, its samples, and the model's
-    shape.
-    """
+    """Return a digest (16 hex digits) that must be equal on all ranks: job settings, samples, and model shape."""
     shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
     return digest_job(job, digest_samples(samples), shape, *more)
 
@@ -257,7 +254,7 @@ class _EncodedJob:
 def _begin(
     context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None
 ) -> TuningState:
-    """Return rank 0's newest checkpoint or its initial state, the same on every rank."""
+    """Return the newest checkpoint of rank 0, or its initial state. All ranks return the same state."""
     data = b""
     if exchange.rank == 0:
         kept = [
@@ -327,7 +324,7 @@ class _RankRun:
             if asked and not self._ended:
                 data = self._checkpoint(write=self._exchange.rank == 0)
                 raise Evicted(payloads.dumps(data, what="checkpoint"))
-            self._tell(loss, iteration_s, self._checkpoint() if self._due() else b"")
+            self._report_progress(loss, iteration_s, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
         self._soft.place(self._best)
@@ -406,7 +403,7 @@ class _RankRun:
         self._saved_at = time.monotonic()
         return data
 
-    def _tell(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
+    def _report_progress(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
         if self._report is None:
             return
         done, most = self._header.iteration, self._job.until.iterations
@@ -416,7 +413,7 @@ class _RankRun:
         try:
             self._report(TuningProgress(done, most, loss, metric, iteration_s, left_s, checkpoint))
         except Evicted:
-            # All ranks must leave together, after the next exchange, which announces the eviction.
+            # All ranks must stop together, after the next exchange, which announces the eviction.
             self._leaving = True
 
 
@@ -430,7 +427,6 @@ def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
 
 
 def _better(point: Point, best: Point, *, metric: Metric) -> bool:
-    """True if `point` is better. If metrics are equal, the loss decides."""
     if point.metric == best.metric:
         return point.loss < best.loss
     return metric.better(point.metric, best.metric)

@@ -1,13 +1,13 @@
-"""Build a bank on first use: read the features of thousands of prompts from the model, and cluster them. Score prompts.
+"""Build a bank on first use, and score prompts. To build a bank, compute the features of its prompts and cluster them.
 
-The file `readings` keeps each feature, so a killed build, or a build with other settings, continues from this file.
+The file `readings` stores each feature. A build after a killed build, or with other settings, reuses this file.
 
-The feature of a prompt (§4.3.1, "activation features") is the mean over its first 64 tokens of the model's last hidden
-state. The paper names no layer; only the last layer decides the score. We use the mean, because a prompt's last token
-is often punctuation.
+The feature of a prompt (§4.3.1, "activation features") is the mean of the last hidden states over its first 64 tokens.
+The paper names no layer; only the last layer decides the score. We use the mean, because the last token of a prompt is
+often punctuation.
 
-A prompt's score is the loss with which tuning starts from it, on the same tokens. Equation 1 takes the mean over
-samples, tuning over target tokens. Both are equal for targets of equal length.
+The score of a prompt is the initial loss of tuning, on the same tokens. Equation 1 is a mean over samples, tuning uses
+a mean over target tokens. The two means are equal for targets of equal length.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Progress = Callable[[int, int], None]
 """A function that receives the number of prompts read so far, and the total."""
 
 AT_ONCE = 64
-"""Prompts that are read and stored together. A killed build loses at most this many."""
+"""Number of prompts that are read and stored together. A killed build loses at most this number."""
 
 
-class _Of(msgspec.Struct, frozen=True):
+class _Origin(msgspec.Struct, frozen=True):
     model: str
     reading: str
 
@@ -63,13 +63,13 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class Readings:
-    """The features read from one model, by prompt. A writer must lock the folder."""
+    """The features from one model, by prompt. A writer must lock the folder."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.path = folder / "readings"
         self.candidates: dict[Key, Candidate] = {}
         self._features: dict[Key, Array] = {}
-        self._of = _Of(model, reading)
+        self._of = _Origin(model, reading)
         self._end = 0
         with contextlib.suppress(FileNotFoundError):
             self._load()
@@ -81,7 +81,7 @@ class Readings:
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
-        """Store raw features. Raises ValueError for a wrong number, StokerError if the disk refuses."""
+        """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader gave features of shape {features.shape} for {len(candidates)} texts")
         records = [
@@ -97,7 +97,7 @@ class Readings:
     def _load(self) -> None:
         found = store.read_records(self.path, skip=True)
         try:
-            of = msgspec.msgpack.decode(found.payloads[0], type=_Of) if found.payloads else self._of
+            of = msgspec.msgpack.decode(found.payloads[0], type=_Origin) if found.payloads else self._of
             records = [msgspec.msgpack.decode(payload, type=_Reading) for payload in found.payloads[1:]]
         except UNREADABLE as error:
             raise StokerError(
@@ -143,15 +143,15 @@ def ensure_bank(
 ) -> BankStore:
     """Return the bank in `folder`. Build it if it is missing or damaged, or if `again` is True.
 
-    Its prompts are `candidates`, those in `readings`, and the old bank's intact ones. Only one process builds. Raises
-    StokerError for another model's folder, and ValueError as `layers.build`.
+    A new bank contains `candidates`, the prompts in `readings`, and the old bank's intact prompts. Only one process
+    builds. Raises StokerError for another model's folder, and ValueError as `layers.build`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
         return bank
     with locked(folder):
         bank = _whole(folder, model=model, reading=reading)
-        if bank is not None and not again:  # another process built it in the meantime
+        if bank is not None and not again:  # another process has built the bank
             return bank
         readings = Readings(folder, model=model, reading=reading)
         every = {one.key: one for one in (*candidates, *readings.candidates.values(), *salvage(folder))}
@@ -166,13 +166,13 @@ def ensure_bank(
 
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
-    """Insert a prompt, and store its feature. Raises the errors of `BankStore.insert`."""
+    """Insert a prompt into a bank, and store its feature. Raises the errors of `BankStore.insert`."""
     return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, reading=bank.reading, read=read))
 
 
 def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Insertion | None:
-    """Insert a prompt into the bank of this folder. Without an intact bank, store the prompt for the next build and
-    return None. Raises its errors.
+    """Insert a prompt into the bank in `folder`. Without an intact bank, store the prompt for the next build and return
+    None. Raises the errors of `insert`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     bank = _whole(folder, model=model, reading=reading)
@@ -183,7 +183,7 @@ def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, 
 
 
 def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
-    """Store the candidate and its raw feature `[width]` in the readings. Return the feature."""
+    """Store a candidate and its raw feature `[width]` in `readings`. Return the feature."""
     with locked(folder):
         readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
@@ -196,7 +196,7 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read:
 
 
 def keep_aside(path: Path) -> Path:
-    """Copy a damaged file before its replacement. Return the copy's path."""
+    """Copy a damaged file before it is replaced. Return the path of the copy."""
     aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     shutil.copyfile(path, aside)
     return aside
@@ -214,7 +214,7 @@ def _whole(folder: Path, *, model: str, reading: str) -> BankStore | None:
 def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader, progress: Progress | None) -> None:
     missing = [one for one in wanted if one.key not in readings]
     there = len(wanted) - len(missing)
-    # Reading texts of similar length together saves padding.
+    # Texts of similar length in one batch need less padding.
     missing.sort(key=lambda one: len(one.text))
     for start in range(0, len(missing), AT_ONCE):
         some = missing[start : start + AT_ONCE]
@@ -224,13 +224,13 @@ def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader,
 
 
 FEATURE_TOKENS = MOST_TOKENS
-"""Tokens read per prompt. Scored prompts are cut to this length too, unless the job has `virtual_tokens`."""
+"""Tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
 SCORED_SAMPLES = 16
 """Evaluation samples per score (§4.3.2)."""
 
 
 def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
-    """Describe how features are read, for the bank's identity."""
+    """Describe how features are computed, for a bank's identity."""
     return f"mean last hidden state, first {tokens} tokens"
 
 
@@ -252,11 +252,11 @@ def scorer(
     batch_size: int = 4,
     seen: Callable[[int], None] | None = None,
 ) -> Score:
-    """Return a function that computes equation 1: the mean loss of these samples' targets after prompt and input.
+    """Return a function that computes equation 1: the mean loss of the targets of `samples` after prompt and input.
 
-    It cuts each prompt to `tokens`, or repeats or cuts it to `virtual_tokens` if given. The loss is nan if tuning would
-    refuse the prompt. `batch_size`: prompts at a time. `seen` receives the number of scored prompts. The function
-    raises ValueError for samples that the model cannot read.
+    The function cuts each prompt to `tokens`, or repeats or cuts it to `virtual_tokens` if given. The loss is NaN if
+    tuning would refuse the prompt. `batch_size`: prompts per batch. `seen` receives the number of scored prompts.
+    Raises ValueError for samples that the model cannot read.
     """
     from stoker.contexts.reading import mean_losses
 

@@ -1,4 +1,4 @@
-"""Prompts of the bank: from a file, shipped ones, and one made from targets."""
+"""Prompts for the bank: from a file, or from a job's targets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stoker.datafile import read_rows, text_field
 from stoker.errors import ConfigError
 
 Key = NewType("Key", str)
-"""The identity of a prompt: 32 hex digits of its text's hash."""
+"""Identity of a prompt: 32 hex digits of the hash of its text."""
 
 
 def key_of(text: str) -> Key:
-    """Return the key of a text, ignoring surrounding space."""
+    """Return the key of a text without surrounding whitespace."""
     return Key(hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
 
@@ -31,25 +31,25 @@ class Candidate(msgspec.Struct, frozen=True):
     task: str = ""
     metric: str = ""
     value: float | None = None
-    """The metric's value on held-out data."""
+    """Value of the metric on held-out data."""
     tuned_at: float | None = None
     """Seconds since the epoch."""
 
     @property
     def key(self) -> Key:
-        """Key of the text."""
+        """Key of the prompt's text."""
         return key_of(self.text)
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """Return the prompts of a file in order, equal texts once.
+    """Return the prompts in a file, in order, without duplicates.
 
     Args:
         path: A `.jsonl`, `.jsonl.xz`, `.csv` or `.parquet` file with the field `text`, and optionally `source`, `name`,
             `licence`, `task`.
 
     Raises:
-        ConfigError: A row has no text, or the file no rows; with file and line.
+        ConfigError: A row has no text, or the file has no rows. Facts: file and line.
     """
     found: dict[Key, Candidate] = {}
     for row in read_rows(path):
@@ -73,7 +73,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """Return an instruction to generate targets like these. It lists up to 8 short ones."""
+    """Return an instruction to generate targets like `targets`, with up to 8 short targets as a list."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

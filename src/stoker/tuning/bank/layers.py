@@ -1,19 +1,19 @@
-"""The bank's structure: clusters with a representative each, and groups within large clusters. Pure.
+"""The structure of a bank: clusters, each with a representative, and groups within large clusters.
 
 **Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
-the same for every text (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed
-there, each dimension is centred and divided by its standard deviation over the bank's prompts, and each feature is
-scaled to length one. The scale is fixed when a bank is built.
+constant over texts (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed in
+that paper, each dimension is centred and divided by its standard deviation over the bank's prompts. Each feature is
+then scaled to length one. The scale is fixed when a bank is built.
 
-**K-medoids** over cosine distances (PromptTuner §4.3.1) is PAM with the accounting of FasterPAM (Schubert and
-Rousseeuw, Information Systems 101, 2021). Each point is tried in place of all K medoids at once, and an improving swap
-is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the start without random numbers, so
-every machine gets the same result. A swap must gain more than `_LEAST` of the whole cost, or rounding might keep the
-loop from ending.
+**K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the accounting of FasterPAM (Schubert and
+Rousseeuw, Information Systems 101, 2021). Each point is tried as a replacement for all K medoids at once, and an
+improving swap is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the start without
+random numbers, so every machine gets the same result. A swap must gain more than `_LEAST` of the total cost, because
+otherwise rounding could prevent the end of the loop.
 
-**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid).
-Above the bank's capacity, the candidate nearest to this representative is removed. We decide what the paper leaves
-open:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid). If
+the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper leaves some cases
+open. We decide:
 
 - If the bank has the text, its record is replaced.
 - A representative is never removed, but the new prompt may be refused.
@@ -21,9 +21,9 @@ open:
 - Of equal candidates the oldest is chosen, also for removal.
 - Representatives stay until the bank is rebuilt.
 
-**Groups** are our addition, because the largest cluster has over a hundred members. When a lookup reaches a group of
-more than `largest_group` members, K-medoids divides the group into about the square root of this number. A change of
-the cluster drops the division. The paper found three layers for the whole bank too costly to build (§4.3.4).
+**Groups** are our addition, because the largest cluster has over a hundred members. If a lookup reaches a group of more
+than `largest_group` members, K-medoids divides the group into about the square root of this number. A change of the
+cluster discards the division. The paper found three layers for the whole bank too costly to build (§4.3.4).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""The smallest gain of a swap, as a part of the whole cost."""
+"""Minimum gain of a swap, as a share of the total cost."""
 _PASSES = 100
-"""The limit of passes over all points; usually fewer than ten are needed."""
+"""Maximum number of passes over all points. Usually fewer than ten passes are needed."""
 
 
 def cosine_distances(one: Array, other: Array) -> Array:
@@ -54,8 +54,9 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`. `distances`
-    `[n, n]` must be symmetric. Raises ValueError if k or n is 0.
+    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`.
+
+    `distances` `[n, n]` must be symmetric. Raises ValueError if k or n is 0.
     """
     n = len(distances)
     if k < 1 or n == 0:
@@ -67,19 +68,19 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
 
 
 def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """Return the number of each point's nearest medoid, the first of equals. A medoid belongs to itself."""
+    """Return the number of each point's nearest medoid, the first of equals. A medoid's own number is its nearest."""
     owners: Indices = np.argmin(distances[:, medoids], axis=1)
     owners[medoids] = np.arange(len(medoids))
     return owners
 
 
 def medoid_cost(distances: Array, medoids: Indices) -> float:
-    """Return the sum of all points' distances to their nearest medoid."""
+    """Return the sum of the distances of all points to their nearest medoid."""
     return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
 def _greedy_start(distances: Array, *, k: int) -> list[int]:
-    """Choose points one at a time, always the one that lowers the cost most (PAM's BUILD)."""
+    """Choose one point after the other. Each choice reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -91,7 +92,7 @@ def _greedy_start(distances: Array, *, k: int) -> list[int]:
 
 
 def _swap(distances: Array, medoids: list[int]) -> Indices:
-    """Make improving swaps until a whole pass finds none."""
+    """Make improving swaps until a whole pass finds no improvement."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _two_nearest(distances, own)
     since, point = 0, 0
@@ -102,8 +103,8 @@ def _swap(distances: Array, medoids: list[int]) -> Indices:
         if point not in own:
             to = distances[point]
             gained = to < near
-            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # the same for every removed medoid
-            # A point whose medoid is removed joins its second medoid or the new one, whichever is nearer.
+            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # equal for all removed medoids
+            # If the medoid of a point is removed, the point joins the nearer of its second medoid and the new medoid.
             moves = np.where(gained, 0.0, np.minimum(to, second) - near)
             by_medoid = np.bincount(nearest, weights=moves, minlength=k)
             out = int(np.argmin(by_medoid))
@@ -146,7 +147,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def scale_of(features: Array) -> Scale:
-    """Return the scale of raw features `[n, width]`. A constant dimension is not divided."""
+    """Return the scale of raw features `[n, width]`. A constant dimension has divisor 1."""
     spread = features.std(axis=0)
     return Scale(
         centre=features.mean(axis=0).astype(np.float32), spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32)
@@ -154,15 +155,15 @@ def scale_of(features: Array) -> Scale:
 
 
 CLUSTERS = 50
-"""K in PromptTuner §5.2 and §6.3."""
+"""Number of clusters, K in PromptTuner §5.2 and §6.3."""
 CAPACITY = 3000
-"""The maximum number of candidates in a bank (§4.3.3)."""
+"""Maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""The maximum number of members that a lookup scores one by one."""
+"""Maximum number of members of a group that a lookup scores without division."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """Candidates, the representative first, the others by distance to it."""
+    """Candidates: the representative, then other members by distance to it."""
 
     members: tuple[Key, ...]
 
@@ -175,13 +176,13 @@ class InsertionOutcome(enum.Enum):
     ADDED = "added"
     """The prompt was added. Another candidate may have been removed."""
     UPDATED = "updated"
-    """The bank had the text. Its record was replaced."""
+    """The bank had the text, and its record was replaced."""
     REFUSED = "refused"
-    """The bank is full, and this prompt would be the first to remove."""
+    """The bank is full, and this prompt would be removed first."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """An insertion: its outcome, the prompt's cluster, and the candidate to remove."""
+    """An insertion: its outcome, the cluster of the prompt, and the candidate to remove."""
 
     did: InsertionOutcome
     cluster: int
@@ -189,7 +190,7 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """Candidates in clusters. `vectors`: unit features. The first member of a cluster represents it."""
+    """Candidates in clusters. `vectors`: unit features. The first member of a cluster is the representative."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class Layers:
     # ---- insertion and replacement
 
     def plan(self, candidate: Candidate, vector: Array) -> Insertion:
-        """Return the plan for inserting a candidate with the unit feature `vector`. Changes nothing."""
+        """Return how to insert a candidate with unit feature `vector`. The bank stays unchanged."""
         key = candidate.key
         if key in self.candidates:
             return Insertion(did=InsertionOutcome.UPDATED, cluster=self._home[key])
@@ -240,7 +241,7 @@ class Layers:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=nearest)
         largest = self._largest()
-        if len(self.clusters[largest]) == 1:  # the bank has as many clusters as its capacity
+        if len(self.clusters[largest]) == 1:  # the number of clusters equals the capacity
             return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
@@ -259,7 +260,7 @@ class Layers:
             self._remove(insertion.removed)
 
     def trim(self) -> list[Key]:
-        """Remove candidates until the capacity suffices, each from the largest cluster."""
+        """Remove candidates above the capacity, each from the largest cluster."""
         gone = []
         while len(self) > self.capacity and len(self.clusters[largest := self._largest()]) > 1:
             gone.append(self._nearest(largest)[0])
@@ -290,7 +291,7 @@ class Layers:
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
-        """Return the subgroups of a large group; empty for a small group."""
+        """Return the subgroups of a large group, or () for a small group."""
         if len(group.members) <= self.largest_group:
             return ()
         if (cluster, group) not in self._parts:

@@ -1,12 +1,13 @@
-"""Search a bank for a task's initial prompt by score, with a limit on the number of scored prompts.
+"""Search a bank for the initial prompt of a task, with a limit on the number of scored prompts.
 
 PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster. A score is
-equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements this for comparison.
+equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements the search of the paper
+for comparison.
 
 `look_up` searches best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja and Lowe, PAMI 2014).
-Groups are queued by the score of their representatives, and the best group is taken next. A large group is replaced by
-its subgroups, after their representatives are scored. The members of a small group are scored. The scorer gets all
-candidates of a step as one batch.
+Groups are queued by the score of their representatives, and the best group is processed next. A large group is replaced
+by its subgroups, after their representatives are scored. In a small group, all members are scored. The scorer receives
+all candidates of a step as one batch.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
-"""A function that returns the loss of each prompt for the task, or `nan` if a prompt cannot be scored."""
+"""A function that returns the loss of each prompt for the task. The loss is `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""The default limit of a lookup is the bank's size divided by this number (see `default_limit`)."""
+"""Divisor of the bank's size for the default limit of a lookup (`default_limit`)."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class LookupResult(msgspec.Struct, frozen=True):
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
-    """The loss of each scored candidate; `inf` if it could not be scored."""
+    """Loss of each scored candidate; `inf` if scoring was impossible."""
     steps: tuple[int, ...]
     """Number of candidates in each batch of scores."""
 
@@ -44,19 +45,20 @@ class LookupResult(msgspec.Struct, frozen=True):
         return len(self.losses)
 
     def best(self, count: int) -> list[Key]:
-        """Return the `count` candidates of lowest loss, best first."""
+        """Return the `count` candidates with the lowest loss, best first."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
 
 def default_limit(layers: Layers) -> int:
-    """Return the default number of scores: all representatives' and some groups', or a whole small bank's."""
+    """Return the default number of scores: all representatives and some groups, or all candidates of a small bank."""
     least = len(layers.clusters) + 2 * layers.largest_group
     return min(len(layers), max(least, len(layers) // SAVING))
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate of lowest loss among at most `limit` scored candidates (0: `default_limit`). Scores all
-    representatives. Raises StokerError for a wrong number of losses, or without any finite loss.
+    """Return the candidate with the lowest loss among at most `limit` scored candidates (0: `default_limit`).
+
+    All representatives are scored. Raises StokerError for a wrong number of losses, or without any finite loss.
     """
     search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
@@ -71,7 +73,7 @@ def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
 
 
 def two_layers(layers: Layers, score: Score) -> LookupResult:
-    """Return the result of the paper's lookup."""
+    """Return the result of the lookup in PromptTuner §4.3.2."""
     search = _Search(layers, score, limit=len(layers))
     search.wait(layers.tops())
     search.ask(search.next()[1].members)
@@ -100,7 +102,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Score representatives within the limit, and queue the groups of scored ones."""
+        """Score representatives within the limit, and queue the groups of scored representatives."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:

@@ -1,22 +1,22 @@
-"""A bank on disk: the folder of one model. Any number of processes may use it.
+"""A bank on disk: one folder per model. Any number of processes may use the folder.
 
     bank        the structure and every candidate with its unit feature, then later insertions
     readings    every candidate that was ever read, with its raw feature (`build.py`)
-    lock        held (flock) by a writer
+    lock        locked (flock) by a writer
 
-Each insertion appends one record with its outcome, so every process derives the same bank. A writer takes the lock,
+Each insertion appends one record with its outcome, so every process derives the same bank. A writer locks the folder,
 reads new insertions, and appends its own. Readers take no lock. If the file has more insertions than the bank has
-members, the writer rewrites it.
+members, the writer rewrites the file.
 
 Both files are sequences of frames: the length of a record, the checksum of the record, the checksum of these two fields
 (4 bytes each, little-endian), and the record. A batch of records is one `write(2)`, then `fsync`. Bytes after the last
-intact frame are either:
+intact frame are torn or damaged:
 
-- *torn*: the start of a frame, zeros, or a last frame with wrong bytes, after a killed writer or a crashed host. They
-  were never acknowledged, and the next writer removes them.
-- *damaged*: anything else. Damage is reported. `build.py` rebuilds the bank from both files' intact records.
+- *torn*: the start of a frame, zeros, or a last frame with wrong bytes, after a killed writer or a crashed host. Torn
+  bytes were never acknowledged, and the next writer removes them.
+- *damaged*: all other bytes. Damage is reported. `build.py` rebuilds the bank from the intact records of both files.
 
-Why not SQLite: docs/decisions/042.
+For the comparison with SQLite, see docs/decisions/042.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _HEAD = Struct("<III")
 
 
 class RecordsRead(msgspec.Struct, frozen=True):
-    """Records from the byte `start` on. `end`: the end of the last intact record. `damaged`: True if the rest is
-    damaged, not only torn.
+    """Records from byte `start`. `end`: end of the last intact record. `damaged`: True if later bytes are damaged, not
+    only torn.
     """
 
     payloads: list[bytes]
@@ -59,8 +59,9 @@ def framed(payload: bytes) -> bytes:
 
 
 def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> RecordsRead:
-    """Return the intact records from the byte `start` on, where a frame begins. Start at byte 0 if the file was
-    replaced (does not begin with `beginning`, or is shorter). `skip`: True to skip damaged records. Raises OSError.
+    """Return the intact records from byte `start`, where a frame begins. `skip`: True to skip damaged records.
+
+    If the file was replaced (is shorter, or does not begin with `beginning`), start at byte 0. Raises OSError.
     """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < start or file.read(len(beginning)) != beginning:
@@ -88,8 +89,9 @@ def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bo
 
 
 def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
-    """Append records at the byte `at`, replacing torn bytes. Return the new end. The caller holds the lock. Raises
-    StokerError if the disk refuses, and then adds no record.
+    """Append records at byte `at`, replacing torn bytes. Return the new end. The caller has the lock.
+
+    If the write fails, add no record and raise StokerError.
     """
     data = b"".join(map(framed, payloads))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -112,7 +114,7 @@ def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
 
 
 def replace_records(path: Path, payloads: Iterable[bytes]) -> int:
-    """Replace a file atomically. Return its end."""
+    """Replace a file atomically. Return its size."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -133,7 +135,7 @@ _BANK, _LOCK = "bank", "lock"
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
-    """The first record: the bank's model and settings. `reading`: how features were read. `stamp`: unique for each
+    """The first record: model and settings of the bank. `reading`: how features were computed. `stamp`: unique for each
     file.
     """
 
@@ -171,7 +173,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class BankStore:
-    """An open bank. `layers`: its content at the last read. Made by `open_bank` or `create_bank`."""
+    """An open bank. `layers`: content at the last read. Made by `open_bank` or `create_bank`."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.folder = folder
@@ -215,7 +217,7 @@ class BankStore:
         if (head.format, head.model, head.reading) != (FORMAT, self.model, self.reading):
             raise StokerError(
                 f"{self.path}: is a bank of {head.model} ({head.reading}, format {head.format}), and {self.model}"
-                f" ({self.reading}, format {FORMAT}) was asked for; features of one model say nothing about another:"
+                f" ({self.reading}, format {FORMAT}) was asked for; features of two models cannot be compared:"
                 " build its bank in another folder",
                 file=str(self.path),
                 model=head.model,
@@ -234,7 +236,7 @@ class BankStore:
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
         """Insert a prompt with its raw feature `[width]` (§4.3.3). Raises ValueError for a wrong feature, StokerError
-        if the disk refuses.
+        if the write fails.
         """
         if feature.shape != (self.layers.scale.width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {self.layers.scale.width} numbers, not {feature.shape}")
@@ -266,18 +268,17 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open a bank. Raises StokerError (facts `missing`, `damaged`), also for another model or reading."""
+    """Open a bank. Raises StokerError (facts `missing`, `damaged`), also for another model or kind of reading."""
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
 def create_bank(folder: Path, layers: Layers, *, model: str, reading: str) -> BankStore:
-    """Write a bank, replacing an old one. The caller holds the lock."""
+    """Write a bank, and replace an old bank. The caller has the lock."""
     replace_records(folder / _BANK, _payloads(layers, model=model, reading=reading))
     return open_bank(folder, model=model, reading=reading)
 
 
 def salvage(folder: Path) -> list[Candidate]:
-    """Return the candidates of all intact records in a bank's file."""
     try:
         payloads = read_records(folder / _BANK, skip=True).payloads[1:]
     except OSError:
@@ -292,7 +293,7 @@ def salvage(folder: Path) -> list[Candidate]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the writer's lock. Raises StokerError."""
+    """Lock the folder for a writer. Raises StokerError."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
