@@ -1,7 +1,7 @@
-"""Reads the work of the engines on a library's devices when it is offered a call.
+"""Reads the work of the engines on a library's devices when the manager offers a call to the library.
 
-Each engine writes its work next to its row on the board of turns (`library_turns`). A newly accepted call is on no
-board yet, so it counts as an unread prompt until the engine reports another request.
+Each engine writes its work next to its row on the board of turns (`library_turns`). A newly accepted call counts as an
+unread prompt until the engine reports one more request.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 
-BOARD = "turns"  # the board's file in the pilot's scratch folder
+BOARD = "turns"  # name of the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0  # seconds; a row whose step ends later is wrong
-_READS = 3  # attempts to read a row that is being written
+_LONGEST_STEP_S = 60.0  # a row whose step ends later is invalid (seconds)
+_READS = 3  # attempts to read a row while an engine writes the row
 
 
 class OfferInspector:
-    """Weighs offers by the board of turns, in the agent's thread."""
+    """Evaluates offers of calls with the board of turns, in the thread of the agent."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._path = board
         self._clock = clock
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """Functions for step seconds, by the id of their table of step times. The table is kept, so that its id stays
-        unique.
+        """Functions that compute step seconds, by the id of the table of step times. The value contains the table, so
+        that Python does not reuse the id.
         """
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
-        """Calls that each library was given and that no engine seems to have."""
-        self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had received at the last reading
+        """Calls that each library has accepted and that no engine has reported yet."""
+        self._taken_up: dict[LibraryId, int] = {}  # number of requests that each engine reported at the last reading
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
         try:
             return self._weigh(order)
-        except Exception:  # an offer that cannot be weighed is accepted
+        except Exception:  # if an offer cannot be evaluated, the pilot accepts the call
             log.exception("an offer for lib-%d cannot be judged; it is not rejected", order.library)
             return OfferWeighed(order)
 
@@ -99,7 +99,7 @@ class OfferInspector:
         if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # a request will come
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
-        if due_at < now:  # the token has become late since
+        if due_at < now:  # the token is late by now
             due_at, late_at = math.inf, min(due_at, late_at)
         answers = tuple([OpenAnswer(*answer) for answer in work.answers])
         return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers)
@@ -116,7 +116,7 @@ class OfferInspector:
                     continue
                 read = unpacked(beside)
                 if (read is None or read[0] != row.library) and again and any(beside):
-                    break  # the row is being written
+                    break  # an engine is writing the row
                 found.append((row, read[1] if read is not None and read[0] == row.library else EngineWork()))
             else:
                 return found
@@ -126,7 +126,7 @@ class OfferInspector:
         mine = set(library.devices)
         return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
 
-    # ---- what is known
+    # ---- costs and memory
 
     def _cost(self, library: PilotLibrary) -> StepSeconds | None:
         times = starting.known_step_times(self._state, library)
@@ -140,8 +140,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes needed per device if all requests peak at once (SLINFER eq. 2; 0 = unknown), and why a cache
-        that cannot be resized has no room.
+        """Return the bytes needed on each device if all requests have their maximum length at once (SLINFER eq. 2; 0 if
+        unknown), and the reason why a cache that cannot be resized is too small.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
@@ -171,10 +171,10 @@ class OfferInspector:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Forget ended or refused calls, and ended libraries.
+        """Remove the records of ended or refused calls and of ended libraries.
 
-        Only for libraries in `looked_at`: the request of an ended call must be counted first, or it counts for another
-        call.
+        Calls are removed only for the libraries in `looked_at`: the request of an ended call must be counted first, or
+        the request would count for another call.
         """
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):
