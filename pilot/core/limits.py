@@ -1,8 +1,8 @@
-"""Enforces limits of libraries (memory, loading time, call time, silence), and reserves device memory as measured.
+"""Enforces limits of libraries (memory, load time, call time, silence), and adjusts reservations to measured memory.
 
-Suspensions of the whole pilot count for no limit. A reservation grows with the library's use while the device has free
-memory. The pilot kills a library for its device memory only if it takes far more than it declares, and other libraries
-can no longer get their reserved memory.
+Suspensions of the whole pilot do not count for any limit. A reservation grows with the library's use while the device
+has free memory. The pilot kills a library for its device memory only if the library far exceeds its declared memory and
+prevents other libraries from using their reserved memory.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from stoker.units import show_bytes, show_seconds
 
 EVERY_S = 0.25  # seconds between two observations of a library
 NO_CALL_STARTED_LIMIT_S = 30.0
-"""Seconds after which a library that holds calls and runs none is killed.
+"""Seconds after which the pilot kills a library that holds calls and runs none.
 
-Its process was stopped by a signal, or a thread of an earlier call holds the interpreter lock.
+A signal stopped the process, or a thread of an earlier call holds the interpreter lock.
 """
 NO_ANSWER_LIMIT_S = 10.0
-"""Seconds until a library counts as blocked if it does not answer an order to return calls."""
+"""Seconds without an answer to `GiveBack` after which a library counts as blocked."""
 CLOSED_SOCKET_LIMIT_S = (
-    1.0  # seconds in which a library that closed its socket should end; otherwise it closed the socket by mistake
+    1.0  # seconds in which a library must exit after its socket closes; a longer life means a close by mistake
 )
-STOPPED_S = 3.0  # a pilot whose loop is this late was suspended, together with its libraries
+STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilot was suspended
 
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -80,7 +80,7 @@ def extend_limits(state: CoreState, seconds: float) -> None:
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
-    """Return the run seconds of a call that began `ran_s` ago, without suspensions of the pilot."""
+    """Return the run time of a call that began `ran_s` seconds ago, without suspensions of the pilot."""
     began = state.now - ran_s
     for start, end in reversed(state.stops):
         if end <= began:
@@ -90,9 +90,10 @@ def _without_stops(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Return the bytes of host memory that a library may take; 0 = no limit.
+    """Return the maximum bytes of host memory for a library; 0 = no limit.
 
-    The limit on CPU devices is at least the library's reservation. A context that sleeps adds its host memory.
+    On CPU devices, the limit is at least the reservation of the library. The host memory of a sleeping context is
+    added.
     """
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
@@ -119,7 +120,7 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
         " raise load_limit if it may take longer"
     )
     cause = failure_of(state, library, FailureKind.CONTEXT, what)
-    if not library.pid:  # stuck in an import, before there is a process
+    if not library.pid:  # an import hangs before the process exists
         library.cause = Cause(cause, printed=True)
         state.out.append(KillZygote(library.number))
         return
@@ -151,7 +152,7 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
         return
-    library.times_idle += 1  # counted, not timed: this process may have been suspended too
+    library.times_idle += 1  # counted instead of timed, because this process may have been suspended
     if library.times_idle * EVERY_S >= NO_CALL_STARTED_LIMIT_S:
         what = (
             f"lib-{library.number} has not begun any of its calls for {show_seconds(NO_CALL_STARTED_LIMIT_S)}: its"
@@ -161,9 +162,9 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
 
 
 def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Return an unresponsive library's unstarted calls to the manager.
+    """Return the unstarted calls of an unresponsive library to the manager.
 
-    Calls whose end the library did not report run again elsewhere; later messages about them are ignored.
+    Calls without a reported end run again elsewhere. Later messages about these calls are ignored.
     """
     at_work = {call for call, _ in seen.running}
     rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
@@ -180,10 +181,10 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 # ---- device memory
 
-_MARGIN = 1.1  # a library without a declaration gets 1.1 times its measured memory
-_STEP = 0.02  # a reservation grows by at least this fraction, to save messages to the manager
+_MARGIN = 1.1  # a library without declared memory gets 1.1 times its measured memory
+_STEP = 0.02  # smallest relative growth of a reservation, to save messages
 _WORKSPACES_BYTES = 2_000_000_000
-"""Bytes that NCCL, cuBLAS and cuDNN may take in addition to the declared memory."""
+"""Bytes that NCCL, cuBLAS and cuDNN may use in addition to the declared memory."""
 
 
 def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
@@ -204,7 +205,7 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
     if library.stage in (Stage.SLEEPING, Stage.WAKING) or (library.stage is Stage.ASLEEP and at <= library.asleep_at):
-        return  # measured before its memory moved
+        return  # the measurement is older than the move of the memory
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
     wanted = held
