@@ -1,4 +1,4 @@
-"""An engine's work as bytes. The agent may read while the library writes: a checksum detects half-written values."""
+"""The work of an engine as bytes. A checksum detects half-written values, because agent and library use no lock."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from itertools import chain
 from stoker.contexts.inference.engine_work import EngineWork
 from stoker.protocol.ids import LibraryId
 
-MOST_PROMPTS = 32  # number of most urgent prompts listed; the last entry merges all others
-MOST_ANSWERS = 32  # an engine that writes more answers lists none
+MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
+MOST_ANSWERS = 32  # an engine with more answers lists no answers
 _SUM = struct.Struct("<I")
 _HEAD = struct.Struct("<QIIIddddQQ")
 _PROMPT = struct.Struct("<IddI")
@@ -47,7 +47,7 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
-    """Decode a library and its engine's work; None if damaged."""
+    """Decode a library id and the work of its engine; None if damaged."""
     library, rows, unread, writing, length, due_at, tpot_s, late_at, accepted_requests, peak = _HEAD.unpack_from(
         data, _SUM.size
     )
