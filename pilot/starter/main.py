@@ -1,9 +1,9 @@
-"""`start.pyz`: turns a bare node into a pilot.
+"""`start.pyz`: the program that turns a node without Stoker into a pilot.
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder with `environment.json`. The other options go to the pilot. The archive of the packages comes from
-the session's seed and from other starting pilots, or from a path.
+`HERE` is the folder that contains `environment.json`. The starter passes the other options to the pilot. The starter
+copies the archive of the packages from a path, or fetches it from the session's seed and from other starters.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from stoker.whole_files import draft_of
 # ---- getting the packages
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between reports to the seed: pilots that start together find each other early."""
+"""Seconds between two reports to the seed. The first intervals are short, so that pilots that start together find each
+other early.
+"""
 _ALONE_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Put the packages' verified archive at the path `archive`. Raises StartError, OSError."""
+    """Write the verified archive of the packages to the path `archive`. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _is(archive, name):
         return None
@@ -67,7 +69,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
 
 
 class Serving:
-    """Fetches the archive and serves it to other starters. Raises OSError, ValueError."""
+    """Fetches the archive of the packages and serves the archive to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
@@ -87,7 +89,6 @@ class Serving:
         self._closed = threading.Event()
 
     def fetch(self) -> None:
-        """Fetch the archive. Raises PeerError, OSError."""
         threading.Thread(target=self._keep_meeting, name="starter-meet", daemon=True).start()
         try:
             self._fetch.run(alone_s=_ALONE_S)
@@ -104,7 +105,7 @@ class Serving:
     def _keep_meeting(self) -> None:
         others: list[str] = []
         for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
-            with suppress(wire.PeerError):  # the seed is busy or away: known sources continue
+            with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
                 others = self._meet()
             self._fetch.offer(
                 [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]
