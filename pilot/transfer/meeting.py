@@ -1,9 +1,9 @@
-"""Lets starting pilots, not yet connected to the manager, find each other at the session's seed.
+"""Lets starting pilots find each other at the session's seed before they connect to the manager.
 
-A pilot that starts on a bare node reports its wanted object and its pieces to the seed every few seconds. The seed
-names a few other pilots that have missing pieces. It names each pilot to few others. While several pilots take part,
-the seed sends each piece once (`server`). It sends a piece again only if no pilot reports it, or if the pilots that
-have it do not serve the asking pilot.
+Every few seconds, a pilot that starts on a bare node reports its wanted object and its pieces to the seed. The seed
+answers with a few other pilots that have missing pieces, and names each pilot to few others. While several pilots take
+part, the seed sends each piece once (`server`). The seed sends a piece again only if no pilot reports the piece, or if
+the pilots with the piece do not serve the requesting pilot.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST
 
-SOURCES = MOST - 1  # number of other pilots that the seed names to a pilot
-TRIES = 2 * SOURCES  # a host that got no piece from this many pilots counts as cut off from the others
-FORGOTTEN = 4.0  # a pilot is gone after 4 of its report intervals without a report
+SOURCES = MOST - 1  # number of source pilots in each answer of the seed
+TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
+FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
 UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds before the seed sends a piece again: while no pilot has reported that it has the piece, and afterwards."""
+"""Seconds before the seed sends a piece again: while no pilot reports the piece, and if a pilot reports it."""
 _CHECK_S = 0.5
 _MOST = 20_000
-_ALL = -1  # every piece, a bit each
+_ALL = -1  # every bit set: all pieces
 
 
 class SeedMeetings:
-    """The seed's records: the pilots that want each object. Thread-safe."""
+    """The seed's records of the pilots that want each object. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Record the pieces of the pilot at this address (all if it `wants` none); return pilots as its sources."""
+        """Record the pieces of the pilot at `address` (all if it `wants` none), and return pilots as sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -64,7 +64,7 @@ class SeedMeetings:
             return list(one.sources)
 
     def spared_s(self, name: str, index: int, host: str) -> float:
-        """Return the seconds that a host should wait for a piece that another pilot was given."""
+        """Return the seconds that a host should wait for a piece that the seed sent to another pilot."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
@@ -80,7 +80,7 @@ class _One:
 
     def __init__(self) -> None:
         self.alone = False
-        self.have = 0  # the pilot's pieces, a bit each
+        self.have = 0  # the pilot's pieces, one bit per piece
         self.until = 0.0
         self.named = 0
         self.sources: dict[str, None] = {}
@@ -90,8 +90,8 @@ class _One:
 class _Meeting:
     def __init__(self) -> None:
         self.here: dict[str, _One] = {}
-        self.held_until: dict[int, float] = {}  # by piece: until when a pilot with the piece counts as present
-        self.alone: set[str] = set()  # hosts with a pilot that no other pilot serves
+        self.held_until: dict[int, float] = {}  # by piece: time until which a pilot with the piece counts as present
+        self.alone: set[str] = set()  # hosts that no other pilot serves
         self._check_at = 0.0
 
     def hold(self, have: bytes, *, until: float) -> None:
@@ -119,7 +119,7 @@ class _Meeting:
         others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
         chance.shuffle(others)
         others.sort(key=lambda x: self.here[x].named)
-        if len(one.sources) == count:  # the sources have no missing piece: name a pilot that has one
+        if len(one.sources) == count:  # no source has a missing piece: replace a source
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
@@ -136,7 +136,7 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Report this pilot's pieces to the seed; return other pilots. Raises PeerError."""
+    """Report this pilot's pieces to the seed, and return other pilots. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()
@@ -150,7 +150,7 @@ def meet(
 
 
 def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """Answer a `meet` request. Raises PeerError if it is malformed."""
+    """Answer a `meet` request. Raises PeerError if the request is malformed."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("a rank sent an unknown message")

@@ -1,7 +1,7 @@
-"""`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots that see no shared files.
+"""`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots without shared files.
 
-It runs next to the manager, serves the files of recipes and large arguments, and takes large results. It writes its
-address to `seed.address` in the session folder, and ends with the session.
+The seed runs next to the manager, serves files of recipes and large arguments, and receives large results. The seed
+writes its address to `seed.address` in the session folder, and exits with the session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32  # pilots served at one time: an object has one reader here, but every pilot fetches its own arguments
+MOST = 32  # pilots served at once: pilots share one reader of an object, but each fetches its own arguments
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
@@ -44,7 +44,7 @@ _POLL_S = 0.5
 
 
 class Seed:
-    """The answers of a session's seed. Thread-safe."""
+    """Answers requests to a session's seed. Thread-safe."""
 
     def __init__(self, objects: Path) -> None:
         self._objects = objects
@@ -53,13 +53,12 @@ class Seed:
         self._lock = threading.Lock()
 
     def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> ObjectServer:
-        """Listen. Raises OSError."""
         more = {"put": self._put, "meet": self._meet}
         return ObjectServer(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield the object at its origin, if it is unchanged."""
+        """Yield the object at its origin, if unchanged."""
         ref = self._find(name)
         copy = None
         if ref is not None:
@@ -69,7 +68,7 @@ class Seed:
                 log.warning("%s cannot be served: %s", name, error)
         yield copy
 
-    def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
+    def expects(self, name: str) -> bool:  # noqa: ARG002  # a seed has complete objects only
         """Always False: a seed fetches nothing."""
         return False
 
@@ -78,7 +77,7 @@ class Seed:
             return None
         with self._lock:
             ref = self._published.find(name)
-        if ref is None:  # each client has its own file of arguments
+        if ref is None:  # each client writes its own file of arguments
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 
@@ -96,7 +95,7 @@ class Seed:
             with draft_of(place) as draft:
                 if _receive(channel, draft, size) != digest:
                     raise OSError("it was changed in transit")
-        except OSError as error:  # further bytes of the result may follow, so this connection is useless
+        except OSError as error:  # the unread bytes of the result make the connection useless
             channel.send({"error": "refused", "text": f"{place} could not be written: {error}"})
             raise wire.PeerError(f"{name} was refused: {error}") from error
         channel.send({"path": str(place)})
@@ -117,7 +116,7 @@ def _receive(channel: wire.Channel, into: Path, size: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until the session ends, or SIGTERM."""
+    """Serve objects until the session ends or SIGTERM arrives."""
     parser = argparse.ArgumentParser(
         prog="python -m stoker.pilot.transfer.seed", description=(__doc__ or "").partition("\n")[0]
     )
@@ -129,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     connections.raise_descriptor_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is for the client
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the client
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not locks.take(lock):
