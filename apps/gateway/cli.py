@@ -25,7 +25,7 @@ _MISSING = "{} needs {}, which is not installed: pip install 'stoker[serve]'"
 
 
 class ServeGroup(click.Group):
-    """`serve SITE MODELS`, `serve keys` and others: any first word except a subcommand is an argument of `serve`."""
+    """`serve SITE MODELS`, `serve keys` and others: a first word that is no subcommand is an argument of `serve`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -38,7 +38,6 @@ class ServeGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command; hide the name of `run` in usage texts."""
         name, found, rest = super().resolve_command(ctx, args)
         return "" if found is run else name, found, rest
 
@@ -146,7 +145,7 @@ def keys() -> None:
 
 
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of limits to a command, which gets them as `limits`."""
+    """Add the options of limits to a command, which receives the limits as `limits`."""
 
     @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests a minute.")
     @click.option(

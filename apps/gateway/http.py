@@ -1,4 +1,4 @@
-"""The routes of a gateway, and who may use them."""
+"""The routes of a gateway, and the access to these routes."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
-"""Turns a handler into one that answers only clients that the guard knows."""
+"""A function that wraps a handler, so that only clients known to the guard get answers."""
 
 
 class BatchRoutes:
-    """Routes of files and batches. Each caller sees only files and batches of its key."""
+    """Routes for files and batches. Each caller sees only the files and batches of its key."""
 
     def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
         self._files = batches.files
@@ -141,15 +141,15 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Gateway:
-    """The whole gateway.
+    """The complete gateway.
 
     Args:
-        most_bytes: the largest body, except for files.
-        batches: None without batches.
-        notes: the note for `stoker status`; None writes none.
-        usage: counts of requests by key; None counts none.
-        origins: sites whose pages may send requests with a key; empty: all.
-        workers: the processes that answer at the address; None: this process answers.
+        most_bytes: maximum size of a body, except for files.
+        batches: None for a gateway without batches.
+        notes: writes the note for `stoker status`; None for no note.
+        usage: counts requests by key; None for no counts.
+        origins: sites whose pages may send requests with a key; empty: all sites.
+        workers: the processes that answer at the address; None if this process answers.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Gateway:
         figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open, workers=workers)
         self._page = PageFigures(figures.now)
         self.when_over: Callable[[], None] = lambda: None
-        """Called when the session has ended."""
+        """Called after the end of the session."""
 
     def application(self) -> Starlette:
         routes = [
@@ -228,7 +228,7 @@ class Gateway:
         return guarded(handler, self._guard, failed=self._metrics.count_error)
 
     async def _health(self, _request: Request) -> Response:
-        """Return 200 while the session answers. Needs no key."""
+        """Return 200 while the session answers. This route needs no key."""
         status = await self._watch.now()
         trouble = self._watch.trouble or self._watch.journal_trouble
         why = trouble if self._guard.is_open else "the gateway's log says why"
@@ -313,13 +313,13 @@ def _shown(model: ServedModel) -> dict[str, Any]:
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer only clients that the guard knows, and turn errors into answers. `failed`: called with their status."""
+    """Answer only clients known to the guard, and convert errors to answers. `failed`: receives the error status."""
 
     async def answer(request: Request) -> Response:
         try:
             return await handler(request, guard.caller(request.headers))
         except ClientLeft:
-            return Response(status_code=499)  # the client has closed its connection
+            return Response(status_code=499)  # the client has disconnected
         except Exception as error:
             log_failure(error, request)
             failed(refusal_of(error).error.status)
@@ -331,7 +331,7 @@ def guarded(
 async def _error(request: Request, error: Exception) -> Response:
     log_failure(error, request)
     answer = error_answer(error)
-    if id := request.scope.get("state", {}).get("request_id"):  # the middleware that sets the header is not used here
+    if id := request.scope.get("state", {}).get("request_id"):  # the middleware that sets this header did not run
         answer.headers["x-request-id"] = id
     return answer
 

@@ -1,6 +1,6 @@
-"""A worker of a gateway: it answers requests for models, and forwards all others to the process that started it.
+"""A worker of a gateway: answers requests for models, and forwards other requests to the gateway process.
 
-`workers` starts it with the gateway's listening socket, and a socket for calls as its standard input.
+`workers` starts this process with the gateway's listening socket, and with a socket for calls as standard input.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises TryLater if a limit does not allow it."""
+        """Start a request of a key. Raises TryLater if a limit is reached."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
@@ -132,7 +132,7 @@ def main() -> None:
     if not data:
         return
     task: WorkerTask = pickle.loads(data)
-    if os.getppid() != task.parent:  # it has ended before the kernel knew of prctl
+    if os.getppid() != task.parent:  # the parent ended before the call of prctl
         return
     with socket.socket(fileno=task.listener) as listener, stoker.load(session=task.session) as session:
         certificate, key = task.tls or (None, None)
