@@ -1,7 +1,7 @@
-"""`stoker-pilot`: run one pilot of a session, until the session, the manager or the job ends.
+"""`stoker-pilot`: run one pilot of a session until the session, the manager or the batch job ends.
 
-A provider starts it in a batch job, or a user by hand: `python -m stoker.pilot.main --session DIR`. The session folder
-has the keys, so the command line has no secret.
+A provider starts the pilot in a batch job, or a user starts the pilot by hand: `python -m stoker.pilot.main --session
+DIR`. The pilot reads its keys from the session folder, so the command line contains no secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a pilot; return its exit code (2: no manager found, 3: refused)."""
+    """Run a pilot and return its exit code. 2: no manager was found; 3: the manager refused the pilot."""
     given = _parser().parse_args(arguments)
     own = None
     try:
@@ -51,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.block = own.stem if own is not None else ""
         agent = _make(given)
         code = Loop(agent).run()
-        if code:  # the one line that a batch log needs; the factory reports it
+        if code:  # the batch job's log shows this line, and the factory reports it
             print(f"stoker-pilot: {agent.state.leaving}", file=sys.stderr)  # noqa: T201
         return code
     except StokerError as error:
-        print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
+        print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the batch job's log shows this line
         return 1
     except Exception:
         log.exception("the pilot failed; this is a fault of Stoker")
@@ -126,7 +126,7 @@ def _make(given: argparse.Namespace) -> Agent:
         given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
     )
     if kept := cpu.kept_cores(found.offered):
-        os.sched_setaffinity(0, kept)  # the agent's threads and its zygotes; each library sets its own
+        os.sched_setaffinity(0, kept)  # for the agent and its zygotes; each library sets its own cores
     if not there.is_for_this_python:
         found = found.useless(
             f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python {there.python}, whose"
@@ -140,9 +140,9 @@ def _make(given: argparse.Namespace) -> Agent:
     cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
     store.tidy_snapshots(cache)
     store.sweep_snapshots(cache, kept_s=given.cache_age)
-    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries: a home may be shared
+    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries
     processes.adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop handles them, or the folder would stay
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # an early signal would leave files behind
     scratch = Scratch(base, pilot=pilot)
     try:
         options = PilotOptions(
