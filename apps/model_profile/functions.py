@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 _TAKEN_S = 5.0
-"""Seconds that the library may take to send the measurement to the manager."""
+"""Maximum seconds for the library to send the measurement to the manager."""
 
 
 class MeasuredModel(msgspec.Struct, frozen=True):
-    """The result of a call: the profile as plain values. `kept`: the manager stores it."""
+    """The result of a call: the profile as plain values. `kept`: True if the manager stores the profile."""
 
     profile: dict[str, Any]
     kept: bool
