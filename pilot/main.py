@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the batch job's log shows this line
         return 1
     except Exception:
-        log.exception("the pilot failed; this is a fault of Stoker")
+        log.exception("the pilot failed because of a bug in Stoker")
         raise
     finally:
         if own is not None:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-pilot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--block", default="", help="the block of this pilot [started by hand]")
+    parser.add_argument("--block", default="", help="the block that contains this pilot [none: started by hand]")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu[:N], or gpu+cpu[:N] (default: %(default)s)")
     parser.add_argument(
         "--gpu-cores",
@@ -80,36 +80,49 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cache-size", default="50 GB", help="size of the object cache (default: %(default)s)")
     parser.add_argument(
-        "--cache-age", type=float, default=KEPT_S, metavar="S", help="time after which an unused object is removed"
+        "--cache-age", type=float, default=KEPT_S, metavar="S", help="seconds after which an unused object is removed"
     )
     parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
     parser.add_argument(
-        "--grace", type=float, default=2.0, metavar="S", help="time for running calls when the pilot exits"
+        "--grace",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds that running calls may continue when the pilot exits",
     )
-    parser.add_argument("--source", default="", help="the site of its block")
+    parser.add_argument("--source", default="", help="the site of the block")
     parser.add_argument(
-        "--walltime-s", type=float, default=0.0, metavar="S", help="walltime of its job, from the pilot's start"
+        "--walltime-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="walltime of the job in seconds, from the start of the pilot",
     )
     parser.add_argument(
-        "--probe", default="", metavar="COMMAND", help="the program that probes a device; never: no probes"
+        "--probe", default="", metavar="COMMAND", help="the command that probes a device; never: no probes"
     )
     parser.add_argument(
         "--probe-every",
         type=float,
         default=PROBE_EVERY_S,
         metavar="S",
-        help="time between two probes; 0: only at the start",
+        help="seconds between two probes of a device; 0: only at the start",
     )
-    parser.add_argument("--asked-gpus", type=int, default=0, metavar="N", help="GPUs per node that its job requested")
+    parser.add_argument(
+        "--asked-gpus", type=int, default=0, metavar="N", help="number of GPUs per node that the job requested"
+    )
     parser.add_argument(
         "--driver-limit",
         type=float,
         default=DRIVER_LIMIT_S,
         metavar="S",
-        help="time after which a silent driver counts as hung",
+        help="seconds without an answer after which a GPU driver counts as hung",
     )
     parser.add_argument(
-        "--environment", default="", metavar="NAME=FILE", help="the archive of its environment, for other pilots"
+        "--environment",
+        default="",
+        metavar="NAME=FILE",
+        help="the archive of the environment, to offer to other pilots",
     )
     return parser
 
@@ -172,7 +185,7 @@ def _make(given: argparse.Namespace) -> Agent:
             log.error("%s: %s", device.facts.device, device.facts.fault)
     if session.is_carried:
         session.objects.mkdir(mode=0o700, exist_ok=True)
-        log.info("the session folder is a copy that the job brought: logs stay here, in %s", logs)
+        log.info("the session folder is a copy from the job; logs are stored on this node, in %s", logs)
     return agent
 
 

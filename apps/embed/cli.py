@@ -33,7 +33,7 @@ _DEFAULT = EmbedOptions()
     help="The dtype, as in encoder(dtype=...). [auto]",
 )
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
-@click.option("--batch-size", type=WholeNumber(), help=f"Texts a call. [{_DEFAULT.batch_size}]")
+@click.option("--batch-size", type=WholeNumber(), help=f"Texts per call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
 @run_options(prefix="embed", formats=["parquet", "npy"])
 @click.pass_context

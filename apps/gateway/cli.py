@@ -147,9 +147,9 @@ def keys() -> None:
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of limits to a command, which receives the limits as `limits`."""
 
-    @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests a minute.")
+    @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests per minute.")
     @click.option(
-        "--tokens-per-minute", metavar="N", type=WholeNumber(), help="At most N tokens a minute, read or written."
+        "--tokens-per-minute", metavar="N", type=WholeNumber(), help="At most N tokens per minute, read or written."
     )
     @click.option("--concurrent", metavar="N", type=WholeNumber(), help="At most N requests at a time.")
     @functools.wraps(function)

@@ -104,7 +104,7 @@ class GatewayMetrics:
 
         self.requests = counter("stoker_gateway_requests", "Requests by status", _MODEL, "endpoint", "status")
         self.errors = counter("stoker_gateway_errors", "Requests that were answered with an error, by status", "status")
-        self.finished = counter("stoker_request_success", "Answers by why they ended", _MODEL, "finished_reason")
+        self.finished = counter("stoker_request_success", "Answers by finish reason", _MODEL, "finished_reason")
         self.running = gauge("stoker_gateway_running", "Requests that run or wait")
         self.read = counter("stoker_prompt_tokens", "Tokens read", _MODEL)
         self.written = counter("stoker_generation_tokens", "Tokens written", _MODEL)

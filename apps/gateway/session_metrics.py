@@ -40,7 +40,7 @@ class SessionMetrics:
 
 
 def _session(status: Status) -> Iterator[Metric]:
-    ended = CounterMetricFamily("stoker_calls", "Calls that ended, by how", labels=["finished_reason"])
+    ended = CounterMetricFamily("stoker_calls", "Ended calls, by result", labels=["finished_reason"])
     for reason, count in (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled)):
         ended.add_metric([reason], count)
     yield ended

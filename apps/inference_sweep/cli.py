@@ -23,7 +23,7 @@ _DEFAULT = SweepOptions()
     help="Rows instead of the sweep file's: .jsonl, .csv, .parquet, .arrow or a saved data set.",
 )
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
-@click.option("--batch-size", type=WholeNumber(), help=f"Rows a call. [{_DEFAULT.batch_size}]")
+@click.option("--batch-size", type=WholeNumber(), help=f"Rows per call. [{_DEFAULT.batch_size}]")
 @click.option(
     "--tensor-batch", type=WholeNumber(), help="Rows of a call that the model processes at a time, at most. [all]"
 )

@@ -149,7 +149,7 @@ def _retried(exchange: Callable[[], _T], what: str) -> _T:
         except DiskError:
             raise
         except (StokerError, OSError) as error:  # the connection may have failed
-            log.warning("%s: %s; it is tried again in %g s", what, error, pause_s)
+            log.warning("%s: %s; retrying in %g s", what, error, pause_s)
             time.sleep(pause_s)
     return exchange()
 

@@ -131,10 +131,10 @@ def _run(command: list[str]) -> str:
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_LIMIT_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("%s: %s; the walltime is taken from the site file", command[0], error)
+        log.warning("%s: %s; using the walltime of the site file", command[0], error)
         return ""
     if ran.returncode:
-        log.warning("%s: %s; the walltime is taken from the site file", command[0], ran.stderr.strip())
+        log.warning("%s: %s; using the walltime of the site file", command[0], ran.stderr.strip())
         return ""
     return ran.stdout.strip()
 

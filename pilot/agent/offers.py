@@ -51,7 +51,7 @@ class OfferInspector:
         try:
             return self._weigh(order)
         except Exception:  # if an offer cannot be evaluated, the pilot accepts the call
-            log.exception("an offer for lib-%d cannot be judged; it is not rejected", order.library)
+            log.exception("the offer of a call to lib-%d cannot be evaluated and is accepted", order.library)
             return OfferWeighed(order)
 
     def _weigh(self, order: RunCalls) -> OfferWeighed:

@@ -156,7 +156,7 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                 zygote.ready = True
                 modules = ", ".join(zygote.preload)
                 for module, why in failed.items():
-                    log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
+                    log.warning("%s could not be preloaded, so each library imports this module: %s", module, why)
                 for module, started in threads.items():
                     log.warning(
                         "%s started threads (%s) when imported: libraries start without the zygote", module, started

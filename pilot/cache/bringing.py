@@ -109,7 +109,7 @@ class Bringing:
 
         with self._lock:
             if self._stopped:
-                raise wire.PeerError(f"{self._ref.name} is no longer wanted")
+                raise wire.PeerError(f"the fetch of {self._ref.name} was stopped")
             fetch = self._fetch = ObjectFetch(
                 self._ref.name,
                 draft,

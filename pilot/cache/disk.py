@@ -187,7 +187,7 @@ class SafeMarks:
             with self._lock:
                 self._fresh.clear()
                 self._is_at_work = False
-            log.debug("%s may not outlive a crash of this machine: %s", place, error)
+            log.debug("%s is not synced to disk and may be lost in a crash: %s", place, error)
 
     def remove(self, place: Path) -> None:
         delete_tree(self.folder / place.name)
@@ -206,7 +206,7 @@ class SafeMarks:
                     flush(place)
                     self._while_same(place, look, (self.folder / place.name).touch)
                 except OSError as error:
-                    log.debug("%s may not outlive a crash of this machine: %s", place, error)
+                    log.debug("%s is not synced to disk and may be lost in a crash: %s", place, error)
 
 
 # ---- entries

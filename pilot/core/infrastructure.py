@@ -159,9 +159,9 @@ OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: code in it closes files that it did not open",
     FOLDER_GONE: "found that its pilot's scratch folder is gone",
-    NO_DESCRIPTORS: "had hardly any file descriptors left: calls in it leave files open",
-    OTHER_MODULES: "got a function with other versions of modules that it had imported",
-    RUINED: "can run no more calls: one of them emptied sys.modules, or lowered a limit permanently",
+    NO_DESCRIPTORS: "had almost no free file descriptors: its calls leave files open",
+    OTHER_MODULES: "received a function that needs other versions of loaded modules",
+    RUINED: "can run no more calls: a call emptied sys.modules, or lowered a limit permanently",
     NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
     NOT_CLEARED: "could not remove the files of a call; its log says why",

@@ -65,7 +65,9 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 
 def extend_limits(state: CoreState, seconds: float) -> None:
-    state.log(f"the pilot was stopped for {show_seconds(seconds)}: that counts for no limit of a call or a load")
+    state.log(
+        f"the pilot was suspended for {show_seconds(seconds)}, which does not count for the limits of calls and loads"
+    )
     state.stops.append((state.now - seconds, state.now))
     for library in state.libraries.values():
         if library.started_at:

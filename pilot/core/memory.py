@@ -102,7 +102,7 @@ def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
             return state.ledger.why_not((device,), more)
         staying = [other for other in _on(state, device) if not other.told_to_end]
         if not library.has_process and _lacks_place(state, device, staying):
-            return f"{device} takes {state.devices[device].processes} process at a time, and its process stays"
+            return f"{device} takes {state.devices[device].processes} process at a time, and another process uses it"
     return ""
 
 

@@ -269,7 +269,7 @@ def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yi
     if message.run != window.run:
         window.begin(message.run)
     if message.first != window.first + len(window.items):
-        raise ValueError(f"piece {message.first} of call {message.call} does not follow the one before")
+        raise ValueError(f"piece {message.first} of call {message.call} does not follow the last piece")
     window.items.extend(message.items)
     if len(window.items) > WINDOW_PIECES:
         raise ValueError(f"call {message.call} has sent {len(window.items)} pieces that are not acknowledged")

@@ -92,7 +92,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
         library.missing = {ref.name for ref in recipe.objects}
         state.out.append(PinObjects(library.number, recipe.objects))
     elif event.changed:
-        why = f"{event.changed} was written to since the recipe was made from it; make the recipe again"
+        why = f"{event.changed} has changed since the recipe was made; make the recipe again"
         fail_start(state, library, FetchFailure(why))
     else:
         library.paths = {ref.name: ref.source for ref in recipe.objects}
@@ -148,7 +148,7 @@ def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure)
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
-        state.log(f"lib-{library.number} loads without a snapshot: none came within {wait_s:.1f} s")
+        state.log(f"lib-{library.number} loads without a snapshot: no snapshot arrived within {wait_s:.1f} s")
         _without_forms(state, library)
 
 

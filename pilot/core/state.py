@@ -114,7 +114,7 @@ class Ledger:
 
     def reserve(self, library: LibraryId, *, devices: tuple[DeviceId, ...], memory_bytes: int) -> None:
         """Reserve `memory_bytes` on each device. Raises ValueError if the memory is not free."""
-        again = f"library {library} already holds memory" if library in self._held else ""
+        again = f"library {library} already has a reservation" if library in self._held else ""
         reason = again or self.why_not(devices, memory_bytes)
         if reason:
             raise ValueError(reason)
@@ -125,7 +125,7 @@ class Ledger:
     def resize(self, library: LibraryId, *, memory_bytes: int) -> None:
         """Change a library's reservation on each device. Raises ValueError without a change if memory is not free."""
         if library not in self._held:
-            raise ValueError(f"library {library} holds nothing here")
+            raise ValueError(f"library {library} has no reservation")
         devices, before = self._held[library]
         reason = self.why_not(devices, max(0, memory_bytes - before)) if memory_bytes >= 0 else "a negative size"
         if reason:

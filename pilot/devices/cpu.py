@@ -134,7 +134,7 @@ def _total(root: Path) -> int:
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo does not say how much memory there is")
+    raise ConfigError("/proc/meminfo contains no MemTotal")
 
 
 def _quota(root: Path) -> float:

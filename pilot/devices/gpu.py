@@ -99,7 +99,7 @@ def read_grant(environ: Mapping[str, str]) -> Grant:
             return Grant(
                 variable,
                 refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); ask for some in"
-                " [provider] gpus, or have worker_init export CUDA_VISIBLE_DEVICES where jobs own whole nodes",
+                " [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
             )
     return Grant()
 
@@ -236,7 +236,9 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
         except nvml.NVMLError:
             continue
         parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
-    return parts or [msgspec.structs.replace(unit, trouble=f"{unit.label} was left out: MIG is on, and it has no part")]
+    return parts or [
+        msgspec.structs.replace(unit, trouble=f"{unit.label} was left out: MIG is on, and no MIG device exists")
+    ]
 
 
 def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:

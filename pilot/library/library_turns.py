@@ -246,7 +246,7 @@ class LibraryTurns:
             self._board.write_work(row.number, packed(self._library, work()))
         while not has_turn and not self._holds():
             if time.monotonic() > now + _LONGEST_WAIT_S:
-                log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
+                log.warning("no turn came within %.0f s; this library computes without a turn", _LONGEST_WAIT_S)
                 return
             assert self._waker is not None
             try:

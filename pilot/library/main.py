@@ -120,7 +120,7 @@ def serve(number: int) -> None:
 
         def make_way() -> None:
             if time.monotonic() > old_at:  # a new process imports the other version
-                what = "a function came with other versions of modules that it has imported"
+                what = "a function needs other versions of loaded modules"
                 server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
 
         user_modules.before_replacing = make_way

@@ -227,7 +227,9 @@ def _read(file: Path) -> dict[str, Any]:
                 raise ValueError(f"the value {value!r} must be a {kind.__name__}")
         return facts
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StartError(f"{file} cannot be read on {os.uname().nodename}: {error}; the job must bring it") from error
+        raise StartError(
+            f"{file} cannot be read on {os.uname().nodename}: {error}; the job must transfer this file"
+        ) from error
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:

@@ -41,7 +41,7 @@ def base_folder(given: str) -> Path:
     """Return this user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
-        raise StartError(f"this node sets no {parent}, which [pilot] scratch names; name an existing folder")
+        raise StartError(f"[pilot] scratch uses {parent}, which is not set on this node; name an existing folder")
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
     first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
@@ -185,7 +185,7 @@ def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
 def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Iterator[tarfile.TarInfo]:
     for member in tar:
         if member.name.startswith("/") or ".." in member.name.split("/") or not (member.isfile() or member.issym()):
-            raise ValueError(f"a member {member.name!r} has no place in it")
+            raise ValueError(f"the member {member.name!r} is not allowed")
         if not missing_only or not _is_there(folder / member.name, member):
             yield member
 

@@ -14,7 +14,7 @@ done
 
 if [ ! -r "$here/base.tar.gz" ]; then
     echo "stoker: $(uname -n) has no ${named:-python3} of version 3.11 or later;" \
-        "leave [environment] python empty in the site file, and one travels" >&2
+        "leave [environment] python empty in the site file, so that the job brings an interpreter" >&2
     exit 1
 fi
 begin=$(mktemp -d "${TMPDIR:-/tmp}/stoker-begin.XXXXXX") || exit 1

@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"stoker-pilot-taskvine: {error}", file=sys.stderr)  # noqa: T201  # the block's log shows this line
         return 1
     except Exception:
-        log.exception("the pilot failed; this is a fault of Stoker")
+        log.exception("the pilot failed because of a bug in Stoker")
         raise
 
 

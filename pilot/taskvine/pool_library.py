@@ -48,7 +48,7 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
         kind=kind,
-        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; of its process TaskVine says: {said}",
+        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
         pilot=pilot,
         library=ordered.library,
         tail=tail(note.log, start=note.start) if note is not None else "",

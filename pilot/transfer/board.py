@@ -429,7 +429,7 @@ class FetchState:
         """Store a piece that has arrived. Raises WrongBytesError."""
         copy = self.copy
         if copy is None:
-            raise ValueError("a piece came before the manifest")
+            raise ValueError("a piece arrived before the manifest")
         with self._news:
             self._from_origin += len(data) if source.origin else 0
             self._from_peers += 0 if source.origin else len(data)

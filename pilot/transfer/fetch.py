@@ -179,7 +179,7 @@ class SourceReader:
             self._board.hear(self.source, has, lacks=index)
             return
         if header.get("index") != index or header["body"] != size:
-            raise wire.PeerError("it sent another piece than the requested one")
+            raise wire.PeerError("it sent a piece that was not requested")
         channel.receive_body(buffer[:size])
         self._board.hear(self.source, has)
         self._board.arrive(self.source, index, buffer[:size])
@@ -191,7 +191,7 @@ class SourceReader:
         if copy is None:
             make = self._means.manifest_at
             if not board.told and make is None:
-                raise wire.PeerError("its parts are not known")
+                raise wire.PeerError("its manifest is unknown")
             copy = board.establish(board.told or (make(self.source.path) if make else b""))
         original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
         board.join(self.source, range(len(copy.pieces)))
@@ -343,7 +343,7 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
     try:
         return bytes.fromhex(json.loads(Path(file).read_bytes())["secret"])
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} holds no transfer key: {error}") from error
+        raise ValueError(f"{file} contains no transfer key: {error}") from error
 
 
 def get(

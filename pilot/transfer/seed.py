@@ -121,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m stoker.pilot.transfer.seed", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
+    parser.add_argument(
+        "--parent", type=int, default=os.getppid(), metavar="PID", help="process id of the manager that starts the seed"
+    )
     options = parser.parse_args(arguments)
     session = SessionFolder(options.session)
     keep_log(session.path / "seed.log")
@@ -141,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.info("serving %s at %s", session.objects, server.address)
     untold = _tell_address(session, server.address)
     if untold:
-        log.warning("%s: it is tried again until it can be written", untold)
+        log.warning("%s; retrying until it succeeds", untold)
     while not stopped.wait(_POLL_S) and not _is_over(session):
         untold = untold and _tell_address(session, server.address)
     server.close()
