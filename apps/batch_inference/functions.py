@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class BatchAnswer(msgspec.Struct, frozen=True):
     """The result of a call: a choice per prompt, the vectors of the texts, or the error.
 
-    `ended_at`: seconds since the epoch; `packed`: as in the request.
+    `ended_at`: seconds since the epoch; `packed`: the value of the request.
     """
 
     custom_id: str

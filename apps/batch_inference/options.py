@@ -36,7 +36,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """Path of the file with the number of calls that may begin (see `run.py`)."""
+    """File with the number of calls that may begin (see `run.py`)."""
 
     @property
     def path(self) -> Path:

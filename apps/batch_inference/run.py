@@ -2,7 +2,7 @@
 
 Each request is one call. The engine of a model batches concurrent calls.
 
-The limits of a gateway's key also apply to the batches of the key: each call starts with a permit from the gateway
+The limits of a gateway's key also apply to its batches: each call starts with a permit from the gateway
 (`PermitFile`). While no gateway runs, a batch starts no calls.
 """
 

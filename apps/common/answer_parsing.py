@@ -26,7 +26,7 @@ from stoker.apps.common.xml_calls import XMLCallParser
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A function call in an answer. `arguments`: text that should be JSON."""
+    """A function call in an answer. `arguments`: text that may be invalid JSON."""
 
     id: str
     name: str
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A part of the function call number `index`. Only the first part of a call has an `id` and a `name`."""
+    """A part of the function call number `index`. Only the first part has an `id` and a `name`."""
 
     index: int
     id: str

@@ -72,7 +72,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class EchoPiece(msgspec.Struct, frozen=True):
-    """The prompt before the generated text. `unshown`: as in `Choice`."""
+    """The prompt before the generated text. `unshown` has the meaning of `Choice.unshown`."""
 
     text: str
     logprobs: Likelihoods | None

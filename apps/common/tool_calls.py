@@ -41,11 +41,13 @@ class CallParser(Protocol):
 class ToolFormat(msgspec.Struct, frozen=True):
     """The format in which a family of models writes function calls.
 
-    begin: The mark before a call. end: The mark after a call; empty: no mark. is_bare: True if an answer that begins
-    with JSON is also a call, provided that it names a function of the request. has_name_first: True if the name may
-    precede the arguments, outside of JSON: `name[ARGS]{…}`. has_short_ids: True if the chat template only accepts call
-    ids of nine letters and digits. is_xml: True if arguments are tags (`xml_calls.py`). templates: Texts that identify
-    the format in a chat template.
+    begin: The mark before a call.
+    end: The mark after a call; empty: no mark.
+    is_bare: True if an answer that begins with JSON is also a call, provided that it names a function of the request.
+    has_name_first: True if the name may precede the arguments, outside of JSON: `name[ARGS]{…}`.
+    has_short_ids: True if the chat template only accepts call ids of nine letters and digits.
+    is_xml: True if arguments are tags (`xml_calls.py`).
+    templates: Texts that identify the format in a chat template.
     """
 
     begin: str = ""

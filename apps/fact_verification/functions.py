@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The work of one call: `prefix` with each of `texts`. `words`: possible answers; `tensor_batch`: texts per
-    tensor."""
+    """The work of one call: texts that start with `prefix` and end with one of `texts`.
+
+    `words`: possible answers; `tensor_batch`: texts per tensor.
+    """
 
     number: int
     prefix: str

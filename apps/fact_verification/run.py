@@ -115,7 +115,7 @@ def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> lis
 
 
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
-    """Return the recipe of the model at the chosen level of awareness, and the identity of the model."""
+    """Return the model's recipe at the chosen level of awareness, and the model's identity."""
     path = options.model or default_model()
     # Below `full`, each call has a separate process that loads the model: the paper's context-agnostic and
     # partial-context versions.

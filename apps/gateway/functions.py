@@ -1,6 +1,6 @@
 """The functions of the gateway that run on a pilot.
 
-A call answers one choice of a request, or embeds or scores all texts of a request. The call yields pieces, or an
+A call answers one choice of a request, or embeds or scores all its texts. The call yields pieces, or an
 ApiError if the model refuses the request.
 """
 

@@ -169,7 +169,7 @@ class KeyFile:
         return self._read().keys
 
     def groups(self) -> tuple[GroupRecord, ...]:
-        """Return the groups. Raises as `read`."""
+        """Return the groups. Raises the errors of `read`."""
         return self._read().groups
 
     def _read(self) -> _KeysOnDisk:

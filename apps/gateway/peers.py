@@ -63,7 +63,7 @@ class GatewayPeer:
             del self._waiting[number]
 
     def note(self, name: str, *given: Any) -> None:
-        """Call without a result."""
+        """Send a call that has no result."""
         self._write(_NOTE, next(self._numbers), name, given)
 
     async def run(self) -> None:

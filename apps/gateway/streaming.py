@@ -323,7 +323,7 @@ class StreamedAnswer:
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Wait up to 10 s for the first piece. Raises errors of the calls in this time."""
+        """Wait up to 10 s for the first piece. Raises errors of calls that fail meanwhile."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
         if not self._first.done() and await self._is_hot():
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)

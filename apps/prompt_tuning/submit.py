@@ -135,7 +135,7 @@ def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _features(order: Order) -> Features:
-    """Return the features of a job for the scheduler. The work of a job grows with its iterations and their tokens."""
+    """Return the features of a job for the scheduler. The work grows with iterations and tokens."""
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS

@@ -121,7 +121,7 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def say(self, message: to_manager.FromPilot) -> None:
-        """Send a message if there is a connection. The message may be lost."""
+        """Send a message if connected. The message may be lost."""
         if self.dealer.connected:
             self.dealer.send(wire.encode([message]))
 

@@ -252,6 +252,6 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
     while name in agent.cache.sizes():
         seed = agent.peers.seed()
         if seed and agent.peers.address:
-            with suppress(PeerError):  # the next report is a retry
+            with suppress(PeerError):  # the next report follows after `_SAID_S`
                 meet(name, agent.peers.address, wants=False, again_s=_SAID_S, seed=seed, key=agent.peers.key)
         time.sleep(_SAID_S)

@@ -29,7 +29,7 @@ log = logging.getLogger("stoker.pilot")
 BOARD = "turns"  # name of the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
 _LONGEST_STEP_S = 60.0  # a row whose step ends later is invalid (seconds)
-_READS = 3  # attempts to read a row while an engine writes the row
+_READS = 3  # attempts to read a row during writes
 
 
 class OfferInspector:
@@ -140,8 +140,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes needed on each device if all requests have their maximum length at once (SLINFER eq. 2; 0 if
-        unknown), and the reason why a cache that cannot be resized is too small.
+        """Return the bytes needed on each device if all requests have their maximum length at once (SLINFER eq. 2;
+        0 = unknown), and why a cache of fixed size is too small.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
@@ -173,8 +173,8 @@ class OfferInspector:
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
         """Remove the records of ended or refused calls and of ended libraries.
 
-        Calls are removed only for the libraries in `looked_at`: the request of an ended call must be counted first, or
-        the request would count for another call.
+        Remove calls only for libraries in `looked_at`: the request of an ended call must be counted first, or
+        it would count for another call.
         """
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):

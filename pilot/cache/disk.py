@@ -39,7 +39,7 @@ _FICLONE = 0x40049409
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
     """Link a file into the cache. Return the signature of the file; empty on failure.
 
-    The content is not read. The file must be unchanged since the recipe was made (`ref.changed_ns`).
+    The content is not read, so the file must be unchanged since the recipe was made (`ref.changed_ns`).
     """
     try:
         facts = source.stat()

@@ -363,7 +363,7 @@ class TimerFired(_Event, frozen=True):
 
 
 class Tick(_Event, frozen=True):
-    """Time has passed. `serves_peers`: True while other pilots fetch objects from this pilot."""
+    """The clock advanced. `serves_peers`: True while other pilots fetch objects from this pilot."""
 
     serves_peers: bool = False
 

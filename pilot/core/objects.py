@@ -171,7 +171,7 @@ _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
 class CachedObject(msgspec.Struct, frozen=True):
-    """A cached object. `used_at`: the time of last use, on any clock."""
+    """A cached object. `used_at`: time of the last use (one clock for all objects)."""
 
     name: str
     size_bytes: int

@@ -58,7 +58,7 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
-    """Record why a device is absent. An empty reason means that the device is present."""
+    """Record why a device is absent; empty if it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 

@@ -274,7 +274,7 @@ def _fails(device: str, command: tuple[str, ...]) -> bool:
         return True
     except OSError:
         return False
-    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may use the memory
+    lacks_memory = b"out of memory" in done.stdout.lower()  # possibly used by this library: not a fault
     return not lacks_memory and done.returncode not in _NO_FAULT
 
 

@@ -2,8 +2,8 @@
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder that contains `environment.json`. The starter passes the other options to the pilot. The starter
-copies the archive of the packages from a path, or fetches it from the session's seed and from other starters.
+`HERE` is the folder that contains `environment.json`. The pilot receives the other options. The starter
+copies the archive of the packages from a path, or fetches it from the session's seed and other starters.
 """
 
 from __future__ import annotations

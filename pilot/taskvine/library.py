@@ -335,7 +335,7 @@ class VineLibrary:
 
 
 def _be_quiet() -> None:
-    """Empty the file in which TaskVine stores the output of a library, and keep the file empty.
+    """Empty TaskVine's file for the output of a library, and keep the file empty.
 
     TaskVine sends up to a kilobyte of this file with the report of an ended library, and its manager then reads the
     bytes as the worker's next message.

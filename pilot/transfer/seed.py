@@ -69,7 +69,7 @@ class Seed:
         yield copy
 
     def expects(self, name: str) -> bool:  # noqa: ARG002  # a seed has complete objects only
-        """Always False: a seed fetches nothing."""
+        """Always False, because a seed fetches nothing."""
         return False
 
     def _find(self, name: str) -> ObjectRef | None:

@@ -91,7 +91,7 @@ class ForkFailed(_Message, frozen=True, tag="fork-failed"):
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """The process of a library has ended; `orphans` is the number of its descendants that the zygote killed."""
+    """The process of a library has ended; `orphans`: number of its descendants that the zygote killed."""
 
     library: int
     pid: int

@@ -84,7 +84,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(how: int) -> None:
-    """Request the signal `how` from the kernel for the time when the parent thread ends."""
+    """Make the kernel send the signal `how` to this process when the parent thread ends."""
     _prctl(_PR_SET_PDEATHSIG, how)
 
 
