@@ -132,7 +132,7 @@ def _make(given: argparse.Namespace) -> Agent:
     connections.raise_descriptor_limit()
     session = SessionFolder(given.session)
     there = session.read()
-    pilot = _take_name(session)
+    pilot = _claim_name(session)
     logs = session.pilot(pilot)
     keep_log(logs / "pilot.log")
     found = find_devices(
@@ -244,7 +244,7 @@ def _own_key(session: SessionFolder) -> Path | None:
     return session.block_key_file(block)
 
 
-def _take_name(session: SessionFolder) -> str:
+def _claim_name(session: SessionFolder) -> str:
     while True:
         pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
         try:

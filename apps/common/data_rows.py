@@ -90,7 +90,7 @@ def check_rows(
     for row in itertools.islice(read_rows(path), limit or None):
         item = _item_of(row, path=path, column=column)
         if column:
-            _refuse_twice(names, item, row, path=path, column=column)
+            _refuse_repeated_id(names, item, row, path=path, column=column)
         _check_columns(row, wanted, empty, path=path, texts=texts)
         text = _text_of(item)
         digest.update(b", " + text if checksums else text)
@@ -144,7 +144,7 @@ def _text_of(item: DataItem) -> bytes:
     return repr((item.id, sorted(item.fields.items()))).encode()
 
 
-def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
+def _refuse_repeated_id(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
     first = names.setdefault(item.id, row.number)
     if first != row.number:
         where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, by the kind of file

@@ -56,9 +56,9 @@ from stoker.toml_files import read_struct
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 LONGEST_OBJECTIVE_S = 86_400.0
-_OF_ADAPTERS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
+_ADAPTER_SETTINGS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
 """The settings that an adapter may have. The other settings are those of the base."""
-_OF_WRITERS = ("max_model_len", "chat_template", "quantization", "vllm")
+_GENERATION_SETTINGS = ("max_model_len", "chat_template", "quantization", "vllm")
 _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
@@ -133,7 +133,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("graphs is for models that write; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.devices > 1:
             raise ValueError("devices is for models that write; an embedding model runs on one")
-        for name in _OF_WRITERS:
+        for name in _GENERATION_SETTINGS:
             if self.kind is ModelKind.EMBEDDING and getattr(self, name):
                 raise ValueError(f"{name} is for models that write; an embedding model has none")
         if self.quantization and "quantization" in self.vllm:
@@ -258,7 +258,7 @@ def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, 
     found = {}
     for name, settings in models.items():
         shared = of_base.get(settings.base or name, {})
-        own = {each: getattr(settings, each) for each in _OF_ADAPTERS} if settings.base else {}
+        own = {each: getattr(settings, each) for each in _ADAPTER_SETTINGS} if settings.base else {}
         found[name] = msgspec.structs.replace(models[settings.base or name], adapters=shared, **own)
     return found
 
@@ -276,7 +276,7 @@ def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> s
         return f'base = {settings.base!r} has engine = "{base.engine}", which serves no adapters; leave out the engine'
     for field in msgspec.structs.fields(ModelSettings):
         given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""
-        if field.name not in _OF_ADAPTERS and given != usual:
+        if field.name not in _ADAPTER_SETTINGS and given != usual:
             return f"{field.name} is a setting of the base; write it at [models.{settings.base}]"
     try:
         check_adapter(settings.adapter, base=base.path)

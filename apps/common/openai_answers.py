@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
-_AROUND = 16
+_MOST_SPECIAL_TOKENS = 16
 """Maximum number of special tokens that a tokenizer adds to a text."""
 _UNKNOWN_LENGTH = 4096
 """Assumed context length in tokens if a model states none."""
@@ -246,7 +246,7 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     if model.longest:
         for text in request.texts:
             # Except for added tokens, a token has at least one byte, so the tokens of short texts need no count.
-            if len(text.encode()) + _AROUND > model.longest:
+            if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
     if request.dimensions and request.dimensions != vectors.shape[1]:

@@ -183,7 +183,7 @@ def read_body(
     if not isinstance(body, dict):
         raise RequestRefused(f"body must be an object, and is {shown(body)}", param="body", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
-    _refuse_others(given, endpoint)
+    _refuse_unsupported_fields(given, endpoint)
     for name in body.keys() & IGNORED:
         if body[name] is not None:
             ignored(name)
@@ -217,7 +217,7 @@ def read_object(data: bytes) -> Body:
     return body
 
 
-def _refuse_others(body: Body, endpoint: Endpoint) -> None:
+def _refuse_unsupported_fields(body: Body, endpoint: Endpoint) -> None:
     writes = endpoint is not Endpoint.EMBEDDINGS
     honoured = HONOURED[endpoint] | (ENGINE_FIELDS.keys() | _FORM_FIELDS if writes else set())
     for name, value in body.items():

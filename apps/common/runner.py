@@ -179,11 +179,11 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen
                 screen.line(f"  continuing {folder.path}: {len(log):,} of {spec.total:,} are kept")
             outcome = make(OpenRun(spec, folder, log, failed, screen))
         except Stopped:
-            _say_kept(screen, spec, folder.path, kept=len(log))
+            _print_kept_results(screen, spec, folder.path, kept=len(log))
             return INTERRUPTED
         except BaseException:
             if len(log):
-                _say_kept(screen, spec, folder.path, kept=len(log), failed=True)
+                _print_kept_results(screen, spec, folder.path, kept=len(log), failed=True)
             raise
     if json:
         files = {name: str(path) for name, path in outcome.files.items()}
@@ -202,7 +202,7 @@ def resume_command(spec: RunSpec, folder: Path) -> str:
     )  # fmt: skip
 
 
-def _say_kept(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
+def _print_kept_results(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
     screen.line()
     if not kept:
         screen.line(f"stopped before the first {spec.noun}; the same command starts again")

@@ -24,7 +24,7 @@ from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
 
 _WIDTH = 10
-_STEADY = 0.05
+_MOST_SPREAD = 0.05
 """Maximum relative spread of times in an undisturbed measurement."""
 
 
@@ -71,7 +71,7 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
 def unsteady(profile: EncoderProfile) -> str:
     """Return a warning if other work disturbed the measurement; else empty."""
     spread = median(each.spread_s / each.seconds for each in profile.lengths)
-    if spread <= _STEADY:
+    if spread <= _MOST_SPREAD:
         return ""
     return (
         f"times of one length differ by {spread:.0%} from their median: other processes use the device; measure again"

@@ -48,7 +48,7 @@ class Label(enum.Enum):
 
 
 LABELS = tuple(Label)
-_SPELLINGS = {
+_LABEL_SPELLINGS = {
     "supports": Label.SUPPORTS, "supported": Label.SUPPORTS, "true": Label.SUPPORTS,
     "refutes": Label.REFUTES, "refuted": Label.REFUTES, "false": Label.REFUTES,
     "not enough info": Label.NOT_ENOUGH_INFO, "nei": Label.NOT_ENOUGH_INFO, "unknown": Label.NOT_ENOUGH_INFO,
@@ -107,7 +107,7 @@ def digest_claims(claims: Sequence[Claim]) -> str:
 def _claim(row: Row, *, file: Path) -> Claim:
     text = text_field(row, "claim", file=file).strip()
     spelled = text_field(row, "label", file=file)
-    label = _SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
+    label = _LABEL_SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
     if label is None:
         problem = f"label is {spelled!r:.40}; it must be SUPPORTS, REFUTES or NOT ENOUGH INFO"
         raise row_error(problem, row, path=file, key="label")

@@ -42,7 +42,7 @@ from stoker.units import show_seconds
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
-_UNSAID_TOKENS = 1000
+_DEFAULT_TOKENS = 1000
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -119,7 +119,7 @@ def tokens_asked(asked: Asked) -> tuple[int, int]:
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
         return read, 0
     samplings = [choice.sampling for choice in asked.choices]
-    return read, sum((each.max_new_tokens or _UNSAID_TOKENS) * each.writes for each in samplings)
+    return read, sum((each.max_new_tokens or _DEFAULT_TOKENS) * each.writes for each in samplings)
 
 
 def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
@@ -192,14 +192,14 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
 
 
-def _waits_s(request: Request) -> float | None:
+def _allowed_wait_s(request: Request) -> float | None:
     found = _WAITS.search(request.headers.get("prefer", ""))
     return float(found[1]) if found else None
 
 
 _AGAIN_S = 10.0
 """Seconds in the header `Retry-After` while the session's journal cannot be written."""
-_ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
+_RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
 class Admission:
@@ -235,7 +235,7 @@ class Admission:
             return
         self._watch.wake(model)
         raise TryLater(
-            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(facts.hot_in_s)}. {_ASK}",
+            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(facts.hot_in_s)}. {_RETRY_HINT}",
             type="overloaded", code="model_cold", status=503, retry_after_s=facts.hot_in_s,
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ class Admission:
         raise TryLater(
             f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
             f" objective is {show_seconds(objective_s)}: {expected.because}. It could be met in"
-            f" {show_seconds(later_s)}. {_ASK}",
+            f" {show_seconds(later_s)}. {_RETRY_HINT}",
             type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503, retry_after_s=later_s,
         )  # fmt: skip
 
@@ -295,7 +295,7 @@ class Answering:
         asked = read(data, name=name, ignored=self._note_ignored)
         model = self._models.asked(asked.request.model, endpoint)
         asked = with_formats(asked, model.settings)
-        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _waits_s(request)
+        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _allowed_wait_s(request)
         objectives = objectives_of(request.headers, honoured=self._models.honoured, writes=writes)
         ttft_s = objectives.get("ttft", model.objectives.ttft_s)
         try:

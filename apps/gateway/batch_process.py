@@ -47,7 +47,7 @@ class MonitoredBatch:
         self.given: dict[str, str] = {}
         """Ids of the stored output files, by file name."""
         self.pacing: asyncio.Task[None] | None = None
-        self._hurried = asyncio.Event()
+        self._retry_now = asyncio.Event()
 
     @property
     def has_process(self) -> bool:
@@ -65,7 +65,7 @@ class MonitoredBatch:
         """Run a step. Retry the step after a pause while it raises OSError."""
         pause_s = PAUSE_S
         while True:
-            self._hurried.clear()
+            self._retry_now.clear()
             try:
                 done = await step()
             except OSError as error:
@@ -74,12 +74,12 @@ class MonitoredBatch:
                 self.waits = ""
                 return done
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurried.wait(), pause_s)
+                await asyncio.wait_for(self._retry_now.wait(), pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def hurry(self) -> None:
         """End the pause before the next retry, because the batch was cancelled."""
-        self._hurried.set()
+        self._retry_now.set()
 
     def stop(self) -> None:
         """Terminate the process of the batch. Its answers are kept."""

@@ -39,7 +39,7 @@ class _Line(msgspec.Struct):
     line: _Line | None = None
 
 
-class _AskedRequest(msgspec.Struct):
+class _BatchRequest(msgspec.Struct):
     body: dict[str, Any]
     custom_id: str | None = None
 
@@ -109,6 +109,6 @@ def _models_of(requests: Path) -> Iterable[tuple[str, str]]:
     with suppress(FileNotFoundError), requests.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line, type=_AskedRequest)
+                found = msgspec.json.decode(line, type=_BatchRequest)
                 if found.custom_id is not None:
                     yield found.custom_id, str(found.body.get("model", ""))

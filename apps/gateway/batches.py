@@ -45,7 +45,7 @@ _COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
 """File name of the answers of a running batch, in its run folder."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
-_ENDED_WELL = (0, 1)
+_EXIT_CODES_WITH_FILES = (0, 1)
 """Exit codes of a `stoker batch` that wrote its files; 1 if requests have no answer."""
 
 
@@ -317,7 +317,7 @@ class Batches:
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             summary = msgspec.json.decode((run / "summary.json").read_bytes())
         responses, errors = run / "responses.jsonl", run / "errors.jsonl"
-        if summary and (code is None or code in _ENDED_WELL):
+        if summary and (code is None or code in _EXIT_CODES_WITH_FILES):
             batch.status = "completed"
             batch.completed, batch.failed = summary["answered"], summary["errors"]
             if errors.exists():
@@ -327,7 +327,7 @@ class Batches:
         else:
             batch.status, why, message = _CUT_SHORT[batch.status]
             if batch.status == "failed":
-                said = self._last_words(batch.id) or f"stoker batch exited with code {code}"
+                said = self._last_log_line(batch.id) or f"stoker batch exited with code {code}"
                 log.warning("batch %s failed: %s", batch.id, said)
                 batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
             run.mkdir(exist_ok=True)
@@ -353,7 +353,7 @@ class Batches:
             followed.given[name] = stored.id
         return followed.given[name]
 
-    def _last_words(self, id: str) -> str:
+    def _last_log_line(self, id: str) -> str:
         with contextlib.suppress(OSError):
             lines = (self._folder / f"{id}.log").read_text(errors="replace").strip().splitlines()
             return lines[-1] if lines else ""

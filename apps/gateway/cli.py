@@ -29,7 +29,7 @@ class ServeGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [_SERVES, *args]
+            args = [_RUN_COMMAND, *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -50,7 +50,7 @@ class ServeGroup(click.Group):
         run.format_options(click.Context(run, parent=ctx), formatter)
 
 
-_SERVES = "run"
+_RUN_COMMAND = "run"
 
 
 @click.group("serve", cls=ServeGroup, short_help="Serve models at one OpenAI-compatible address.", no_args_is_help=True)
@@ -65,7 +65,7 @@ def command() -> None:
     """
 
 
-@click.command(_SERVES, context_settings={"max_content_width": 120})
+@click.command(_RUN_COMMAND, context_settings={"max_content_width": 120})
 @click.argument("files", nargs=-1, required=True, metavar="[SITE] MODELS")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The interface to listen on.")
 @click.option(

@@ -68,7 +68,7 @@ class WorkerFigures(Protocol):
         """Set the meters of the models to the sums over all processes, and return the sums for Prometheus."""
 
 
-class _Summed:
+class _SummedRegistry:
     """A registry that adds the samples of other processes to its own samples."""
 
     def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
@@ -173,7 +173,7 @@ class GatewayMetrics:
             self.asleep.labels(model.name).set(facts.asleep)
             self.wake.labels(model.name).set(facts.wake_s)
         self._session.status, self._session.names = status, served_names(models)
-        return bytes(generate_latest(_Summed(self._registry, others) if others else self._registry))
+        return bytes(generate_latest(_SummedRegistry(self._registry, others) if others else self._registry))
 
 
 class RequestFigures:

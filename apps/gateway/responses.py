@@ -19,7 +19,7 @@ from stoker.apps.common.refusals import RequestRefused, equals, refused, shown
 Body = dict[str, Any]
 ADDRESS = "/v1/responses"
 _RENAMED = {"max_output_tokens": "max_completion_tokens"}
-_SAME = frozenset(
+_UNCHANGED = frozenset(
     {
         "model", "temperature", "top_p", "parallel_tool_calls", "stream", "seed", "stop", "chat_template_kwargs",
         *ENGINE_FIELDS,
@@ -44,7 +44,7 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
     given = {name: value for name, value in body.items() if value is not None}
     chat: Body = {}
     for name, value in given.items():
-        if name in _SAME or name in _RENAMED:
+        if name in _UNCHANGED or name in _RENAMED:
             chat[_RENAMED.get(name, name)] = value
         elif name in _STATE:
             raise refused(

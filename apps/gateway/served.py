@@ -36,8 +36,8 @@ from stoker.errors import StokerError
 from stoker.sessions import Session, Status, StokerApp, journal_trouble
 from stoker.units import show_seconds
 
-_SEEN = 64
-_LEAST_SEEN = 8
+_MOST_SAMPLES = 64
+_LEAST_SAMPLES = 8
 UNKNOWN_LOAD_S = 10.0
 """Assumed seconds of a first load."""
 
@@ -76,7 +76,7 @@ class FirstTokens(msgspec.Struct):
     """Number of one model's streams that wait for their first token (`waiting`), and the waits of recent streams."""
 
     waiting: int = 0
-    _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_SEEN))
+    _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     """Per stream: the number of waiting streams at its arrival, and its time to first token."""
 
     def begin(self) -> int:
@@ -92,7 +92,7 @@ class FirstTokens(msgspec.Struct):
 
     def expected_s(self, waiting: int) -> float:
         """Return the expected time to first token after `waiting` other streams; 0 with too few measurements."""
-        if len(self._seen) < _LEAST_SEEN:
+        if len(self._seen) < _LEAST_SAMPLES:
             return 0.0
         count = len(self._seen)
         mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
@@ -304,7 +304,7 @@ _FRESH_S = 1.0
 _WARM_EVERY_S = 2.0
 _WARM_TRIES = 3
 _RECENT_S = 5.0
-_OVER_EVERY_S = 1.0
+_END_CHECK_S = 1.0
 
 
 class SessionWatch:
@@ -363,7 +363,7 @@ class SessionWatch:
 
     async def until_over(self) -> None:
         while self.session.over is None:
-            await asyncio.sleep(_OVER_EVERY_S)
+            await asyncio.sleep(_END_CHECK_S)
 
     async def keep_warm(self) -> None:
         while any(model.settings.min for model in self.models.values()):

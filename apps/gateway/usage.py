@@ -35,7 +35,7 @@ DEFAULT_SINCE = "7d"
 _EVERY_S = 1.0
 _LOCKED_S = 2.0
 """Seconds to wait for the lock of another process."""
-_SAID_EVERY_S = 60.0
+_LOG_INTERVAL_S = 60.0
 _MOST_ROWS = 10_000
 _OTHERS = "(others)"
 
@@ -258,7 +258,7 @@ class UsageRecorder:
 
     def _say(self, error: Exception) -> None:
         now = time.monotonic()
-        if now >= self._said_at + _SAID_EVERY_S:
+        if now >= self._said_at + _LOG_INTERVAL_S:
             self._said_at = now
             path = self._file.path if self._file is not None else ""
             log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)

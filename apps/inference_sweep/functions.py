@@ -65,7 +65,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
     except ValueError:
         # The model refuses the whole call because of one prompt. Run each prompt alone to find this prompt.
         for text, seed in zip(request.texts, request.seeds, strict=True):
-            written, error = _try_alone(model, request, text, seed=seed)
+            written, error = _generate_alone(model, request, text, seed=seed)
             texts.append(written)
             errors.append(error)
     infer_s = time.perf_counter() - begun
@@ -75,7 +75,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
     )
 
 
-def _try_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
+def _generate_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
     """Return the generated text and the model's error. One of the two is empty."""
     try:
         return _write(model, request, (text,), seeds=(seed,))[0], ""

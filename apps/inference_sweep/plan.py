@@ -127,8 +127,8 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
         for table in _tables(whole, "models", SweepModel, file=path)
     ]
     prompts = [Template(**table) for table in _tables(whole, "prompts", Template, file=path)]
-    _refuse_twins({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
-    _refuse_twins({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
+    _refuse_duplicates({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
+    _refuse_duplicates({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
     column = _text(whole, "id", file=path, where="top", empty=True)
@@ -162,7 +162,7 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
     return tables
 
 
-def _refuse_twins(asked: Mapping[str, object], table: str, *, file: Path) -> None:
+def _refuse_duplicates(asked: Mapping[str, object], table: str, *, file: Path) -> None:
     """Raise ConfigError if two names mean the same, because every call would run twice."""
     first: dict[object, str] = {}
     for number, (name, what) in enumerate(asked.items(), start=1):

@@ -54,7 +54,7 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
             base, text = _with_base(before, options, ready)
-            entry = {"base": base, "adapter": _seen_from(file.absolute().parent, adapter)}
+            entry = {"base": base, "adapter": _path_from(file.absolute().parent, adapter)}
             text += _table(options.serve, entry, after=text)
             parse_models(text, file=str(file), folder=file.absolute().parent)
             opened.write(text.removeprefix(before))
@@ -87,7 +87,7 @@ def _may_be_base(settings: ModelSettings) -> bool:
     return not settings.base and settings.kind is ModelKind.CHAT and settings.engine != "static"
 
 
-def _seen_from(folder: Path, adapter: Path) -> str:
+def _path_from(folder: Path, adapter: Path) -> str:
     there = adapter.absolute()
     return str(there.relative_to(folder)) if there.is_relative_to(folder) else str(there)
 

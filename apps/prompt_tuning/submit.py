@@ -34,7 +34,7 @@ from stoker.tuning import (
 if TYPE_CHECKING:
     from stoker.sessions import AppCallFuture, StokerApp
 
-_LETTERS_A_TOKEN = 4.0
+_LETTERS_PER_TOKEN = 4.0
 _PROMPT_TOKENS = 32
 
 
@@ -138,8 +138,8 @@ def _features(order: Order) -> Features:
     """Return the features of a job for the scheduler. The work grows with iterations and tokens."""
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
-    prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
-    tokens = round(job.training.batch * (letters / _LETTERS_A_TOKEN + prompt))
+    prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_PER_TOKEN or _PROMPT_TOKENS
+    tokens = round(job.training.batch * (letters / _LETTERS_PER_TOKEN + prompt))
     kind = _kind(order)
     return Features(items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=_lookup_s(order))
 

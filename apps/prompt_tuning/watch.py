@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _MOST_CALLS = 1000
-_MEASURED = 10
+_LEAST_ITERATIONS = 10
 """Number of iterations on the current devices after which the measured pace predicts the end."""
 
 
@@ -181,7 +181,7 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     if entry.seen_at is None or done < entry.seen_iteration:
         return msgspec.structs.replace(entry, iteration=done, seen_at=now, seen_iteration=done)
     made = done - entry.seen_iteration
-    if made < _MEASURED or entry.phase is not Phase.TUNING:
+    if made < _LEAST_ITERATIONS or entry.phase is not Phase.TUNING:
         return msgspec.structs.replace(entry, iteration=done)
     # Times measured on these devices are more accurate than the scheduler's forecast, which is an upper bound.
     if done == entry.iteration and entry.measured_ends_at is not None:

@@ -66,7 +66,7 @@ class LogWatch:
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the pilot drains when it receives one of these signals
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
-_ECHO_S = 1.0  # ignore a repeated signal in this time: srun and Slurm both send it
+_REPEATED_SIGNAL_S = 1.0  # ignore a repeated signal in this time: srun and Slurm both send it
 _PROBE_S = 15.0
 
 
@@ -210,7 +210,7 @@ class Loop:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now, before = time.monotonic(), self._signalled_at
         self._signalled_at = now
-        if not before or now - before > _ECHO_S:
+        if not before or now - before > _REPEATED_SIGNAL_S:
             self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:

@@ -191,7 +191,7 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
         try:
             ref = object_of(made.folder)
             manifest = manifest_of(ref)
-            _take_in(agent.cache, ref, manifest)
+            _add_to_cache(agent.cache, ref, manifest)
             store.note_snapshot(agent.cache, Path(made.folder), name=ref.name)
         except (StokerError, OSError) as error:
             log.warning("the snapshot %s is not offered to other pilots: %s", made.folder, error)
@@ -203,7 +203,7 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
     threading.Thread(target=run, name="snapshot-offer", daemon=True).start()
 
 
-def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
+def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
     here = cache.find(ref.name)
     if here is None:
         with cache.claim(ref) as draft:
@@ -225,7 +225,7 @@ def is_snapshot_here(form: str) -> bool:
 
 # ---- the carried environment
 
-_SAID_S = 60.0  # seconds between two reports to the seed that this pilot serves the archive
+_REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this pilot serves the archive
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:
@@ -252,6 +252,6 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
     while name in agent.cache.sizes():
         seed = agent.peers.seed()
         if seed and agent.peers.address:
-            with suppress(PeerError):  # the next report follows after `_SAID_S`
-                meet(name, agent.peers.address, wants=False, again_s=_SAID_S, seed=seed, key=agent.peers.key)
-        time.sleep(_SAID_S)
+            with suppress(PeerError):  # the next report follows after `_REPORT_INTERVAL_S`
+                meet(name, agent.peers.address, wants=False, again_s=_REPORT_INTERVAL_S, seed=seed, key=agent.peers.key)
+        time.sleep(_REPORT_INTERVAL_S)

@@ -245,13 +245,13 @@ def measure_devices(agent: Agent) -> None:
             continue
         name = device.facts.device
         taken[name], at[name] = reading.taken_bytes, reading.at
-        for number, size in _used_on(agent, device, reading).items():
+        for number, size in _library_bytes(agent, device, reading).items():
             used.setdefault(number, {})[name] = size
     if taken:
         agent.handle(events.DevicesMeasured(used, taken, at))
 
 
-def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
+def _library_bytes(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:

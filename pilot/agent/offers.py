@@ -49,19 +49,19 @@ class OfferInspector:
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
         try:
-            return self._weigh(order)
+            return self._evaluate(order)
         except Exception:  # if an offer cannot be evaluated, the pilot accepts the call
             log.exception("the offer of a call to lib-%d cannot be evaluated and is accepted", order.library)
             return OfferWeighed(order)
 
-    def _weigh(self, order: RunCalls) -> OfferWeighed:
+    def _evaluate(self, order: RunCalls) -> OfferWeighed:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferWeighed(order)
         engines_here, beside = self._read(library), self._beside(library)
         self._count_taken_up(engines_here)
         self._forget(beside)
-        new = _asks(order, now)
+        new = _unread_prompt(order, now)
         own_work = [work for row, work in engines_here if row.library == library.number]
         required, why_full = self._required_bytes(order, library, own_work)
         self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
@@ -185,7 +185,7 @@ class OfferInspector:
                 taken[:] = [(call, prompt) for call, prompt in taken if call in library.held]
 
 
-def _asks(order: RunCalls, now: float) -> UnreadPrompt:
+def _unread_prompt(order: RunCalls, now: float) -> UnreadPrompt:
     features, objective = order.calls[0].features, order.options.objective
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)

@@ -71,7 +71,7 @@ class Bringing:
                 if here is not None:
                     return here, _NOTHING
                 self._cache.make_room(self._ref)
-                look = self._have(draft)
+                look = self._link_or_share(draft)
                 if look:
                     with suppress(ChangedError):
                         return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
@@ -88,7 +88,7 @@ class Bringing:
         except wire.PeerError as error:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
-    def _have(self, draft: Path) -> str:
+    def _link_or_share(self, draft: Path) -> str:
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):

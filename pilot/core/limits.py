@@ -39,7 +39,7 @@ STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilo
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     if library.serves:
-        _unbegun(state, library, seen)
+        _check_call_starts(state, library, seen)
     if library.is_killed:
         return
     if library.has_limits or library.stopping or library.stuck:
@@ -54,7 +54,7 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
         declared = memory_limit(state, library)
         too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
     if library.asked_back_at and state.now - library.asked_back_at > NO_ANSWER_LIMIT_S:
-        _give_back_for(state, library, seen)
+        _return_unstarted_calls(state, library, seen)
     if (
         library.hung_up_at
         and state.now - library.hung_up_at > CLOSED_SOCKET_LIMIT_S
@@ -149,7 +149,7 @@ def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
         lifecycle.check_stopping(state, library, [call for call, _ in seen.running])
 
 
-def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def _check_call_starts(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     is_at_work = any(call in library.held for call, _ in seen.running)
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
@@ -163,7 +163,7 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
         lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
-def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     """Return the unstarted calls of an unresponsive library to the manager.
 
     Calls without a reported end run again elsewhere. Later messages about these calls are ignored.

@@ -22,7 +22,7 @@ WELCOME_S = 5.0  # seconds without an answer after which the pilot sends its hel
 FIRST_CONTACT_S = 60.0  # minimum seconds that a pilot waits for its first welcome
 MARGIN_S = 12.0  # seconds between the drain and the walltime; at most a fifth of the remaining time
 _EXIT = 0.25  # fraction of the margin in which libraries are killed
-_SAME_S = 2.0  # two walltimes count as equal if they differ by at most this many seconds
+_WALLTIME_TOLERANCE_S = 2.0  # two walltimes count as equal if they differ by at most this many seconds
 FIRST_LINE_S = 4.0  # seconds of a load before log lines are reported
 TOLD_RECIPE_BYTES = 65_536  # largest loader in bytes of a recipe that a hello includes
 
@@ -136,7 +136,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
 
 def walltime_known(state: CoreState, left_s: float) -> None:
     before = state.ends_at
-    if abs(before - (state.now + left_s)) <= _SAME_S:
+    if abs(before - (state.now + left_s)) <= _WALLTIME_TOLERANCE_S:
         return
     state.ends_at = state.now + left_s
     state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)

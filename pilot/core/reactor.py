@@ -22,7 +22,7 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
 
-_ORDERED_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
+_REPEATED_ORDERS = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
 """Orders that the pilot ignores until its last hello is answered.
 
 After the hello, the manager repeats orders without a visible effect. The pilot would execute these orders twice.
@@ -95,7 +95,7 @@ def react(state: CoreState, event: events.Event) -> None:
         sleeping.meet_host_claims(state)
 
 
-_OfLibrary = (
+_LibraryEvent = (
     events.LibraryPrepared
     | events.ProcessMade
     | events.ProcessEnded
@@ -107,7 +107,7 @@ _OfLibrary = (
 )
 
 
-def on_library_event(state: CoreState, event: _OfLibrary) -> None:
+def on_library_event(state: CoreState, event: _LibraryEvent) -> None:
     library = state.libraries.get(event.library)
     if library is None:
         return
@@ -153,7 +153,7 @@ def on_timer(state: CoreState, key: str) -> None:
 
 
 def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
-    if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
+    if state.answered != state.hellos and isinstance(message, _REPEATED_ORDERS):
         return
     if state.has_ended and not isinstance(message, to_pilot.Ack):
         return

@@ -290,16 +290,16 @@ def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
         upto = to_library.Taken(message.call, message.run, window.first)
         state.out.append(TellLibrary(library.number, upto))
     if message.again and not state.awaits_welcome:
-        _say_again(state, library, message.call, window)
+        _resend_window(state, library, message.call, window)
 
 
 def resend_pieces(state: CoreState) -> None:
     for library in state.libraries.values():
         for call, window in library.streams.items():
-            _say_again(state, library, call, window)
+            _resend_window(state, library, call, window)
 
 
-def _say_again(state: CoreState, library: PilotLibrary, call: CallId, window: PieceWindow) -> None:
+def _resend_window(state: CoreState, library: PilotLibrary, call: CallId, window: PieceWindow) -> None:
     if window.items:
         items = list(window.items)
         passed = to_manager.CallYielded(library.number, call, window.run, window.first, items, waits=True)

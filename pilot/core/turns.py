@@ -186,7 +186,7 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
     answers: tuple[OpenAnswer, ...] = ()
 
 
-class _Player:
+class _SimulatedEngine:
     __slots__ = ("answers", "cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at",
                  "rows", "since", "steps", "tpot_s")  # fmt: skip
 
@@ -261,15 +261,15 @@ def why_late(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float
 ) -> LateRefusal | None:
     """Return why a request should not join the engine of the library `to`; None if it may join."""
-    players, tpot_s = _players(engines, to, new, now=now)
+    players, tpot_s = _simulated_engines(engines, to, new, now=now)
     cycle_s = sum(player.final_decode_s() for player in players)
     is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
     if is_over and not all(player.ends for player in players):
         return _too_long(cycle_s, tpot_s)
-    at, late = _play(players, new, at=max(now, free_at))
+    at, late = _simulate_prompts(players, new, at=max(now, free_at))
     if late is not None or not is_over:
         return late
-    return _play_to_the_end(players, tpot_s, at=at)
+    return _simulate_until_end(players, tpot_s, at=at)
 
 
 def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
@@ -280,28 +280,30 @@ def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
 def over_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
     """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); else
     0."""
-    players, tpot_s = _players(engines, to, new, now=0.0)
+    players, tpot_s = _simulated_engines(engines, to, new, now=0.0)
     return max(0.0, sum(player.final_decode_s() for player in players) - tpot_s) if tpot_s else 0.0
 
 
-def _players(
+def _simulated_engines(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float
-) -> tuple[list[_Player], float]:
+) -> tuple[list[_SimulatedEngine], float]:
     """Return the engines with work, including the new request, and their shortest time per output token (0: none)."""
-    players, tpot_s = list[_Player](), new.tpot_s
+    players, tpot_s = list[_SimulatedEngine](), new.tpot_s
     for outlook in engines:
         prompts = list(outlook.prompts)
         if outlook.library == to:
             prompts.insert(sum(prompt.due_at <= new.due_at for prompt in prompts), new)
         if prompts or outlook.rows:
-            players.append(_Player(outlook, prompts, since=now))
+            players.append(_SimulatedEngine(outlook, prompts, since=now))
             for each_s in (outlook.tpot_s, *(prompt.tpot_s for prompt in outlook.prompts)):
                 if 0 < each_s < tpot_s or not tpot_s:
                     tpot_s = each_s
     return players, tpot_s
 
 
-def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[float, LateRefusal | None]:
+def _simulate_prompts(
+    players: list[_SimulatedEngine], new: UnreadPrompt, *, at: float
+) -> tuple[float, LateRefusal | None]:
     """Check cases 1 and 2: simulate until each engine had a turn after the last prompt. Return the end time."""
     unread, started = sum(len(player.prompts) for player in players), at
     left = players  # engines without a turn after the last prompt
@@ -310,7 +312,7 @@ def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[floa
         if not ready:
             at = min(each.ready_at for each in left)
             continue
-        player = ready[0] if len(ready) == 1 else min(ready, key=_Player.urgency)
+        player = ready[0] if len(ready) == 1 else min(ready, key=_SimulatedEngine.urgency)
         prompt = player.prompts.pop(0) if player.prompts and not (player.read_last and player.rows) else None
         if prompt is not None:
             at += OVERESTIMATE * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
@@ -340,7 +342,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
 
 
-class _SameSteps(NamedTuple):
+class _EqualSteps(NamedTuple):
     """Decode steps with the same requests, until step `to`. `due_at`: due time of the first token that is not late;
     `urgent_at`: due time of the most urgent token; later tokens are due every `tpot_s`.
     """
@@ -352,14 +354,14 @@ class _SameSteps(NamedTuple):
     tpot_s: float
 
 
-def _stretches(player: _Player) -> list[_SameSteps]:
+def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
     """Return the decode steps of an engine until its last answer ends, latest first.
 
     A stretch uses the step time at its end, and the earliest due time and the shortest time per output token of its
     requests.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
-    found, begins = list[_SameSteps](), player.steps
+    found, begins = list[_EqualSteps](), player.steps
     for number, (_, _, to, _) in enumerate(answers):
         if to == begins:
             continue
@@ -369,18 +371,18 @@ def _stretches(player: _Player) -> list[_SameSteps]:
         tpot_s = min((tpot_s for _, tpot_s, _ in dues), default=0.0)
         length = player.length + to - player.steps
         step_s = OVERESTIMATE * player.cost.decode_s(len(answers) - number, length)[0]
-        found.append(_SameSteps(to, step_s, due_at, urgent_at, tpot_s))
+        found.append(_EqualSteps(to, step_s, due_at, urgent_at, tpot_s))
         begins = to
     return found[::-1]
 
 
-def _play_to_the_end(players: list[_Player], tpot_s: float, *, at: float) -> LateRefusal | None:
+def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: float) -> LateRefusal | None:
     """Check case 3 if all answers end: simulate the turns until then."""
-    playing: list[tuple[_Player, list[_SameSteps]]] = []
+    playing: list[tuple[_SimulatedEngine, list[_EqualSteps]]] = []
     for player in players:
         if player.prompts:  # too many prompts for the simulation
             return _too_long(sum(each.final_decode_s() for each in players), tpot_s)
-        if stretches := _stretches(player):
+        if stretches := _equal_steps(player):
             player.since = at
             playing.append((player, stretches))
     begun = {player: player.steps for player, _ in playing}

@@ -36,8 +36,8 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 
 # ---- full disks
 
-_FEW_BYTES = 64 << 10
-_FEW_PART = 0.01  # a disk counts as full with fewer free bytes, or a smaller free fraction
+_FULL_DISK_BYTES = 64 << 10
+_FULL_DISK_FRACTION = 0.01  # a disk counts as full with fewer free bytes, or a smaller free fraction
 _OTHERS_PART = 0.8  # other processes filled a disk if they use at least this fraction
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
@@ -142,7 +142,7 @@ def _is_full(folder: str) -> bool:
         facts = os.statvfs(folder)
     except OSError:
         return False
-    few_bytes = max(_FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize)
+    few_bytes = max(_FULL_DISK_BYTES, _FULL_DISK_FRACTION * facts.f_blocks * facts.f_frsize)
     return (facts.f_files > 0 and facts.f_favail == 0) or facts.f_bavail * facts.f_frsize <= few_bytes
 
 
@@ -155,7 +155,7 @@ _NOT_COMPILED = frozenset(
 _MOST_LINKS = 20
 _PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_ASKED_FOR = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
+_REQUESTED_MEMORY = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _ON_DEVICE = re.compile(r"GPU (\d+) has a total capacity")
 _TEXT_MOST = 2000
 
@@ -242,7 +242,7 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
-    asked = _ASKED_FOR.search(_text(error))
+    asked = _REQUESTED_MEMORY.search(_text(error))
     size = float(asked[1]) * _UNITS[asked[2]] if asked is not None else 0.0
     try:
         if not torch.cuda.is_initialized():  # no memory was left for CUDA's context
@@ -299,7 +299,7 @@ BASH_FAILURE = "BashExitFailure"  # Parsl's exception for a nonzero exit status
 _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000
-_RUNS_IT = "remote_side_bash_executor"
+_BASH_EXECUTOR = "remote_side_bash_executor"
 _HEAD_ENDS = "--> end executable <--"  # in the file for standard error, Parsl writes the command before this line
 
 
@@ -309,7 +309,7 @@ def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> st
     Return an empty text for other exceptions. The output of the call begins at byte `log_from` of the library's log.
     """
     trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
-    while trace is not None and trace.tb_frame.f_code.co_name != _RUNS_IT:
+    while trace is not None and trace.tb_frame.f_code.co_name != _BASH_EXECUTOR:
         trace = trace.tb_next
     if trace is None:
         return ""

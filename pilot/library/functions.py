@@ -260,7 +260,7 @@ class SideBySide:
         self._of_context = versions_of_context()
         self._running: dict[int, _Versions] = {}
         self._of_next: tuple[RunnableCall, _Versions] | None = None
-        self._keeps_one_waiting = False
+        self._has_waiting_call = False
         self._is_one_folder = False
         self._seen: dict[ProgramFolder, bool] = {}
 
@@ -278,7 +278,7 @@ class SideBySide:
                 if other is not versions
                 for name, version in versions.items()
             ):
-                self._keeps_one_waiting = True
+                self._has_waiting_call = True
                 return None
             if queue.begin(entry):
                 self._running[slot] = versions
@@ -289,7 +289,7 @@ class SideBySide:
     def end(self, slot: int) -> bool:
         """Record the end of a slot's call. True if another call may have waited."""
         self._running.pop(slot, None)
-        waits, self._keeps_one_waiting = self._keeps_one_waiting, False
+        waits, self._has_waiting_call = self._has_waiting_call, False
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:

@@ -48,8 +48,8 @@ from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.protocol.to_library import Load
 
 _TAIL_LINES = 20
-_YOUNG_S = 2.0
-_LOADS = 10
+_LEAST_AGE_S = 2.0
+_AGE_PER_LOAD = 10
 """A library older than 10 times its load time exits for a function with another version of a loaded module.
 
 Alternating versions of a module then cost at most a tenth of the time in loads.
@@ -116,7 +116,7 @@ def serve(number: int) -> None:
     )
 
     if slots == 1:
-        old_at = time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
+        old_at = time.monotonic() + max(_LEAST_AGE_S, _AGE_PER_LOAD * loaded[1].load_s)
 
         def make_way() -> None:
             if time.monotonic() > old_at:  # a new process imports the other version

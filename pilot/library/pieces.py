@@ -252,7 +252,7 @@ class PieceSender:
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
-        self._gathering = PieceBatcher(send)
+        self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._relayed: list[tuple[YieldingRun, Yielded]] = []
         """Texts that the engine's thread has added. Only that thread uses this list."""
@@ -263,15 +263,15 @@ class PieceSender:
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
-            self._gathering.calls = len(self._runs)
+            self._batcher.calls = len(self._runs)
         return run
 
     def over(self, run: YieldingRun) -> None:
         with self.changed:
             run.is_over = True
             self._runs.pop(run.call, None)
-            self._gathering.calls = len(self._runs)
-        self._gathering.drop(run.number)
+            self._batcher.calls = len(self._runs)
+        self._batcher.drop(run.number)
 
     def taken(self, message: Taken) -> None:
         with self.changed:
@@ -293,14 +293,14 @@ class PieceSender:
             self.changed.wait_for(is_over, TURN_S)
 
     def say(self, pieces: Yielded) -> None:
-        self._gathering.add(pieces, at_once=pieces.first < FIRST_PIECES)
+        self._batcher.add(pieces, at_once=pieces.first < FIRST_PIECES)
 
     def relay(self, run: YieldingRun, pieces: Yielded) -> None:
         self._relayed.append((run, pieces))
 
     def send_relayed(self) -> None:
         relayed, self._relayed = self._relayed, []
-        self._gathering.add_of(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
+        self._batcher.add_of(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
 
 
 class YieldingRun:

@@ -280,7 +280,7 @@ class ProcessGuard:
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
         """The storage behind `os.environ`, which is ten times faster to compare."""
-        self._had = dict(self._variables)
+        self._initial_variables = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
         self._limits = {which: resource.getrlimit(which) for which in _LIMITS.values()}
@@ -290,10 +290,10 @@ class ProcessGuard:
         lowest = _lowest_free()
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
-        self._had_descriptors = free > 8
+        self._has_spare_descriptors = free > 8
         """False if the loader used up the descriptors. A new library of this context would have the same problem."""
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
-        if self._had_descriptors:
+        if self._has_spare_descriptors:
             self._outputs = {number: (_kept(number), _identity(number)) for number in (0, 1, 2) if _identity(number)}
         poll = select.poll()
         for number in self._outputs:
@@ -303,7 +303,7 @@ class ProcessGuard:
         self.checked_at = 0.0  # time of the last check, on `time.perf_counter`
 
     def restore(self) -> None:
-        if self._variables != self._had or os.environ is not self._environ:
+        if self._variables != self._initial_variables or os.environ is not self._environ:
             self._restore_environment()
         if self._closed(0):
             self._restore_outputs()
@@ -316,10 +316,10 @@ class ProcessGuard:
         return self.damage() or self._clear()
 
     def damage(self) -> LibraryFault | None:
-        what = self._ruined()
+        what = self._damage_by_call()
         if what:
             return LibraryFault(infrastructure.RUINED, f"a call in it {what}")
-        if self._had_descriptors and not self._has_room():
+        if self._has_spare_descriptors and not self._has_room():
             gc.collect()  # reference cycles may keep files open
             if not self._has_room():
                 text = (
@@ -328,7 +328,7 @@ class ProcessGuard:
                 return LibraryFault(infrastructure.NO_DESCRIPTORS, text)
         return None
 
-    def _ruined(self) -> str:
+    def _damage_by_call(self) -> str:
         for name, module in self._modules.items():
             if sys.modules.get(name) is not module:
                 return f"removed or replaced sys.modules[{name!r}]"
@@ -349,9 +349,9 @@ class ProcessGuard:
 
     def _restore_environment(self) -> None:
         here = os.environ = self._environ
-        for name in [name for name in here if os.fsencode(name) not in self._had]:
+        for name in [name for name in here if os.fsencode(name) not in self._initial_variables]:
             del here[name]
-        for key, value in self._had.items():
+        for key, value in self._initial_variables.items():
             if self._variables.get(key) != value:
                 here[os.fsdecode(key)] = os.fsdecode(value)
 

@@ -95,7 +95,7 @@ class Runner:
         self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
-        self._ground = ScratchGuard(os.path.dirname(settings.folder))
+        self._scratch_guard = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
         self.call = NO_CALL  # id of the running call
         self.taken = NO_CALL  # id of the call in this slot, until the outbox has the call's end
@@ -200,7 +200,7 @@ class Runner:
         try:
             self._workplace.clean()
         except Exception as error:
-            code = infrastructure.FOLDER_GONE if self._ground.is_gone else infrastructure.NOT_CLEARED
+            code = infrastructure.FOLDER_GONE if self._scratch_guard.is_gone else infrastructure.NOT_CLEARED
             return LibraryFault(code, f"the files that a call left could not be removed: {error}")
         return None
 
@@ -267,7 +267,7 @@ class Runner:
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
     def _leave_if_damaged(self) -> None:
-        if self._ground.is_gone:
+        if self._scratch_guard.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent returns all calls of this library to the manager
         if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
             fault = self._guard.damage()

@@ -38,7 +38,7 @@ _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between two reports to the seed. The first intervals are short, so that pilots that start together find each
 other early.
 """
-_ALONE_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
+_SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
@@ -74,9 +74,9 @@ class Serving:
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
         self._draft = archive.with_name(f".{archive.name}.draft")
-        self._served = _ServedCopy(name)
+        self._served = _ServedArchive(name)
         self._lost: set[str] = set()
-        self._none_left = False
+        self._found_no_source = False
         self._fetch = ObjectFetch(
             name,
             self._draft,
@@ -91,7 +91,7 @@ class Serving:
     def fetch(self) -> None:
         threading.Thread(target=self._keep_meeting, name="starter-meet", daemon=True).start()
         try:
-            self._fetch.run(alone_s=_ALONE_S)
+            self._fetch.run(alone_s=_SOURCE_WAIT_S)
             os.replace(self._draft, self._archive)
             self._whole.set()
         finally:
@@ -122,16 +122,16 @@ class Serving:
             have=self._served.pieces(),
             wants=not self._whole.is_set(),
             lost=lost,
-            alone=no_use and (len(lost) >= TRIES or self._none_left),
+            alone=no_use and (len(lost) >= TRIES or self._found_no_source),
             again_s=_MEET_S[-1],
             seed=self._seed,
             key=self._key,
         )
-        self._none_left = not found
+        self._found_no_source = not found
         return found
 
 
-class _ServedCopy:
+class _ServedArchive:
     def __init__(self, name: str) -> None:
         self._name = name
         self._copy: ObjectCopy | None = None

@@ -224,7 +224,7 @@ def _lock(descriptor: int, how: int) -> None:
 
 # ---- virtual environments
 
-_TRY = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
+_INTERPRETER_TEST = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
 _LIMIT_S = 60.0
 _MARK = "needs-bundled"
 
@@ -288,7 +288,7 @@ def _run(interpreter: Path, *, libraries: Path | None = None) -> tuple[str, str]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
     if libraries is not None:
         environ["LD_LIBRARY_PATH"] = str(libraries)
-    command = [str(interpreter), "-I", "-c", _TRY]
+    command = [str(interpreter), "-I", "-c", _INTERPRETER_TEST]
     try:
         ran = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, env=environ, timeout=_LIMIT_S, check=False

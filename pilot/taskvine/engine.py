@@ -157,8 +157,8 @@ def _in_shell(path: str) -> str:
 # ---- the manager
 
 
-_BELLS = 2
-_NEVER_US = 10**17
+_WAKING_TASKS = 2
+_FAR_FUTURE_US = 10**17
 _LOGS = ("debug", "performance", "taskgraph", "transactions")
 _MIB = 2**20
 
@@ -211,7 +211,7 @@ class VineManager:
             ("prefer-dispatch", 1),
         ):
             self._manager.tune(name, value)
-        self._manager.submit(self._never())
+        self._manager.submit(self._task_of_far_future())
 
     @property
     def port(self) -> int:
@@ -284,8 +284,8 @@ class VineManager:
     def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
         """Let TaskVine work, and return finished orders. With `block`, this may take a second."""
         if not block:
-            for _ in range(_BELLS):
-                self._manager.cancel_by_task_id(self._manager.submit(self._never()))
+            for _ in range(_WAKING_TASKS):
+                self._manager.cancel_by_task_id(self._manager.submit(self._task_of_far_future()))
         out: list[FinishedTicket] = []
         task = self._manager.wait(1)
         while task is not None:
@@ -318,9 +318,9 @@ class VineManager:
         self._files.clear()
         del self._manager
 
-    def _never(self) -> Any:
+    def _task_of_far_future(self) -> Any:
         task = self._vine.Task(":")
-        task.set_time_start(_NEVER_US)
+        task.set_time_start(_FAR_FUTURE_US)
         return task
 
     def _finish(self, task: Any) -> FinishedTicket | None:

@@ -62,7 +62,7 @@ class CallWatch:
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
         """Why the latest call was stopped; empty if the call was not stopped."""
-        self._dying = dying
+        self._before_exit = dying
         self._memory_bytes = memory_bytes
         self._memory = MemoryLimit()
         self._main = threading.main_thread().ident or 0
@@ -111,7 +111,7 @@ class CallWatch:
                     self._die(self.reason)
 
     def _die(self, reason: str) -> None:
-        self._dying(reason)
+        self._before_exit(reason)
         os._exit(3)
 
 
@@ -119,7 +119,7 @@ class CallWatch:
 
 
 _TAIL_LINES = 20
-_LEAVE_S = 0.5
+_EXIT_DELAY_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 _library: VineLibrary | None = None
@@ -152,7 +152,7 @@ class VineLibrary:
         self._log = str(Path(setup.logs) / f"vine-{host}-{os.getpid()}.log")
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._note = -1
-        self._watch = CallWatch(self._dying, memory_bytes=setup.recipe.needs.memory_bytes)
+        self._watch = CallWatch(self._before_exit, memory_bytes=setup.recipe.needs.memory_bytes)
         self._functions = Functions()
         self._held = messages.LibraryReport(host=host, pid=os.getpid(), log=self._log)
         sys.path.extend(place for place in setup.search_path if place not in sys.path)
@@ -187,7 +187,7 @@ class VineLibrary:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        leave = threading.Timer(_LEAVE_S, os._exit, (1,))
+        leave = threading.Timer(_EXIT_DELAY_S, os._exit, (1,))
         leave.daemon = True
         leave.start()
 
@@ -316,7 +316,7 @@ class VineLibrary:
             with contextlib.suppress(OSError):
                 os.pwrite(self._note, messages.encode_note(note), 0)
 
-    def _dying(self, reason: str) -> None:
+    def _before_exit(self, reason: str) -> None:
         self._write_note(self._runner.call if self._note >= 0 else 0, reason)
 
     @contextlib.contextmanager

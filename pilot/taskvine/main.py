@@ -157,9 +157,9 @@ class PoolLoop:
             if self._link.dealer.connected:
                 self._greet()
         if self._devices:
-            self._say_usable(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
+            self._report_usable_slots(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
 
-    def _say_usable(self, count: int) -> None:
+    def _report_usable_slots(self, count: int) -> None:
         usable = min(len(self._devices), max(1, count))
         here, most = len(self._workers), self._plan.most_workers
         reason = f"TaskVine has no worker for it: {here} of {most} are connected" if usable < self._usable else ""

@@ -311,14 +311,14 @@ class PoolLibrary:
         order, note = outcome.order, outcome.note
         if note is None and order.calls and self._tries < TRIES:
             self._tries += 1
-            self._send_again(order, without=outcome.stopped)
+            self._resend(order, without=outcome.stopped)
             return
         failure = verdict(
             self._ordered, note, said=outcome.result, loading=not order.calls, pilot=self._orders.setup.pilot
         )
         self._end(failure, running=(CallId(note.call),) if note is not None else ())
 
-    def _send_again(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
+    def _resend(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
         if without:
             self._say(to_agent.GivenBack(tuple(without)))
         calls = [spec for spec in order.calls if spec.call not in without]

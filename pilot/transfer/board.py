@@ -56,7 +56,7 @@ class ObjectCopy:
         self._folder = self.manifest.kind is EntryKind.FOLDER
         if not whole:
             self.arrivals = self._made
-            _lay_out(root, self.manifest)
+            _create_tree(root, self.manifest)
         how = os.O_DIRECTORY if self._folder else (os.O_RDONLY if whole else os.O_RDWR)
         self._root = os.open(root, how | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._root)  # only then, because a late thread could write to another file
@@ -141,7 +141,7 @@ class ObjectCopy:
                 return error.errno == errno.ENXIO
 
 
-def _lay_out(root: Path, manifest: Manifest) -> None:
+def _create_tree(root: Path, manifest: Manifest) -> None:
     place = os.fsencode(root)
     if manifest.kind is EntryKind.FILE:
         _make_file(place, manifest.entries[0])
@@ -197,7 +197,7 @@ SPARED_S = 5.0  # seconds without a piece before the origin is also used for pie
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PieceRequest:
     sources: int
     since: float
 
@@ -217,7 +217,7 @@ class Picker(Generic[S]):
         self._here = bytearray(count)
         self._left = count
         self._holders = [0] * count
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PieceRequest] = {}
         self._offers: dict[S, _Offer] = {}
         self._chance = chance
         self._moved_at = 0.0
@@ -243,7 +243,7 @@ class Picker(Generic[S]):
     def has_not(self, source: S, index: int) -> None:
         """Record that a source cannot send a piece now."""
         offer = self._offers[source]
-        self._unask(offer, index)
+        self._withdraw_request(offer, index)
         if offer.known[index]:
             offer.known[index] = 0
             if not offer.origin:
@@ -257,7 +257,7 @@ class Picker(Generic[S]):
         if offer is None:
             return
         for index in list(offer.asked):
-            self._unask(offer, index)
+            self._withdraw_request(offer, index)
         if not offer.origin:
             for index, known in enumerate(offer.known):
                 self._holders[index] -= known
@@ -285,7 +285,7 @@ class Picker(Generic[S]):
         found = self._late(offer, now) if found is None else found
         if found is not None:
             asked = self._asked.get(found)
-            self._asked[found] = _Asked(1 + (asked.sources if asked else 0), now)
+            self._asked[found] = _PieceRequest(1 + (asked.sources if asked else 0), now)
             offer.asked.add(found)
         return found
 
@@ -324,7 +324,7 @@ class Picker(Generic[S]):
         ]
         return self._chance.choice(late) if late else None
 
-    def _unask(self, offer: _Offer, index: int) -> None:
+    def _withdraw_request(self, offer: _Offer, index: int) -> None:
         if index in offer.asked:
             offer.asked.discard(index)
             asked = self._asked.get(index)

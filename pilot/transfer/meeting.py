@@ -55,7 +55,7 @@ class SeedMeetings:
             if one is None:
                 if not address or len(meeting.here) >= _MOST:
                     return []
-                one = meeting.here[address] = _One()
+                one = meeting.here[address] = _PilotReport()
             one.until = now + FORGOTTEN * again_s
             one.lost.update(lost)
             one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL
@@ -75,7 +75,7 @@ class SeedMeetings:
             return HELD_S if meeting.held_until.get(index, 0.0) > now else UNHEARD_S
 
 
-class _One:
+class _PilotReport:
     __slots__ = ("alone", "have", "lost", "named", "sources", "until")
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _One:
 
 class _Meeting:
     def __init__(self) -> None:
-        self.here: dict[str, _One] = {}
+        self.here: dict[str, _PilotReport] = {}
         self.held_until: dict[int, float] = {}  # by piece: time until which a pilot with the piece counts as present
         self.alone: set[str] = set()  # hosts that no other pilot serves
         self._check_at = 0.0
@@ -106,13 +106,13 @@ class _Meeting:
         self._check_at = now + _CHECK_S
         for address in [address for address, one in self.here.items() if one.until <= now]:
             for source in self.here.pop(address).sources:
-                self._unname(source)
+                self._release_source(source)
         self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
 
-    def choose(self, address: str, one: _One, *, count: int, chance: random.Random) -> None:
+    def choose(self, address: str, one: _PilotReport, *, count: int, chance: random.Random) -> None:
         for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
             del one.sources[source]
-            self._unname(source)
+            self._release_source(source)
         helps = any(self.here[source].have & ~one.have for source in one.sources)
         if not count or (helps and len(one.sources) == count):
             return
@@ -123,12 +123,12 @@ class _Meeting:
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
-                self._unname(source)
+                self._release_source(source)
         for source in others[: count - len(one.sources)]:
             one.sources[source] = None
             self.here[source].named += 1
 
-    def _unname(self, address: str) -> None:
+    def _release_source(self, address: str) -> None:
         if address in self.here:
             self.here[address].named -= 1
 

@@ -23,7 +23,7 @@ from stoker.pilot.transfer.board import ObjectCopy
 
 # ---- the order of sending
 
-_LATER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
+_SLOW_PEER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
 """Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the seconds per piece."""
 _POLL_S = 0.1
@@ -86,7 +86,7 @@ class _Object:
 
     def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
         if sent.since is not None:
-            return sent.since + _LATER_S
+            return sent.since + _SLOW_PEER_S
         if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
             return now
         if not spared_s and self.given >= len(copy.arrivals) and self.under_way <= 1:
@@ -112,8 +112,8 @@ log = logging.getLogger("stoker.transfer")
 MOST = 4  # peers served at one time
 WAIT_S = 0.5  # seconds until the answer to a `wait` request, below the peer's time-out
 
-_UNPROVEN = 32  # maximum connections (one thread each) without proof of the key
-_TOLD_AT_ONCE = 4000
+_MOST_UNPROVEN = 32  # maximum connections (one thread each) without proof of the key
+_MOST_ANNOUNCED_PIECES = 4000
 
 
 class ServedObjects(Protocol):
@@ -147,7 +147,7 @@ class ObjectServer:
         self._limits = limits
         self._more = dict(more or {})
         self.lock = threading.Lock()
-        self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_UNPROVEN)
+        self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_MOST_UNPROVEN)
         self._lines = SeldomLog(log)
         self._serving = 0
         self._most = most
@@ -253,7 +253,7 @@ class ObjectServer:
             while True:
                 with self._served.lend(name) as copy:
                     if copy is not None:
-                        lending = _Lending(self, channel, copy, host=host)
+                        lending = _PeerService(self, channel, copy, host=host)
                         return lending.serve(wants_manifest=bool(request.get("manifest")))
                 if not self._served.expects(name) or time.monotonic() > until:
                     channel.send({"error": "soon" if self._served.expects(name) else "absent"})
@@ -272,7 +272,7 @@ class ObjectServer:
                 self._serving -= free
 
 
-class _Lending:
+class _PeerService:
     def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
         self._told = 0
@@ -286,7 +286,7 @@ class _Lending:
             what, index = request.get("op"), request.get("index")
             if what == "wait":
                 self._wait()
-                channel.send({"have": self._pieces_to_tell()})
+                channel.send({"have": self._pieces_to_announce()})
             elif what == "piece" and type(index) is int and 0 <= index < len(copy.pieces):
                 self._piece(index)
             else:
@@ -321,9 +321,9 @@ class _Lending:
                     return
                 copy.changed.wait(min(soonest, until - now))
 
-    def _pieces_to_tell(self) -> list[int]:
+    def _pieces_to_announce(self) -> list[int]:
         """Return new pieces to announce to this peer, and a delayed piece that is free now."""
-        told = list(self._copy.arrivals[self._told : self._told + _TOLD_AT_ONCE])
+        told = list(self._copy.arrivals[self._told : self._told + _MOST_ANNOUNCED_PIECES])
         self._told += len(told)
         for index in self._later:
             if self._free_in(index) <= 0:
@@ -337,13 +337,15 @@ class _Lending:
     def _piece(self, index: int) -> None:
         copy, channel, sending = self._copy, self._channel, self._server.sending
         if not copy.has(index):
-            channel.send({"error": "absent", "index": index, "have": self._pieces_to_tell()})
+            channel.send({"error": "absent", "index": index, "have": self._pieces_to_announce()})
         elif not sending.begin(copy, index, host=self._host):
             self._later.add(index)
-            channel.send({"error": "later", "index": index, "have": self._pieces_to_tell()})
+            channel.send({"error": "later", "index": index, "have": self._pieces_to_announce()})
         else:
             try:
-                channel.send_header({"index": index, "have": self._pieces_to_tell()}, piece_bytes(copy.pieces[index]))
+                channel.send_header(
+                    {"index": index, "have": self._pieces_to_announce()}, piece_bytes(copy.pieces[index])
+                )
                 self._send_piece(copy.pieces[index])
             finally:
                 sending.end(copy, index)

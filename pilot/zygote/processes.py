@@ -21,12 +21,12 @@ import psutil
 
 LIMIT_S = 5.0  # torch's manager waits 2 s after the last user of its segments
 
-_TRACKS = b"resource_tracker import main"
+_TRACKER_COMMAND = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
 _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
 _EXITING = 0x4  # a flag in /proc/PID/stat
-_BEGINS_S = 1.0
+_COMMAND_LINE_WAIT_S = 1.0
 """Seconds to wait for the command line of a new process, which the kernel shows with a delay."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,11 +37,11 @@ def is_tracker(pid: int) -> bool:
         command = _command_line(pid)
     except OSError:
         return False
-    return _TRACKS in command or command.partition(b"\0")[0].endswith(_TORCH)
+    return _TRACKER_COMMAND in command or command.partition(b"\0")[0].endswith(_TORCH)
 
 
 def _command_line(pid: int) -> bytes:
-    until = time.monotonic() + _BEGINS_S
+    until = time.monotonic() + _COMMAND_LINE_WAIT_S
     while True:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read(4096)
