@@ -262,17 +262,17 @@ class Permits:
     def __init__(self, path: Path) -> None:
         self._file = PermitFile(path)
         self._looked_at = float("-inf")
-        self._allowed = self._begun = 0
+        self._allowed = self._begun_calls = 0
         self._use = BatchUse()
 
     def take(self) -> bool:
         now = time.monotonic()
-        if self._begun >= self._allowed and now >= self._looked_at + _LOOK_S:
+        if self._begun_calls >= self._allowed and now >= self._looked_at + _LOOK_S:
             self._looked_at = now
             self._allowed = self._file.allowed(known=self._allowed)
-        if self._begun >= self._allowed:
+        if self._begun_calls >= self._allowed:
             return False
-        self._begun += 1
+        self._begun_calls += 1
         return True
 
     def end(self, tokens: int) -> None:

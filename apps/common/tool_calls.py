@@ -83,7 +83,7 @@ _NAMES, _ARGUMENTS = ("name",), ("arguments", "parameters")
 _KEYS = (*_NAMES, *_ARGUMENTS, "type", "id")
 _NAME_FIRST = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
 _LONGEST_NAME = 256
-_BETWEEN = ",;]"
+_SEPARATORS = ",;]"
 """Characters between and after the calls of one answer."""
 
 
@@ -226,7 +226,7 @@ class ToolCallParser:
         said = self._held.strip()
         if end and said.startswith(end):
             self._held, said = said.removeprefix(end), said.removeprefix(end)
-        rest = said.lstrip(_BETWEEN).lstrip()
+        rest = said.lstrip(_SEPARATORS).lstrip()
         if not rest or (end and end.startswith(said)):
             return
         if rest == "{":

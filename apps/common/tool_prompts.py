@@ -25,7 +25,7 @@ To call a function, write its name and its arguments as JSON between these tags,
 <tool_call>
 {{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
 </tool_call>"""
-_FORCED = {
+_FORCED_CALL_TEXTS = {
     ToolChoice.REQUIRED: (
         'Answer now with a JSON list of one or more function calls: [{"name": "NAME", "parameters": {...}}]'
     ),
@@ -85,7 +85,7 @@ def _with_tools(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, 
     """Add the description of the tools to the system text, or else to the first user text."""
     functions = "\n".join(json_text(tool["function"]) for tool in tools.functions)
     text = _PLAIN_TOOLS.format(functions=functions)
-    if forced := _FORCED.get(tools.choice):
+    if forced := _FORCED_CALL_TEXTS.get(tools.choice):
         text += "\n\n" + forced.replace("{name}", tools.name)
     for role in ("system", "user"):
         for place, message in enumerate(messages):

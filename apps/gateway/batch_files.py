@@ -126,7 +126,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
     return filename or "file", purpose, data
 
 
-_ANSWERED = b'"response":{"status_code":200'
+_SUCCESS_MARK = b'"response":{"status_code":200'
 """Marks an answered request in the log. No JSON text contains these quotes."""
 
 
@@ -166,7 +166,7 @@ def count_answers(log: Path) -> KeptAnswers:
     with log.open("rb") as file:
         for line in file:
             lines += line.endswith(b"\n")
-            completed += line.endswith(b"\n") and _ANSWERED in line
+            completed += line.endswith(b"\n") and _SUCCESS_MARK in line
     return KeptAnswers(completed, lines - completed)
 
 

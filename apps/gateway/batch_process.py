@@ -30,7 +30,7 @@ from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
 log = logging.getLogger("stoker.gateway")
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-_ENDED_EVERY_S = 0.5
+_END_CHECK_S = 0.5
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class MonitoredBatch:
         """Wait until the process ends. Return the exit code if this gateway started the process."""
         code = await self.child.wait() if self.child is not None else None
         while _may_run(self.process):
-            await asyncio.sleep(_ENDED_EVERY_S)
+            await asyncio.sleep(_END_CHECK_S)
         self.child = self.process = None
         return code
 

@@ -56,7 +56,7 @@ class BatchReader:
         self._log = log
         self._models = models
         self._at = 0
-        self._asked: Mapping[str, str] | None = None
+        self._requested_models: Mapping[str, str] | None = None
 
     def read_log(self) -> bool:
         """Add new lines of the log. Return True if more lines may follow at once. Raises OSError."""
@@ -100,9 +100,9 @@ class BatchReader:
 
     def _asked_model(self, custom_id: str) -> str:
         """Return the model of a request from the input file, because an error does not name the model."""
-        if self._asked is None:
-            self._asked = dict(_models_of(self._requests))
-        return self._asked.get(custom_id, "")
+        if self._requested_models is None:
+            self._requested_models = dict(_models_of(self._requests))
+        return self._requested_models.get(custom_id, "")
 
 
 def _models_of(requests: Path) -> Iterable[tuple[str, str]]:

@@ -32,7 +32,7 @@ log = logging.getLogger("stoker.gateway")
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _DAY_S = 86400
 _OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
-_CUT_SHORT = {
+_EARLY_ENDS = {
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
@@ -325,7 +325,7 @@ class Batches:
         elif batch.status == "in_progress" and code is None:  # the process was stopped while no gateway ran
             return False
         else:
-            batch.status, why, message = _CUT_SHORT[batch.status]
+            batch.status, why, message = _EARLY_ENDS[batch.status]
             if batch.status == "failed":
                 said = self._last_log_line(batch.id) or f"stoker batch exited with code {code}"
                 log.warning("batch %s failed: %s", batch.id, said)

@@ -58,7 +58,7 @@ class Dashboard:
         self._page = PageFigures(self._figures)
         self._registry = CollectorRegistry()
         self._metrics = SessionMetrics(self._registry)
-        self._asking = asyncio.Lock()
+        self._status_lock = asyncio.Lock()
         self._asked_at = float("-inf")
         self._status: Status | None = None
         self._over = self._trouble = ""
@@ -83,7 +83,7 @@ class Dashboard:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _read(self) -> None:
-        async with self._asking:
+        async with self._status_lock:
             if time.monotonic() - self._asked_at < _FRESH_S:
                 return
             try:

@@ -40,7 +40,7 @@ _MODEL = "model_name"
 _NO_OBJECTIVES = Objectives()
 _REFUSED = ("rate_limit_error", "overloaded")
 """Error types of requests that exceed a limit or would be late."""
-_GONE = "499"
+_CLIENT_CLOSED = "499"
 """Status of a request whose client has disconnected, as in nginx."""
 
 
@@ -185,7 +185,7 @@ class RequestFigures:
         self._metrics = metrics
         self._model = model
         self._endpoint = endpoint
-        self._begun = begun
+        self._begun_at = begun
         self._wanted = wanted
         self._key = key
         self.tokens = (0, 0)
@@ -208,7 +208,7 @@ class RequestFigures:
         self._metrics.read.labels(self._model.name).inc(tokens)
 
     def begins(self) -> None:
-        self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun)
+        self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun_at)
 
     def finished(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
@@ -219,11 +219,11 @@ class RequestFigures:
         if streamed:
             if not self._first_at:
                 self._first_at = now
-                self._metrics.ttft.labels(self._model.name).observe(now - self._begun)
-                self._has_first_token(now - self._begun if self._found_hot else None)
+                self._metrics.ttft.labels(self._model.name).observe(now - self._begun_at)
+                self._has_first_token(now - self._begun_at if self._found_hot else None)
             elif self._wanted.tpot_s:
-                due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun)
-                self._is_late |= now - self._begun > due_s
+                due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun_at)
+                self._is_late |= now - self._begun_at > due_s
             self._last_at = now
             self._pieces += tokens
         self._tokens.inc(tokens)
@@ -232,16 +232,16 @@ class RequestFigures:
     def end(self, error: BaseException | None) -> None:
         metrics, name = self._metrics, self._model.name
         self._has_first_token(None)
-        ttft_s = self._first_at - self._begun if self._first_at else None
+        ttft_s = self._first_at - self._begun_at if self._first_at else None
         tpot_s = (self._last_at - self._first_at) / (self._pieces - 1) if self._pieces > 1 else None
         failed = isinstance(error, Exception) and not isinstance(error, ClientLeft)
         if error is not None and not failed:
-            status = _GONE
+            status = _CLIENT_CLOSED
         else:
             status = str(refusal_of(error).error.status) if error is not None else "200"
         metrics.requests.labels(name, self._endpoint.value, status).inc()
         if error is None:
-            metrics.latency.labels(name).observe(time.monotonic() - self._begun)
+            metrics.latency.labels(name).observe(time.monotonic() - self._begun_at)
         if tpot_s is not None:
             metrics.tpot.labels(name).observe(tpot_s)
         is_late = error is not None and self._metrics.note_refused(self._model, error)
@@ -272,7 +272,7 @@ class GatewayFigures:
         self._site = site
         self._is_open = is_open
         self._workers = workers
-        self._begun = time.time()
+        self._begun_at = time.time()
 
     async def now(self) -> dict[str, Any]:
         status = await self._watch.now()
@@ -280,7 +280,7 @@ class GatewayFigures:
             await self._workers.collect()
         return {
             "at": time.time(),
-            "since": self._begun,
+            "since": self._begun_at,
             "site": self._site,
             "session": self._watch.session.id,
             "trouble": self._watch.trouble,

@@ -135,7 +135,7 @@ def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> 
 
 
 _NOT_ALLOWED = 405
-_USAGE_AGAIN_S = 5.0
+_USAGE_RETRY_S = 5.0
 _TIDY_EVERY_S = 3600.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -182,7 +182,7 @@ class Gateway:
             Route("/metrics", self._guarded(self._prometheus)),
             Route("/v1/models", self._guarded(self._list_models)),
             Route("/v1/usage", self._guarded(self._show_usage)),
-            Route("/v1/models/{name:path}", self._guarded(self._one_model)),
+            Route("/v1/models/{name:path}", self._guarded(self._show_model)),
             *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
             *model_routes(self._answering, self._tokenizing, self._guarded),
         ]
@@ -262,11 +262,11 @@ class Gateway:
         except (OSError, sqlite3.Error) as error:
             raise TryLater(
                 "the usage cannot be read just now; the gateway's log says why", type="server_error",
-                code="usage_unavailable", status=503, retry_after_s=_USAGE_AGAIN_S, why=str(error),
+                code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
         return JSONAnswer({"object": "list", "since": asked.since, "data": [shown_row(row, asked.by) for row in rows]})
 
-    async def _one_model(self, request: Request, _caller: Caller) -> Response:
+    async def _show_model(self, request: Request, _caller: Caller) -> Response:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
 
 
@@ -336,7 +336,7 @@ async def _error(request: Request, error: Exception) -> Response:
     return answer
 
 
-async def _no_such_address(request: Request, error: Exception) -> Response:
+async def _unknown_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.method == "OPTIONS" and error.status_code == _NOT_ALLOWED:
         return Response(status_code=204, headers=error.headers)
@@ -347,4 +347,4 @@ async def _no_such_address(request: Request, error: Exception) -> Response:
     return answer
 
 
-ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _no_such_address, Exception: _error}
+ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _unknown_address, Exception: _error}

@@ -120,7 +120,7 @@ class KeyUse(msgspec.Struct):
             self.tokens.popleft()
 
 
-_BEGINS = "sk-stoker-"
+_KEY_PREFIX = "sk-stoker-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
@@ -195,7 +195,7 @@ class KeyFile:
         if any(each.name == name for each in kept.keys):
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
         _check_group(group, kept)
-        key = _BEGINS + secrets.token_urlsafe(32)
+        key = _KEY_PREFIX + secrets.token_urlsafe(32)
         made = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
         self._write(msgspec.structs.replace(kept, keys=(*kept.keys, made)))
         return key

@@ -24,7 +24,7 @@ GRAFANA = Path(__file__).parent / "data" / "grafana.json"
 Figures = dict[str, Any]
 _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
-_WORK_SHARE = 1 / 60
+_WORK_FRACTION = 1 / 60
 """Maximum fraction of time in which the session's manager and this process work for pages."""
 
 log = logging.getLogger("stoker.gateway")
@@ -50,7 +50,7 @@ class FigureHistory:
         self._put(step, 1, values)
         while step - next(iter(self._steps)) >= self._most:
             if self._step_s < self._longest_s:
-                self._double()
+                self._double_step()
                 step //= 2
             else:
                 del self._steps[next(iter(self._steps))]
@@ -73,7 +73,7 @@ class FigureHistory:
             sums[name] = sums.get(name, 0.0) + value
         self._steps[step] = before + count, sums
 
-    def _double(self) -> None:
+    def _double_step(self) -> None:
         self._step_s *= 2
         steps, self._steps = self._steps, {}
         for step, (count, sums) in steps.items():
@@ -118,7 +118,7 @@ class PageFigures:
                         history.add(time.time(), sample)
                 self._last = msgspec.json.encode(figures)
                 self._read_at = time.monotonic()
-                self._every_s = min(_HISTORY_EVERY_S, max(_EVERY_S, (self._read_at - began) / _WORK_SHARE))
+                self._every_s = min(_HISTORY_EVERY_S, max(_EVERY_S, (self._read_at - began) / _WORK_FRACTION))
         return self._last
 
     async def keep(self) -> None:

@@ -315,7 +315,7 @@ class SessionWatch:
         """The last status of the session; None before the first status, and while the manager does not answer."""
         self.trouble = ""
         self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._status_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
         self._failures: dict[str, str] = {}
@@ -325,7 +325,7 @@ class SessionWatch:
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
         """Return the status of the session, at most `within_s` seconds old."""
-        async with self._asking:
+        async with self._status_lock:
             if time.monotonic() - self._asked_at > within_s:
                 try:
                     self.status, self.trouble = await asyncio.to_thread(self.session.status), ""
@@ -342,8 +342,8 @@ class SessionWatch:
         age_s = time.monotonic() - self._asked_at
         if age_s > _RECENT_S:
             return await self.facts(model)
-        if age_s > _FRESH_S and not self._asking.locked():
-            self._keep(asyncio.create_task(self.now()))
+        if age_s > _FRESH_S and not self._status_lock.locked():
+            self._keep_task(asyncio.create_task(self.now()))
         return self.last(model)
 
     @property
@@ -359,7 +359,7 @@ class SessionWatch:
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
-            self._keep(asyncio.create_task(self._warm(model, count)))
+            self._keep_task(asyncio.create_task(self._warm(model, count)))
 
     async def until_over(self) -> None:
         while self.session.over is None:
@@ -381,7 +381,7 @@ class SessionWatch:
         """False after repeated failed loads of the model. Then only a request loads the model."""
         return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def _keep_task(self, task: asyncio.Task[Any]) -> None:
         """Keep a reference to a task, which might otherwise be garbage-collected."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -259,7 +259,7 @@ _HOT_HEADERS_S = 10.0
 an error status, so that clients retry.
 """
 _COMMENT_S = 2.0
-_ENDS_S = 1.0
+_CANCEL_LIMIT_S = 1.0
 """Seconds within which a cancelled call ends."""
 
 
@@ -291,7 +291,7 @@ class RunningRequest:
     def leave(self, error: BaseException) -> None:
         if not self._over:
             self._over = True
-            asyncio.get_running_loop().call_later(_ENDS_S, self._held.end)
+            asyncio.get_running_loop().call_later(_CANCEL_LIMIT_S, self._held.end)
             self.figures.end(error)
 
 

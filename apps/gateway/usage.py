@@ -127,13 +127,14 @@ _TABLES = (
     f"CREATE TABLE IF NOT EXISTS batches (batch TEXT, model TEXT, day TEXT, {_NUMBERS}, PRIMARY KEY (batch, model))"
     " WITHOUT ROWID",
 )
-_MARKS = ", ".join("?" for _ in _COUNTS)
-_ADD = (
-    f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_MARKS}) ON CONFLICT (day, key, model) DO UPDATE"
-    " SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+_PLACEHOLDERS = ", ".join("?" for _ in _COUNTS)
+_ADD_USAGE = (
+    f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
+    " ON CONFLICT (day, key, model) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
 )
 _COUNTED = f"SELECT {_NAMES} FROM batches WHERE batch = ? AND model = ?"
-_NOTE = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_MARKS})"
+_REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
 
 
 class UsageFile:
@@ -150,7 +151,7 @@ class UsageFile:
         """Add counts, and the part of the batches' totals that is not counted yet, in one transaction."""
         with self._changed() as database:
             for place, count in counts.items():
-                database.execute(_ADD, (*place, *msgspec.structs.astuple(count)))
+                database.execute(_ADD_USAGE, (*place, *msgspec.structs.astuple(count)))
             for id, batch in (batches or {}).items():
                 for model, total in batch.models.items():
                     _add_batch(database, id, model, total, key=batch.key)
@@ -192,8 +193,8 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
     counted = database.execute(_COUNTED, (id, model)).fetchone() or (0,) * len(new)
     more = [max(0, now - before) for now, before in zip(new, counted, strict=True)]
     if any(more):
-        database.execute(_ADD, (today(), key, model, *more))
-        database.execute(_NOTE, (id, model, today(), *new))
+        database.execute(_ADD_USAGE, (today(), key, model, *more))
+        database.execute(_REPLACE_BATCH, (id, model, today(), *new))
 
 
 class UsageRecorder:
@@ -207,7 +208,7 @@ class UsageRecorder:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
     def begin(self) -> None:
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
@@ -249,17 +250,17 @@ class UsageRecorder:
                     for place, count in counts.items():
                         self._add(place, count)
                     self._batches = {**batches, **self._batches}
-                self._say(error)
+                self._log_error(error)
 
     def _add(self, place: Place, count: UsageCount) -> None:
         if place not in self._counts and len(self._counts) >= _MOST_ROWS:
             place = (place[0], _OTHERS, _OTHERS)
         self._counts.setdefault(place, UsageCount()).add(count)
 
-    def _say(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> None:
         now = time.monotonic()
-        if now >= self._said_at + _LOG_INTERVAL_S:
-            self._said_at = now
+        if now >= self._logged_at + _LOG_INTERVAL_S:
+            self._logged_at = now
             path = self._file.path if self._file is not None else ""
             log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 

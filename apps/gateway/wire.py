@@ -22,7 +22,7 @@ from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
-_DRAINED = 16
+_LARGEST_BODY_FACTOR = 16
 """Factor on the limit up to which a larger body is read, because clients read an answer only after they sent the body.
 """
 
@@ -130,7 +130,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
         size += len(part)
         if size <= most:
             parts.append(part)
-        elif size > most * _DRAINED:
+        elif size > most * _LARGEST_BODY_FACTOR:
             break
         if not message.get("more_body", False):
             break

@@ -34,8 +34,10 @@ from stoker.apps.gateway.workers import WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
 _PR_SET_PDEATHSIG = 1
-_SENT = ("type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers",
-         "client", "server")  # fmt: skip
+_FORWARDED_FIELDS = (
+    "type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers", "client",
+    "server",
+)  # fmt: skip
 """Parts of a request that are forwarded."""
 
 
@@ -106,7 +108,7 @@ class GatewayWorker:
         number = next(self._numbers)
         self._forwarded[number] = receive, send
         try:
-            await self._peer.call("forward", number, {name: scope[name] for name in _SENT if name in scope})
+            await self._peer.call("forward", number, {name: scope[name] for name in _FORWARDED_FIELDS if name in scope})
         finally:
             del self._forwarded[number]
 

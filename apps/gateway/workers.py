@@ -37,7 +37,7 @@ from stoker.sessions import WorkerFacts
 log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_STEADY_S = 60.0
+_STABLE_S = 60.0
 """Seconds after which a worker's restart uses the shortest pause again."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
@@ -93,7 +93,7 @@ class GatewayWorkers:
 
     async def keep(self, app: ASGIApp) -> None:
         """Keep the workers running until cancelled. `app`: answers requests that are not for models."""
-        await asyncio.gather(*(self._keep_one(app) for _ in range(self._number)))
+        await asyncio.gather(*(self._keep_worker_running(app) for _ in range(self._number)))
 
     async def stop(self) -> None:
         """Stop the workers. Kill workers that do not end in time."""
@@ -119,7 +119,7 @@ class GatewayWorkers:
             given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
             worker.report = msgspec.convert(given, WorkerReport)
 
-    async def _keep_one(self, app: ASGIApp) -> None:
+    async def _keep_worker_running(self, app: ASGIApp) -> None:
         pause_s = _PAUSE_S
         while True:
             began = time.monotonic()
@@ -129,7 +129,7 @@ class GatewayWorkers:
                 how = f"could not start: {error}"
             if self._stops:
                 return
-            if time.monotonic() - began >= _STEADY_S:
+            if time.monotonic() - began >= _STABLE_S:
                 pause_s = _PAUSE_S
             log.warning("a worker of the gateway %s; the next one starts in %g s", how, pause_s)
             await asyncio.sleep(pause_s)

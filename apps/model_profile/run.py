@@ -22,7 +22,7 @@ Cell = tuple[float, float, float, int]
 
 def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
     """Return a table of milliseconds per step. `rows` names the first column. Wide tables show every second column."""
-    found = {(_power(tokens), _power(length)): seconds for tokens, length, seconds, _ in cells}
+    found = {(_log2(tokens), _log2(length)): seconds for tokens, length, seconds, _ in cells}
     columns = sorted({length for _, length in found})
     while len(columns) > _MOST_COLUMNS:
         columns = columns[::-1][::2][::-1]
@@ -48,7 +48,7 @@ def _show_ms(seconds: float | None) -> str:
     return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:,.0f}"
 
 
-def _power(value: float) -> int:
+def _log2(value: float) -> int:
     return round(math.log2(value)) if value > 1 else 0
 
 

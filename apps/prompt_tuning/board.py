@@ -299,12 +299,12 @@ class Display:
 
     def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
         self._screen = screen
-        self._drops = drops
+        self._drops_late = drops
         self._place = place
         self._before: dict[str, BoardEntry] = {}
-        self._said_at: dict[str, float] = {}
+        self._shown_at: dict[str, float] = {}
         self._late: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._shown_lines: set[str] = set()
 
     def show(self, entries: Sequence[BoardEntry]) -> None:
         now = time.time()
@@ -318,23 +318,23 @@ class Display:
             return
         for entry in entries:
             before = self._before.get(entry.name)
-            aged = time.monotonic() - self._said_at.get(entry.name, 0.0) >= _LINE_EVERY_S
+            aged = time.monotonic() - self._shown_at.get(entry.name, 0.0) >= _LINE_EVERY_S
             moved = before is not None and entry.iteration != before.iteration
             if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is Phase.TUNING):
-                self._before[entry.name], self._said_at[entry.name] = entry, time.monotonic()
+                self._before[entry.name], self._shown_at[entry.name] = entry, time.monotonic()
                 self._screen.line(f"  {job_line(entry, now=now)}")
 
     def tell(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._shown_lines:
+            self._shown_lines.add(line)
             self._screen.line(f"  {line}")
 
     def _tell_late(self, entry: BoardEntry, *, now: float) -> None:
         if entry.name not in self._late:
-            self._late[entry.name] = line = told_late(entry, now=now, drops=self._drops)
-            if self._place is None and entry.name not in self._told:
+            self._late[entry.name] = line = told_late(entry, now=now, drops=self._drops_late)
+            if self._place is None and entry.name not in self._shown_lines:
                 self._screen.line(f"  {line}")
-            self._told.add(entry.name)
+            self._shown_lines.add(entry.name)
 
 
 @contextlib.contextmanager

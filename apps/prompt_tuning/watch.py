@@ -117,7 +117,7 @@ def updated_entry(
         entry = _placed(entry, listed, picture, now)
     entry = _forecast(entry, call.forecast, ahead_s)
     if call.progress is not None:
-        entry = _told(entry, call.progress, now)
+        entry = _with_progress(entry, call.progress, now)
     match entry.in_time(now):
         case False if entry.missed_since is None:
             return msgspec.structs.replace(entry, missed_since=now)
@@ -133,7 +133,7 @@ def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now:
         entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
-        entry = _loaded(entry, since)
+        entry = _end_loading(entry, since)
         return msgspec.structs.replace(
             entry, phase=Phase.TUNING, devices=listed.where, why="",
             started_at=since if entry.started_at is None else entry.started_at,
@@ -144,10 +144,10 @@ def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now:
             entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}",
             loading_at=now if entry.loading_at is None else entry.loading_at,
         )  # fmt: skip
-    return msgspec.structs.replace(_loaded(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
+    return msgspec.structs.replace(_end_loading(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
 
 
-def _loaded(entry: BoardEntry, at: float) -> BoardEntry:
+def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
     """End the job's wait for its model, if any."""
     if entry.loading_at is None:
         return entry
@@ -171,7 +171,7 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
     return context.waits_for if context is not None else ""
 
 
-def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
+def _with_progress(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
         entry, iterations=int(progress.total) or entry.iterations,

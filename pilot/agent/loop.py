@@ -78,12 +78,12 @@ class Loop:
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
         """Signals that the core has not received yet, with True for a repetition."""
-        self._signalled_at = 0.0
+        self._signal_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
         self._due = 0.0  # time of the next timer, tick or measurement, on the monotonic clock
-        self._turned_at = 0.0  # time when the last wait ended; 0 before the first wait
+        self._wait_ended_at = 0.0  # time when the last wait ended; 0 before the first wait
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
         """True if the manager may have sent frames; True if the connection may have changed."""
@@ -127,7 +127,7 @@ class Loop:
         therefore checks for frames before it waits.
         """
         agent, wires = self.agent, self.agent.wires
-        has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
+        has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
         now = time.monotonic()
         self._due = self._next_due(now)
         timeout = 0.0 if has_frames else max(0.0, self._due - now)
@@ -155,8 +155,8 @@ class Loop:
 
     def _notice_stop(self, waited_s: float) -> None:
         """Report a suspension of this process before the loop checks time limits."""
-        now, before = time.monotonic(), self._turned_at
-        self._turned_at = now
+        now, before = time.monotonic(), self._wait_ended_at
+        self._wait_ended_at = now
         stopped_s = now - before - waited_s
         if before and stopped_s > limits.STOPPED_S:
             self.agent.handle(events.WasSuspended(stopped_s))
@@ -208,8 +208,8 @@ class Loop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD_TO_GO)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        now, before = time.monotonic(), self._signalled_at
-        self._signalled_at = now
+        now, before = time.monotonic(), self._signal_at
+        self._signal_at = now
         if not before or now - before > _REPEATED_SIGNAL_S:
             self._signals.append((signal.Signals(number).name, bool(before)))
 

@@ -96,7 +96,7 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
             except (StokerError, OSError) as error:
                 what = f"its arguments could not be fetched from the session's seed: {error}"
                 lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
-        agent.later(lambda: _brought(agent, command, pins, lacks))
+        agent.later(lambda: _report_arguments(agent, command, pins, lacks))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
 
@@ -122,7 +122,9 @@ def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> No
 # ---- inside
 
 
-def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]) -> None:
+def _report_arguments(
+    agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]
+) -> None:
     process = agent.processes.get(command.library)
     if process is None:  # the library has ended in the meantime
         for pin in pins.values():

@@ -175,7 +175,7 @@ def cannot_make_folders(agent: Agent, error: OSError) -> bool:
 
 # ---- measurements
 
-_END_BYTES = 4096
+_LOG_TAIL_BYTES = 4096
 _LONGEST = 160
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -226,7 +226,7 @@ def measure(agent: Agent) -> None:
 
 def last_line(log: str) -> str:
     """Return the last log line with text, without terminal escape codes; may be empty."""
-    text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
+    text = _ESCAPES.sub("", tail(log, most_bytes=_LOG_TAIL_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
         if shown:

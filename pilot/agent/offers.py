@@ -45,7 +45,8 @@ class OfferInspector:
         """
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
         """Calls that each library has accepted and that no engine has reported yet."""
-        self._taken_up: dict[LibraryId, int] = {}  # number of requests that each engine reported at the last reading
+        self._reported_requests: dict[LibraryId, int] = {}
+        """Number of requests that each engine reported at the last reading."""
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
         try:
@@ -165,8 +166,8 @@ class OfferInspector:
         for row, work in engines:
             counts[row.library] = counts.get(row.library, 0) + work.accepted_requests
         for library, count in counts.items():
-            more = count - self._taken_up.get(library, 0)
-            self._taken_up[library] = count
+            more = count - self._reported_requests.get(library, 0)
+            self._reported_requests[library] = count
             if more > 0 and library in self._taken:
                 del self._taken[library][:more]
 
@@ -177,7 +178,7 @@ class OfferInspector:
         it would count for another call.
         """
         libraries = self._state.libraries
-        for notes in (self._taken, self._taken_up):
+        for notes in (self._taken, self._reported_requests):
             for number in [number for number in notes if number not in libraries]:
                 del notes[number]
         for library in looked_at:

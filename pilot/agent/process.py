@@ -217,7 +217,7 @@ class Wires:
 # ---- zygotes
 
 _IDLE_S = 600.0
-_CLEAN_S = 3.0 + LIMIT_S  # seconds that a zygote needs to end its libraries and their remaining processes
+_CLEANUP_LIMIT_S = 3.0 + LIMIT_S  # seconds that a zygote needs to end its libraries and their remaining processes
 
 
 class Zygotes:
@@ -262,7 +262,7 @@ class Zygotes:
             zygote.close()
         for zygote in here:
             if zygote.ready:  # a zygote that still imports modules has no library
-                zygote.wait(_CLEAN_S)
+                zygote.wait(_CLEANUP_LIMIT_S)
             zygote.destroy()
         self._by_preload.clear()
         processes.kill_strays(())

@@ -55,14 +55,14 @@ class Scratch:
             # An open folder keeps its inode number, so a new folder has another number.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             locks.take(self._pinned)  # in case a cleanup job removes the other lock
-            self._is = _identity(self.path)
+            self._folder_identity = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
 
     def fault(self) -> str:
         """Return how the folder was damaged; empty if the folder is intact."""
         try:
-            same = _identity(self.path) == self._is
+            same = _identity(self.path) == self._folder_identity
         except OSError as error:
             return f"its scratch folder {self.path} is gone: {error.strerror}"
         return "" if same else f"its scratch folder {self.path} was removed while it ran"

@@ -41,7 +41,7 @@ class Bringing:
         self._ref = ref
         self._key = key
         self._lost = lost
-        self._begun = begun
+        self._on_begin = begun
         self._lock = threading.Lock()
         self._fetch: ObjectFetch | None = None
         self._offer: tuple[tuple[ObjectSource, ...], bytes] = ((), b"")
@@ -105,7 +105,7 @@ class Bringing:
 
         def begun(copy: ObjectCopy) -> None:
             copies.append(copy)
-            self._begun(copy)
+            self._on_begin(copy)
 
         with self._lock:
             if self._stopped:

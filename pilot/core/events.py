@@ -31,8 +31,8 @@ class DeviceHealth:
     def __init__(self) -> None:
         self.known = False  # True after a usable answer of a probe or the driver
         self._failed = 0
-        self._sound = 0
-        self._lasting = False
+        self._sound_probes = 0
+        self._is_permanent = False
         self._found = ""  # the fault that a probe found or that the driver reported
         self._silence = ""  # why the driver does not answer; empty if it answers
 
@@ -55,23 +55,23 @@ class DeviceHealth:
         if answer is ProbeVerdict.SOUND:
             self.known = True
             self._failed = 0
-            self._sound += 1
-            if self._sound >= 2 and not self._lasting:
+            self._sound_probes += 1
+            if self._sound_probes >= 2 and not self._is_permanent:
                 self._found = ""
             return self.fault != before
-        self._sound = 0
+        self._sound_probes = 0
         self._failed += 1
         if self._failed < 2:
             return False
         self.known = True
-        self._lasting |= answer is ProbeVerdict.WRONG
+        self._is_permanent |= answer is ProbeVerdict.WRONG
         self._found = self._found or f"{said}, twice"
         return self.fault != before
 
     def reported(self, reason: str) -> bool:
         """Record a fault that the driver reports. True if the fault has changed."""
         before = self.fault
-        self.known = self._lasting = True
+        self.known = self._is_permanent = True
         self._found = self._found or reason
         return self.fault != before
 

@@ -47,7 +47,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 _OS = ("builtins.OSError",)
-_ANY = ("builtins.Exception",)  # for texts of libraries in Rust or C++, which define their own exceptions
+_ANY_ERROR = ("builtins.Exception",)  # for texts of libraries in Rust or C++, which define their own exceptions
 _RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # all errors of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
@@ -96,8 +96,8 @@ ROWS: tuple[Sign, ...] = (
     Sign(_OS, "a file system's server has ended (ENOTCONN)", _LINUX + "; FUSE", number=errno.ENOTCONN,
          names_file=True),
     Sign(_OS, "a disk of the node is full (ENOSPC)", _LINUX, number=errno.ENOSPC, proof=Proof.DISK_IS_FULL),
-    Sign(_ANY, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
-    Sign(_ANY, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)", proof=Proof.DISK_IS_FULL),
+    Sign(_ANY_ERROR, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
+    Sign(_ANY_ERROR, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)", proof=Proof.DISK_IS_FULL),
     Sign(_OS, "a disk or file server failed (EIO, ESTALE)", _HDF5, text=r"\berrno = (5|116), error message"),
     Sign(_OS, "a disk of the node is full (ENOSPC)", _HDF5, text=r"\berrno = 28, error message",
          proof=Proof.DISK_IS_FULL),

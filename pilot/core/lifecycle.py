@@ -96,7 +96,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if library.told_to_end or (library.retires and not how and not code and not running):
         return None
     name, log = library.recipe.name, state.log_of(library.number)
-    crowded = _crowded_out(library, ending)
+    crowded = _outside_use(library, ending)
     if crowded:
         what = f"was killed by SIGKILL ({crowded})"
     elif how:
@@ -129,7 +129,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     )
 
 
-def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
+def _outside_use(library: PilotLibrary, ending: ProcessEnded) -> str:
     """Return a message if processes outside the pilot used the library's declared memory; empty without proof."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:

@@ -199,7 +199,7 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
             continue
         if state.devices[library.devices[0]].processes != 1:
             _settle(state, library, at=max(event.at[device] for device in sizes))
-        over = _harms(state, library, sizes, event.taken)
+        over = _harmed_device(state, library, sizes, event.taken)
         if over is not None:
             declared = library.recipe.needs.device_memory_bytes
             too_large(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
@@ -228,7 +228,7 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
         state.tell(LibraryResized(number, wanted, measured=True))
 
 
-def _harms(
+def _harmed_device(
     state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
 ) -> DeviceId | None:
     declared = library.recipe.needs.device_memory_bytes

@@ -248,7 +248,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
         yield from parts or here
         return
     if grant.of_node:
-        yield from _of_node(here, mine, parts, grant)
+        yield from _units_of_node(here, mine, parts, grant)
         return
     seen = set()
     for name in grant.names:
@@ -267,7 +267,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
         yield found
 
 
-def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
+def _units_of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
     """Yield GPUs by their indices on the node.
 
     If the number of visible GPUs equals the number of granted GPUs, yield the visible GPUs. Otherwise an index is the

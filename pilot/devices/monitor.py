@@ -162,7 +162,7 @@ XIDS = {
     120: "its system processor failed",
     140: "a memory error that could not be recovered",
 }
-_UNKNOWN_TIMES = 3  # fault after 3 "Unknown Error" answers in a row, which some drivers return for a lost GPU
+_UNKNOWN_ERROR_LIMIT = 3  # fault after 3 "Unknown Error" answers in a row, which some drivers return for a lost GPU
 
 
 class Health:
@@ -218,7 +218,7 @@ class Health:
             if gpu.is_error(nvml, error, *gpu.LOST_CODES):
                 return f"the driver says: {error}"
             self._unknown += gpu.is_error(nvml, error, "NVML_ERROR_UNKNOWN")
-            return f"the driver says: {error}" if self._unknown >= _UNKNOWN_TIMES else ""
+            return f"the driver says: {error}" if self._unknown >= _UNKNOWN_ERROR_LIMIT else ""
         self._unknown = 0
         return ""
 

@@ -26,7 +26,7 @@ _ROOM_BYTES = 64 * 1024 * 1024
 """Bytes that the probe allocates and fills in addition to the matrices."""
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
-_CANNOT_COMPILE = frozenset({209, 218, 220, 221, 222, 223})
+_COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
 """Driver errors if the compiler is missing (in some containers) or too old, which is no fault of the device."""
 _PTX = b"""
 .version 6.0
@@ -139,7 +139,7 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
         driver.cuGetErrorName(code, ctypes.byref(word))
         driver.cuGetErrorString(code, ctypes.byref(text))
         known = f"{(word.value or b'').decode()}, {(text.value or b'').decode()}" if word.value else f"error {code}"
-        kind = NoDriverError if code in _CANNOT_COMPILE else DeviceError
+        kind = NoDriverError if code in _COMPILE_ERRORS else DeviceError
         raise kind(f"{name.partition('_')[0]}: {known}")
 
 

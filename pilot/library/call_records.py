@@ -98,7 +98,7 @@ class LogTail:
         facts = os.fstat(1)
         self.start = facts.st_size  # log offset of the output of the current or next call
         self._taken_at = 0.0
-        self._is = (facts.st_dev, facts.st_ino)
+        self._file_identity = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout = stream_to(1)
         if isinstance(sys.stderr, io.TextIOWrapper):
@@ -128,7 +128,7 @@ class LogTail:
             facts = os.fstat(1)
         except OSError:
             return 0
-        return facts.st_size if (facts.st_dev, facts.st_ino) == self._is else 0
+        return facts.st_size if (facts.st_dev, facts.st_ino) == self._file_identity else 0
 
 
 class ThreadTail:

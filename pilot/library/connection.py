@@ -225,7 +225,7 @@ class BatchReports:
         self._say = say
         self._every_s = every_s
         self._load = EngineLoad()
-        self._said_at = -every_s
+        self._sent_at = -every_s
 
     def start(self) -> None:
         if callable(getattr(self._context, "batch_load", None)):
@@ -238,9 +238,9 @@ class BatchReports:
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
             return
-        if not times.samples and not load.is_short and now - self._said_at < self._every_s:
+        if not times.samples and not load.is_short and now - self._sent_at < self._every_s:
             return
-        self._said_at, self._load = now, load
+        self._sent_at, self._load = now, load
         self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
 
     def _times(self, *, urgent: bool) -> StepTimes:

@@ -38,11 +38,11 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 
 _FULL_DISK_BYTES = 64 << 10
 _FULL_DISK_FRACTION = 0.01  # a disk counts as full with fewer free bytes, or a smaller free fraction
-_OTHERS_PART = 0.8  # other processes filled a disk if they use at least this fraction
-_INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
-_OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+_OTHERS_FRACTION = 0.8  # other processes filled a disk if they use at least this fraction
+_INSTALLED_FOLDERS = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
+_FILE_TYPES = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (str, PosixPath, PurePosixPath)
-_SERVER_FAILS = frozenset(
+_SERVER_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
 )
 
@@ -66,7 +66,7 @@ def is_there(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno in _SERVER_FAILS
+        return error.errno in _SERVER_ERRNOS
     except ValueError:
         return False
     return True
@@ -91,7 +91,7 @@ def _is_filled_by_others(file: str, devices: Collection[int]) -> bool:
         return False
     if facts.f_files > 0 and facts.f_favail == 0:
         return True
-    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_PART) * facts.f_blocks * facts.f_frsize
+    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_FRACTION) * facts.f_blocks * facts.f_frsize
 
 
 def _own_bytes(file: str, device: int) -> int:
@@ -116,16 +116,16 @@ def _files_of(trace: TracebackType | None) -> list[str]:
         trace = trace.tb_next
     for frame in reversed(frames):
         values = list(frame.f_locals.values())  # another thread may change the locals of a module
-        opened = [value for value in values if type(value) in _OPENED]
+        opened = [value for value in values if type(value) in _FILE_TYPES]
         found = [path for value in opened or values if (path := _path_of(value))]
-        if found or not frame.f_code.co_filename.startswith(_INSTALLED):
+        if found or not frame.f_code.co_filename.startswith(_INSTALLED_FOLDERS):
             return found
     return []
 
 
 def _path_of(value: object) -> str:
     try:
-        is_file = type(value) in _OPENED
+        is_file = type(value) in _FILE_TYPES
         name = value.name if is_file else value  # type: ignore[attr-defined]
         if type(name) not in _PATHS:
             return ""
@@ -155,8 +155,8 @@ _NOT_COMPILED = frozenset(
 _MOST_LINKS = 20
 _PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_REQUESTED_MEMORY = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
-_ON_DEVICE = re.compile(r"GPU (\d+) has a total capacity")
+_REQUEST_PATTERN = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
+_DEVICE_PATTERN = re.compile(r"GPU (\d+) has a total capacity")
 _TEXT_MOST = 2000
 
 
@@ -223,14 +223,14 @@ def _is_compiled(error: BaseException) -> bool:
         return True
     package = type(error).__module__.partition(".")[0]
     where = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    if isinstance(error, OSError) and where in _PASS_ON:
+    if isinstance(error, OSError) and where in _FORWARDING_MODULES:
         return True
     return package == where != "__main__" and package in _PACKAGES
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})
 """Packages whose Python code raises the errors in the table."""
-_PASS_ON = frozenset({"shutil"})
+_FORWARDING_MODULES = frozenset({"shutil"})
 """Modules that catch OSError, add file names, and raise OSError again."""
 
 
@@ -242,12 +242,12 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
-    asked = _REQUESTED_MEMORY.search(_text(error))
+    asked = _REQUEST_PATTERN.search(_text(error))
     size = float(asked[1]) * _UNITS[asked[2]] if asked is not None else 0.0
     try:
         if not torch.cuda.is_initialized():  # no memory was left for CUDA's context
             return True
-        named = _ON_DEVICE.search(_text(error))
+        named = _DEVICE_PATTERN.search(_text(error))
         for index in (int(named[1]),) if named is not None else range(torch.cuda.device_count()):
             held = torch.cuda.memory_reserved(index)
             lacks_room = torch.cuda.mem_get_info(index)[0] < size
@@ -345,7 +345,7 @@ def _tail(path: str, *, start: int = 0) -> list[str]:
 
 _SHORT_MOST = 400
 _FRAMES = 4
-_INSTALLED_REAL = tuple(
+_INSTALLED_REAL_FOLDERS = tuple(
     {os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in ("purelib", "platlib", "stdlib")}
 )
 _OURS = ("stoker.pilot.", "stoker.contexts.")
@@ -356,7 +356,7 @@ def in_short(error: BaseException) -> str:
 
     def is_own(frame: FrameType) -> bool:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-        installed = os.path.realpath(file).startswith(_INSTALLED_REAL) or file.startswith("<frozen")
+        installed = os.path.realpath(file).startswith(_INSTALLED_REAL_FOLDERS) or file.startswith("<frozen")
         return not installed and not module.startswith(_OURS)
 
     try:

@@ -257,9 +257,9 @@ class SideBySide:
     """Chooses calls that may run together. The caller must lock each use."""
 
     def __init__(self) -> None:
-        self._of_context = versions_of_context()
+        self._context_versions = versions_of_context()
         self._running: dict[int, _Versions] = {}
-        self._of_next: tuple[RunnableCall, _Versions] | None = None
+        self._next_versions: tuple[RunnableCall, _Versions] | None = None
         self._has_waiting_call = False
         self._is_one_folder = False
         self._seen: dict[ProgramFolder, bool] = {}
@@ -282,7 +282,7 @@ class SideBySide:
                 return None
             if queue.begin(entry):
                 self._running[slot] = versions
-                self._of_next = None
+                self._next_versions = None
                 return entry[1]
         return None
 
@@ -293,9 +293,9 @@ class SideBySide:
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:
-        if self._of_next is not None and self._of_next[0] is work:
-            return self._of_next[1]
-        versions = self._of_function(work.function)
+        if self._next_versions is not None and self._next_versions[0] is work:
+            return self._next_versions[1]
+        versions = self._versions_of(work.function)
         payload = work.spec.payload
         if isinstance(payload, ObjectRef):
             brought = versions_carried(work.run.objects.get(payload.name) or payload.source)
@@ -309,11 +309,11 @@ class SideBySide:
                 self._seen[home] = is_seen_here(home)
             is_named = folder or (home is not None and self._seen[home])
             versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
-        self._of_next = work, versions
+        self._next_versions = work, versions
         return versions
 
-    def _of_function(self, function: Function) -> _Versions:
+    def _versions_of(self, function: Function) -> _Versions:
         own = function.versions()
-        if not self._of_context or not own:
-            return own or self._of_context
-        return {**self._of_context, **own}
+        if not self._context_versions or not own:
+            return own or self._context_versions
+        return {**self._context_versions, **own}

@@ -39,7 +39,7 @@ class GangMeetings:
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
-        self._say = say
+        self._send_message = say
         self._key = key
         self._addresses: dict[int, str] = {}
         self._changed = threading.Condition()
@@ -86,7 +86,7 @@ class GangMeetings:
                 f"rank 0 of {place.size} cannot listen on {self._host}: {error}", rank=0, size=place.size
             ) from error
         port = listener.getsockname()[1]
-        self._say(Listens(call=call, port=port))
+        self._send_message(Listens(call=call, port=port))
         shown = f"[{self._host}]" if ":" in self._host else self._host
         return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
 

@@ -49,14 +49,14 @@ class ScratchGuard:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._is = _identity(folder)
+        self._folder_identity = _identity(folder)
         with suppress(OSError):  # an open folder keeps its inode number, so a new folder has another number
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def is_gone(self) -> bool:
         """True if the folder was removed, even if a new folder has its name."""
-        return self._is is None or _identity(self._folder) != self._is
+        return self._folder_identity is None or _identity(self._folder) != self._folder_identity
 
 
 def _identity(place: str | int) -> tuple[int, int] | None:
@@ -83,7 +83,7 @@ class ClearedFolder:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed the descriptor
             return True
-        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._is
+        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._folder_identity
 
     @property
     def short_path(self) -> str:
@@ -126,7 +126,7 @@ class ClearedFolder:
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.fstat(self._open)
-        self._is = facts[1:4]  # inode, device, links: a slice is faster than three attributes
+        self._folder_identity = facts[1:4]  # inode, device, links: a slice is faster than three attributes
         self._changed_ns = facts.st_mtime_ns
 
 
@@ -168,7 +168,7 @@ class Workplace:
         self._umask = umask_now()
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
-        self._is_in_own = False
+        self._is_in_slot_folder = False
 
     def enter(self, options: CallOptions) -> None:
         home = options.home
@@ -176,15 +176,15 @@ class Workplace:
             self.enter_home(home)
             return
         os.umask(self._umask if home is None else home.umask)
-        self._home, self._is_in_own = None, False
+        self._home, self._is_in_slot_folder = None, False
         os.makedirs(options.folder, exist_ok=True)
         os.chdir(options.folder)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if this process sees the folder, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
-        is_known = home is self._home and not self._is_in_own  # calls of a frame share their options
-        self._home, self._is_in_own = home, False
+        is_known = home is self._home and not self._is_in_slot_folder  # calls of a frame share their options
+        self._home, self._is_in_slot_folder = home, False
         if home is not None and not is_known and home not in self._seen:
             self._seen[home] = is_seen_here(home)
         if home is not None and (is_known or self._seen[home]):
@@ -193,7 +193,7 @@ class Workplace:
                 return
             except OSError:  # the folder was removed, or access is denied
                 self._seen[home] = False
-        self._is_in_own = True
+        self._is_in_slot_folder = True
         if self._own is None:
             self._own = ClearedFolder(self._own_path)
             self._link(self._own)
@@ -209,7 +209,7 @@ class Workplace:
 
     def left(self, function: str) -> LeftFiles | None:
         """Return the files that the call left in the slot's folder, if any."""
-        if not self._is_in_own or self._own is None or not self._own.is_touched():
+        if not self._is_in_slot_folder or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()
         if not names:
@@ -219,7 +219,7 @@ class Workplace:
 
     def advice(self, error: BaseException) -> str:
         """Return advice if a file is missing because this pilot does not see the program's folder."""
-        if not self._is_in_own or self._home is None:
+        if not self._is_in_slot_folder or self._home is None:
             return ""
         link: BaseException | None = error
         for _ in range(_MOST_LINKS):
@@ -238,10 +238,10 @@ class Workplace:
     def is_clean(self) -> bool:
         if self.temporary.is_touched():
             return False
-        return not self._is_in_own or self._own is None or not self._own.is_touched()
+        return not self._is_in_slot_folder or self._own is None or not self._own.is_touched()
 
     def clean(self) -> None:
-        if self._is_in_own and self._own is not None and self._own.is_touched():
+        if self._is_in_slot_folder and self._own is not None and self._own.is_touched():
             self._own.clear()
             if not os.listdir(self._own.path):  # `clear` created the folder again
                 self._link(self._own)

@@ -52,7 +52,7 @@ from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """Types of results that are not computed yet."""
-_PARSLS_FAILURE = "RemoteExceptionWrapper"
+_PARSL_FAILURE_TYPE = "RemoteExceptionWrapper"
 """The class that Parsl's wrapper of a function returns instead of an exception."""
 NO_CALL = -1  # the call id while no call runs; ids start at 0
 _now = time.perf_counter
@@ -140,7 +140,7 @@ class Runner:
                 result = run(function, self._context, *args, **kwargs)
             else:
                 result = run(function, *args, **kwargs)
-            if (kind := type(result)).__name__ == _PARSLS_FAILURE and kind.__module__.startswith("parsl."):
+            if (kind := type(result)).__name__ == _PARSL_FAILURE_TYPE and kind.__module__.startswith("parsl."):
                 raise result.e_value
             if kind in _LAZY or work.run.options.stream:
                 result = self._result_of(run, work, result)

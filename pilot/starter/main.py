@@ -34,7 +34,7 @@ from stoker.whole_files import draft_of
 
 # ---- getting the packages
 
-_MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_REPORT_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between two reports to the seed. The first intervals are short, so that pilots that start together find each
 other early.
 """
@@ -44,7 +44,7 @@ _SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed an
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
     """Write the verified archive of the packages to the path `archive`. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
-    if archive.exists() and _is(archive, name):
+    if archive.exists() and _has_content(archive, name):
         return None
     reasons = []
     seed = session / SEED_FILE
@@ -61,7 +61,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
     except FileNotFoundError:
         reasons.append(f"{source} is not seen here")
     else:
-        if _is(archive, name):
+        if _has_content(archive, name):
             return None
         archive.unlink()
         reasons.append(f"{source} has changed")
@@ -104,7 +104,7 @@ class Serving:
 
     def _keep_meeting(self) -> None:
         others: list[str] = []
-        for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
+        for pause_s in chain(_REPORT_PAUSES_S, repeat(_REPORT_PAUSES_S[-1])):
             with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
                 others = self._meet()
             self._fetch.offer(
@@ -123,7 +123,7 @@ class Serving:
             wants=not self._whole.is_set(),
             lost=lost,
             alone=no_use and (len(lost) >= TRIES or self._found_no_source),
-            again_s=_MEET_S[-1],
+            again_s=_REPORT_PAUSES_S[-1],
             seed=self._seed,
             key=self._key,
         )
@@ -162,7 +162,7 @@ def _from_path(source: Path, archive: Path) -> None:
             shutil.copyfile(source, draft)
 
 
-def _is(path: Path, name: str) -> bool:
+def _has_content(path: Path, name: str) -> bool:
     parts, size = [], 0
     with path.open("rb") as file:
         while chunk := file.read(PART_BYTES):

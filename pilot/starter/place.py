@@ -234,7 +234,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
     in the archive `base`.
     """
     if named:
-        interpreter = _on_this_node(named, version)
+        interpreter = _find_interpreter(named, version)
     else:
         unpack(base, folder, missing_only=True)  # a killed process or a cleanup job may have left only some files
         interpreter = folder / "base" / "bin" / f"python{version}"
@@ -258,7 +258,7 @@ def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
     return environ | ({"LD_LIBRARY_PATH": os.pathsep.join(places)} if places else {})
 
 
-def _on_this_node(named: str, version: str) -> Path:
+def _find_interpreter(named: str, version: str) -> Path:
     here = os.uname().nodename
     do = "set [environment] python to a Python of that version, or leave it empty to send the interpreter too"
     found = shutil.which(os.path.expandvars(named))

@@ -145,7 +145,7 @@ class VineLibrary:
         # TaskVine ends a library by killing its process group. On a busy node, TaskVine creates this group too late:
         # then nothing is killed, and the worker waits forever.
         os.setpgid(0, 0)
-        _be_quiet()
+        _silence_output()
         host = socket.gethostname().partition(".")[0]
         self._setup = setup
         self._home = os.getcwd()
@@ -334,7 +334,7 @@ class VineLibrary:
                 os.close(before)
 
 
-def _be_quiet() -> None:
+def _silence_output() -> None:
     """Empty TaskVine's file for the output of a library, and keep the file empty.
 
     TaskVine sends up to a kilobyte of this file with the report of an ended library, and its manager then reads the

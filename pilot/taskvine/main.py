@@ -44,7 +44,7 @@ log = logging.getLogger("stoker.pilot")
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """Shortest and longest pause between two checks of the pool during calls, in seconds. Each pause doubles."""
-_HANGS_S = 900.0
+_HANG_LIMIT_S = 900.0
 """Seconds after which an iteration counts as hung. One iteration may send a whole model."""
 
 
@@ -124,7 +124,7 @@ class PoolLoop:
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
             # TaskVine holds the interpreter lock. If TaskVine hangs, exit this process, so that another pool can run.
-            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            faulthandler.dump_traceback_later(_HANG_LIMIT_S, exit=True)
             self._count_workers()
             self._scale(now)
             pool.share_slots()

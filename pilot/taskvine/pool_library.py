@@ -202,7 +202,7 @@ class PoolLibrary:
     # ---- messages from the core
 
     def load(self) -> None:
-        self._say(to_agent.Hello(self.number, 0))
+        self._send_message(to_agent.Hello(self.number, 0))
         self._submit(self._orders.new())
 
     def hear(self, message: to_library.ToLibrary) -> None:
@@ -212,15 +212,15 @@ class PoolLibrary:
             case to_library.GiveBack(count=count, calls=calls, order=order):
                 back = self._drop(calls) if calls else self._newest(count)
                 if back or not calls:
-                    self._say(to_agent.GivenBack(tuple(back), order=order))
+                    self._send_message(to_agent.GivenBack(tuple(back), order=order))
             case to_library.Stop():
                 self._stops = True
                 if self._queue:
-                    self._say(to_agent.GivenBack(tuple(self._newest(len(self._queue)))))
+                    self._send_message(to_agent.GivenBack(tuple(self._newest(len(self._queue)))))
                 if self._order is None:
                     self._end()
             case to_library.Resize(device_memory_bytes=size):
-                self._say(to_agent.Resized(size))
+                self._send_message(to_agent.Resized(size))
             case to_library.Evict(call=call):
                 self.interrupt({call})
             case to_library.Meet() | to_library.Load() | to_library.Taken() | to_library.Sleep() | to_library.Wake():
@@ -241,12 +241,12 @@ class PoolLibrary:
         if run.function_blob is not None:
             self._orders.take_function(run.function_blob)
         elif run.function not in self._orders.names:
-            self._say(to_agent.GivenBack(calls, need_function=True))
+            self._send_message(to_agent.GivenBack(calls, need_function=True))
             return
         if run.gang is not None and run.gang.size > 1:
             text = f'it needs {run.gang.size} devices at once, and engine = "taskvine" runs no gangs'
             failure = Failure(FailureKind.NO_DEVICE, text, library=self.number)
-            self._say(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
+            self._send_message(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
         self._queue.extend((run, spec) for spec in run.calls)
         self._feed()
@@ -289,16 +289,16 @@ class PoolLibrary:
         elif order.calls:
             self._ended(order, answer)
         else:
-            self._loaded(answer.held)
+            self._on_loaded(answer.held)
 
-    def _loaded(self, held: messages.LibraryReport) -> None:
+    def _on_loaded(self, held: messages.LibraryReport) -> None:
         log.info("lib-%d (%s) is on %s", self.number, self._ordered.recipe.name, held.host)
         # Report no memory, or the manager would plan several contexts in one slot.
         start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
-        self._say(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
+        self._send_message(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 
     def _ended(self, order: messages.PoolOrder, answer: messages.PoolAnswer) -> None:
-        self._say(to_agent.RunsEnded(answer.ends))
+        self._send_message(to_agent.RunsEnded(answer.ends))
         for end in answer.ends:
             self._orders.measured(order.function, end.run_s)
         held = answer.held
@@ -320,7 +320,7 @@ class PoolLibrary:
 
     def _resend(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
         if without:
-            self._say(to_agent.GivenBack(tuple(without)))
+            self._send_message(to_agent.GivenBack(tuple(without)))
         calls = [spec for spec in order.calls if spec.call not in without]
         if calls:
             self._submit(self._orders.new(order, calls))
@@ -329,7 +329,7 @@ class PoolLibrary:
 
     # ---- messages to the core
 
-    def _say(self, message: to_agent.ToAgent) -> None:
+    def _send_message(self, message: to_agent.ToAgent) -> None:
         self._tell(FromLibrary(self.number, (message,)))
 
     def _end(self, failure: Failure | None = None, *, running: tuple[CallId, ...] = ()) -> None:

@@ -220,7 +220,7 @@ class Picker(Generic[S]):
         self._asked: dict[int, _PieceRequest] = {}
         self._offers: dict[S, _Offer] = {}
         self._chance = chance
-        self._moved_at = 0.0
+        self._last_arrival_at = 0.0
         self._took_s = 0.0
 
     @property
@@ -273,7 +273,7 @@ class Picker(Generic[S]):
             self._took_s += (now - asked.since - self._took_s) / 4
         self._here[index] = 1
         self._left -= 1
-        self._moved_at = now
+        self._last_arrival_at = now
         return True
 
     def take(self, source: S, now: float) -> int | None:
@@ -291,7 +291,7 @@ class Picker(Generic[S]):
 
     def _free(self, offer: _Offer, now: float) -> int | None:
         """Return the rarest unrequested piece of a sample, or else of all pieces (unless the origin is spared)."""
-        spared = offer.origin and now - self._moved_at < SPARED_S
+        spared = offer.origin and now - self._last_arrival_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
             best, fewest = None, len(self._offers) + 1
@@ -371,8 +371,8 @@ class FetchState:
         self.name = name
         self._root = root
         self._chance = random.Random()
-        self._begun = begun
-        self._news = threading.Condition()
+        self._on_begin = begun
+        self._changed = threading.Condition()
         self._making = threading.Lock()
         self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
         self._from_origin = self._from_peers = self._kept = 0
@@ -395,13 +395,13 @@ class FetchState:
             except OSError as error:
                 self.end(error)
                 raise
-            with self._news:
+            with self._changed:
                 self._picker = Picker(len(copy.pieces), chance=self._chance)
                 for index in copy.arrivals:
                     self._picker.arrived(index, time.monotonic())
                 self._kept = kept
                 self.copy = copy
-        self._begun(copy)
+        self._on_begin(copy)
         if copy.complete:
             self.end(None)
         return copy
@@ -409,20 +409,20 @@ class FetchState:
     def join(self, source: ObjectSource, has: Iterable[int]) -> None:
         if self.copy is not None and source.origin:
             self.copy.first_hand = True
-        with self._news:
+        with self._changed:
             self._picker.gone(source)
             self._picker.add(source, origin=source.origin)
             self._picker.has(source, has)
 
     def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
         """Record new pieces of a source, or a piece that the source `lacks`."""
-        with self._news:
+        with self._changed:
             if lacks is not None:
                 self._picker.has_not(source, lacks)
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        with self._news:
+        with self._changed:
             return None if self.over else self._picker.take(source, time.monotonic())
 
     def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
@@ -430,7 +430,7 @@ class FetchState:
         copy = self.copy
         if copy is None:
             raise ValueError("a piece arrived before the manifest")
-        with self._news:
+        with self._changed:
             self._from_origin += len(data) if source.origin else 0
             self._from_peers += 0 if source.origin else len(data)
         try:
@@ -439,29 +439,29 @@ class FetchState:
         except OSError as error:
             self.end(error)
             return
-        with self._news:
+        with self._changed:
             self.moved_at = time.monotonic()
             self._picker.arrived(index, self.moved_at)
-            self._news.notify_all()
+            self._changed.notify_all()
         if copy.complete:
             self.end(None)
 
     def leave(self, source: ObjectSource) -> None:
-        with self._news:
+        with self._changed:
             self._picker.gone(source)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def end(self, failure: Exception | None) -> None:
         """End the fetch. Later calls have no effect."""
-        with self._news:
+        with self._changed:
             if not self.over:
                 self.over, self.failure = True, failure
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        with self._news:
+        with self._changed:
             if not self.over:
-                self._news.wait(seconds)
+                self._changed.wait(seconds)
 
     def outcome(self) -> FetchOutcome:
         return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)

@@ -29,11 +29,11 @@ from stoker.pilot.transfer.wire import PeerError
 DEPTH = 2  # outstanding requests to a fast peer: the next piece travels while the last piece is verified
 SLOW_S = 0.1  # a slower peer gets one request at a time (seconds per piece)
 
-_CHANGED = (
+_FILE_CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
 )
 _BUSY_S = 15.0
-_BUSY_AGAIN_S = 0.3
+_BUSY_RETRY_S = 0.3
 _IDLE_S = 0.2
 
 
@@ -97,7 +97,7 @@ class SourceReader:
                         break
                     why = ""
         except WrongBytesError as error:
-            why, wrong = _CHANGED if self.source.path else str(error), True
+            why, wrong = _FILE_CHANGED if self.source.path else str(error), True
         except (OSError, ValueError, StokerError) as error:
             why = str(error)
         except Exception as error:  # despite this bug, other threads must not wait for this source
@@ -129,7 +129,7 @@ class SourceReader:
             if not trouble:
                 return self._opened(channel, header)
             if trouble == "busy" and time.monotonic() < busy_until:
-                board.wait(_BUSY_AGAIN_S)
+                board.wait(_BUSY_RETRY_S)
             elif trouble == "busy":
                 raise wire.PeerError("it is busy with other pilots")
             elif trouble != "soon":

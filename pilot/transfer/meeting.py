@@ -24,7 +24,7 @@ UNHEARD_S, HELD_S = 4.0, 15.0
 """Seconds before the seed sends a piece again: while no pilot reports the piece, and if a pilot reports it."""
 _CHECK_S = 0.5
 _MOST = 20_000
-_ALL = -1  # every bit set: all pieces
+_ALL_PIECES = -1  # every bit set: all pieces
 
 
 class SeedMeetings:
@@ -58,7 +58,7 @@ class SeedMeetings:
                 one = meeting.here[address] = _PilotReport()
             one.until = now + FORGOTTEN * again_s
             one.lost.update(lost)
-            one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL
+            one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL_PIECES
             meeting.hold(have, until=one.until)
             meeting.choose(address, one, count=SOURCES if wants else 0, chance=self._chance)
             return list(one.sources)

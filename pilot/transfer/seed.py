@@ -141,16 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("the seed of %s cannot listen: %s", session.path, error)
         return 1
     log.info("serving %s at %s", session.objects, server.address)
-    untold = _tell_address(session, server.address)
+    untold = _write_address(session, server.address)
     if untold:
         log.warning("%s; retrying until it succeeds", untold)
     while not stopped.wait(_POLL_S) and not _is_over(session):
-        untold = untold and _tell_address(session, server.address)
+        untold = untold and _write_address(session, server.address)
     server.close()
     return 0
 
 
-def _tell_address(session: SessionFolder, address: str) -> str:
+def _write_address(session: SessionFolder, address: str) -> str:
     file = session.path / SEED_FILE
     try:
         write_whole(file, address.encode())

@@ -275,7 +275,7 @@ class ObjectServer:
 class _PeerService:
     def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
-        self._told = 0
+        self._announced = 0
         self._later: set[int] = set()
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
@@ -302,10 +302,10 @@ class _PeerService:
             self._channel.send_header(header, len(manifest) + size)
             self._channel.send_body(manifest)
             self._send_piece(copy.pieces[0])
-            self._told = 1
+            self._announced = 1
             return
-        self._told = len(copy.arrivals)
-        bits = b"" if whole else bits_of(copy.arrivals[: self._told], len(copy.pieces))
+        self._announced = len(copy.arrivals)
+        bits = b"" if whole else bits_of(copy.arrivals[: self._announced], len(copy.pieces))
         header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
         self._channel.send(header, manifest, bits)
 
@@ -317,14 +317,14 @@ class _PeerService:
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
-                if len(copy.arrivals) > self._told:
+                if len(copy.arrivals) > self._announced:
                     return
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_announce(self) -> list[int]:
         """Return new pieces to announce to this peer, and a delayed piece that is free now."""
-        told = list(self._copy.arrivals[self._told : self._told + _MOST_ANNOUNCED_PIECES])
-        self._told += len(told)
+        told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
+        self._announced += len(told)
         for index in self._later:
             if self._free_in(index) <= 0:
                 self._later.discard(index)

@@ -170,7 +170,7 @@ class Zygote:
         """Order a library that uses `sock`, and close `sock` here. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
-            self._push()
+            self._send_queued()
         except OSError:
             self._drop_unsent()
             raise
@@ -179,12 +179,12 @@ class Zygote:
     def push(self) -> None:
         """Send queued orders until the socket is full."""
         try:
-            self._push()
+            self._send_queued()
         except OSError:
             self._drop_unsent()
             self.stop()
 
-    def _push(self) -> None:
+    def _send_queued(self) -> None:
         while self._unsent:
             data, sock = self._unsent[0]
             try:

@@ -40,7 +40,7 @@ from stoker.pilot.zygote import client, processes
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
 """jemalloc's thread (in pyarrow, which pandas imports) frees memory. A forked child works without this thread."""
-_NAMED_S = 0.05  # seconds within which a new thread sets its name
+_THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
 class ImportedThreads:
@@ -58,7 +58,7 @@ class ImportedThreads:
         """Return the names of threads that forbid a fork, by the module that started the threads."""
         found = self._harmful()
         if found:
-            time.sleep(_NAMED_S)
+            time.sleep(_THREAD_NAME_WAIT_S)
             found = self._harmful()
         return found
 
@@ -84,7 +84,7 @@ def _threads() -> dict[int, str]:
 # ---- GPU queries during imports
 
 _MODULE = "torch.cuda"
-_QUESTIONS = ("is_available", "device_count", "init")
+_QUERY_FUNCTIONS = ("is_available", "device_count", "init")
 
 
 class Listener(MetaPathFinder):
@@ -126,7 +126,7 @@ class Listener(MetaPathFinder):
         return spec
 
     def _listen(self, module: ModuleType) -> None:
-        for name in _QUESTIONS:
+        for name in _QUERY_FUNCTIONS:
             plain = getattr(module, name, None)
             if callable(plain):
                 self._plain[name] = plain
