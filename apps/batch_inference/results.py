@@ -58,7 +58,7 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 
 def _name(key: str) -> str:
-    """Return a name that is equal whenever the same request of the same file runs."""
+    """Return a name that is equal in all runs of one request of one file."""
     return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
 
 

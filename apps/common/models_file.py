@@ -97,7 +97,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     cold: Cold | None = None
-    """None: a request waits as long as `ttft` allows, or without limit if there is no `ttft`."""
+    """None: a request waits as long as `ttft` allows, or without limit if `ttft` is not set."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chat_template: str = ""
     quantization: str = ""

@@ -56,7 +56,7 @@ def command(
     NumPy array.
 
     If the model refuses a text (because it is empty or too long), the other texts still get their vectors. The exit
-    status is then 1, and --resume tries such texts again.
+    status is then 1, and --resume retries these texts.
     """
     from stoker.apps.embed.run import run  # imported here, because Parsl would slow --help
 

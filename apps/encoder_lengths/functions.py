@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """The measurement to make. `step`: tokens between two lengths (0 = the model's choice); `dtype`, `compiled`:
+    """Options of a measurement. `step`: tokens between two lengths (0 = the model's choice); `dtype`, `compiled`:
     options of the runtimes.
     """
 

@@ -50,7 +50,7 @@ _EXIT_CODES_WITH_FILES = (0, 1)
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's form. `owner`: the name of its key; `pid`: the process id of its `stoker batch`; `waits`:
+    """One batch in OpenAI's form. `owner`: the name of its key; `pid`: process id of `stoker batch`; `waits`:
     why a step is retried (not stored).
     """
 

@@ -378,7 +378,7 @@ class Guard:
         return self.begin(caller)
 
     def begin_named(self, name: str) -> HeldRequest:
-        """Start a request of the key with this name. Raises as `caller` and `begin`."""
+        """Start a request of the key `name`. Raises the errors of `caller` and `begin`."""
         caller = self.caller_named(name)
         if caller is None:
             raise _refused("this key is not valid here")

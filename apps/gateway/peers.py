@@ -44,7 +44,7 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process. A cancellation here also cancels the call there.
+        """Return the result of a call in the other process. A cancellation also cancels the call in the other process.
 
         Raises PeerLostError.
         """

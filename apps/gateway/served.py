@@ -80,7 +80,7 @@ class FirstTokens(msgspec.Struct):
     """Per stream: the number of waiting streams at its arrival, and its time to first token."""
 
     def begin(self) -> int:
-        """Count a new stream. Return the number of streams that waited before it."""
+        """Count a new stream. Return the number of streams that waited before the new stream."""
         self.waiting += 1
         return self.waiting - 1
 
@@ -178,7 +178,7 @@ class ModelMeter(msgspec.Struct):
 
     @property
     def met(self) -> float | None:
-        """Share of recent streams that met all their objectives; None without such streams."""
+        """Share of recent streams that met all their objectives; None without recent streams."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def counts(self) -> dict[str, Any]:

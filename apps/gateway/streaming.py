@@ -30,7 +30,7 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""Maximum number of waiting groups of pieces for a slow client; above it, calls wait."""
+"""Maximum number of waiting groups of pieces for a slow client; at the maximum, calls wait."""
 Piece = Any
 """A result of a function in `functions.py`, other than ApiError."""
 

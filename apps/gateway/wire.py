@@ -51,7 +51,7 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Supports pages of other sites (CORS) while the gateway requires keys. Without keys, the guard refuses such pages.
+    """Supports pages of other sites (CORS) if the gateway requires keys. Without keys, the guard refuses these pages.
 
     `origins`: the allowed sites; empty: all, because a page needs a key anyway.
     """

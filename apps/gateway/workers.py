@@ -3,7 +3,7 @@
 The workers inherit the gateway's listening socket, so a waiting connection is not lost when one worker ends. A worker
 answers requests for models over its own connection to the session. The worker forwards all other requests to the
 gateway process over a socket pair (`peers`), and needs the gateway's permission to start a request of a key. The
-gateway process alone therefore enforces limits, runs batches, and knows all figures.
+gateway process alone therefore enforces limits, runs batches, and collects all figures.
 """
 
 from __future__ import annotations

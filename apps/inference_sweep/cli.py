@@ -37,7 +37,7 @@ def command(
     Models that fit a device together stay hot on it side by side. A run with the same options resumes a stopped sweep.
 
     If a model refuses a row (an empty prompt, too many tokens), the other rows still get results. The column `error`
-    has the reason, the exit status is 1, and --resume tries such rows again.
+    has the reason, the exit status is 1, and --resume retries these rows.
     """
     from stoker.apps.inference_sweep.run import run  # imported here, because Parsl would slow --help
 

@@ -162,7 +162,7 @@ def _is_held(folder: Path) -> bool:
 
 
 DEVICES = 8
-"""Default maximum number of devices per job; more devices cost more communication than they gain."""
+"""Default maximum number of devices per job; more devices mostly add communication."""
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):

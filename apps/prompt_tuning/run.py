@@ -246,7 +246,7 @@ class DetachedReport(msgspec.Struct, frozen=True):
 def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
     """Submit jobs from a detached process, which continues to run. Return 0 once the jobs are submitted.
 
-    Until then, raises as `run.submit`.
+    Raises the errors of `run.submit`.
     """
     checked(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

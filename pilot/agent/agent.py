@@ -228,7 +228,7 @@ class Agent:
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
         self.monitors: dict[str, Monitor] = {}  # the monitor of each GPU, by UUID
-        self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU while no library ran there
+        self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU without libraries
         self.sees_all_processes = monitor.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)

@@ -125,7 +125,7 @@ class Bringing:
             if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
                 for copy in copies:
                     copy.give_up()
-                disk.delete_tree(draft)  # a failed write frees its disk space; a draft without pieces is useless
+                disk.delete_tree(draft)  # after a failed write, this frees disk space
             raise
         finally:
             with self._lock:

@@ -173,7 +173,7 @@ def extend_graces(library: PilotLibrary, seconds: float) -> None:
 
 
 def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
-    """Report the ends of calls that did not stop in time. Kill the library if only such calls are running."""
+    """Report the ends of calls that did not stop in time. Kill the library if no other calls are running."""
     stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
     if stuck:
         _give_up(state, library, stuck)

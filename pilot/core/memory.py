@@ -1,6 +1,6 @@
 """Device memory: claims, reservations, and memory that recipes declare.
 
-The manager's ledger is a budget. The pilot's ledger contains the memory that each library really holds. A library that
+The manager's ledger is a budget. The pilot's ledger contains the memory that each library actually uses. A library that
 starts or grows has a *claim* until memory and a process place on the device are free. The pilot grants claims in order
 of arrival, but a claim that fits does not wait for an earlier claim that does not fit. After `PROSPECT_S` seconds, the
 pilot refuses a claim that cannot be granted. See docs/decisions/050 and SLINFER §VII-C.

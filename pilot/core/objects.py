@@ -187,7 +187,7 @@ class Shortage(enum.Enum):
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Return the names to evict, in order, so that `size_bytes` more fit. If impossible, return the `Shortage`."""
+    """Return the names to evict, in order, so that `size_bytes` more fit; a `Shortage` if this is impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))

@@ -134,7 +134,7 @@ class StepCost(Protocol):
     """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds to read `tokens` of a prompt. Each token attends to `length` others on average."""
+        """Return the seconds to read `tokens` of a prompt. Each token attends to `length` tokens on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
         """Return a list with the seconds of one step: a token for each of `rows` requests of mean length `length`."""

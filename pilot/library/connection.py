@@ -72,7 +72,7 @@ def pack_raw(body: bytes) -> bytes:
 
 
 def length_of(head: bytes | bytearray, start: int = 0) -> int:
-    """Return the length of the frame at `start`. Raises ProtocolError if no frame begins there."""
+    """Return the length of the frame at `start`. Raises ProtocolError if no frame begins at `start`."""
     (said,) = _HEAD.unpack_from(head, start)
     length: int = said ^ _MARK
     if length > MOST_BYTES:

@@ -97,7 +97,7 @@ class Functions:
         self._here: OrderedDict[str, Function] = OrderedDict()
 
     def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
-        """Return a function from the cache or from `blob`; None if both lack the function."""
+        """Return a function from the cache or from `blob`; None if the cache and `blob` lack the function."""
         found = self._here.get(key)
         if found is None:
             if blob is None:

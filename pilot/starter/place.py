@@ -55,7 +55,7 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first` or a numbered name; None if others own all these folders."""
+    """Return a private folder of this user at `first` or a numbered name; None if other users own all these folders."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ The manager sees one pilot, whose devices are the slots of all workers. The core
 transfers objects and limits memory and time.
 
 A slot of TaskVine contains one context at a time: TaskVine kills an idle library if its worker needs another library. A
-new library for an occupied device therefore waits until the library there is idle or has run for `TURN_S`.
+new library for an occupied device therefore waits until the library on the device is idle or has run for `TURN_S`.
 """
 
 from __future__ import annotations

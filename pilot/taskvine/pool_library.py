@@ -1,7 +1,7 @@
 """A library of a TaskVine pool, and the orders with which TaskVine runs calls.
 
-A `PoolLibrary` has at most one open order in TaskVine. TaskVine chooses the worker, and may load the context there
-again. A first order without calls loads the context.
+A `PoolLibrary` has at most one open order in TaskVine. TaskVine chooses the worker, and may load the context on this
+worker again. A first order without calls loads the context.
 
 Short calls share an order. A large argument is a file that TaskVine transfers; the pilot drops the file after the last
 order with this argument.
@@ -68,7 +68,7 @@ MOST_CALLS = 64
 class OrderOutcome(msgspec.Struct, frozen=True):
     """The end of an order: TaskVine's `result`, and the answer if the result is `success`.
 
-    `stopped`: calls that were told to stop; `note`: the note of a library that ended without an answer.
+    `stopped`: calls with a stop order; `note`: the note of a library that ended without an answer.
     """
 
     order: messages.PoolOrder

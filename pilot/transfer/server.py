@@ -186,7 +186,7 @@ class ObjectServer:
                 if self._closed.is_set():
                     return
                 self._lines.warning("accept", f"no connection could be accepted: {error}")
-                time.sleep(0.2)  # probably out of descriptors
+                time.sleep(0.2)  # probably no descriptor is free
                 continue
             self._seat(sock, str(peer[0]))
             try:
