@@ -372,7 +372,7 @@ class Answering:
         at_once: bool,
     ) -> Response:  # fmt: skip
         """Answer with a stream. An early error is raised, so that the response has an error status. `at_once`: True if
-        each token is sent at once.
+        each token is sent immediately.
         """
         chunks = _chunks(asked, name=name, model=model.name)
         running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)

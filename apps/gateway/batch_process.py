@@ -129,7 +129,7 @@ def _works_in(words: list[str], run: Path) -> bool:
 
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
-"""Maximum number of requests of one batch that run or wait at once."""
+"""Maximum number of requests of one batch that run or wait simultaneously."""
 
 
 class BatchPace:

@@ -13,7 +13,7 @@ from stoker.apps.common.batch_state import OK
 from stoker.apps.gateway.usage import UsageCount
 
 _MOST_BYTES = 8_000_000
-"""Maximum number of bytes to read from a log at once."""
+"""Maximum number of bytes to read from a log in one call."""
 
 
 class _Tokens(msgspec.Struct):
@@ -59,7 +59,7 @@ class BatchReader:
         self._requested_models: Mapping[str, str] | None = None
 
     def read_log(self) -> bool:
-        """Add new lines of the log. Return True if more lines may follow at once. Raises OSError."""
+        """Add new lines of the log. Return True if more lines may follow immediately. Raises OSError."""
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)

@@ -141,7 +141,7 @@ def needs_extra(command: str) -> Iterator[None]:
 
 @command.group("keys", short_help="Who may ask.")
 def keys() -> None:
-    """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes at once."""
+    """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes immediately."""
 
 
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
@@ -238,7 +238,7 @@ def remove(*, name: str) -> None:
 @command.group("groups", short_help="Limits that keys share.")
 def groups() -> None:
     """Groups of keys (stoker serve keys add NAME --group GROUP). The keys of a group share its limits, in addition to
-    their own. A running gateway uses changes at once.
+    their own. A running gateway uses changes immediately.
     """
 
 

@@ -105,7 +105,7 @@ GRACE_S = 5
 """Seconds that open streams may continue when the gateway stops."""
 _IDLE_S = 75
 """Seconds that an idle connection stays open. Clients close idle connections earlier (HTTPX after 5 s, aiohttp after 15
-s). If both sides closed at once, a request would be lost.
+s). If both sides closed simultaneously, a request would be lost.
 """
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Request(msgspec.Struct, frozen=True):
     """The work of one call: texts with the same generation parameters.
 
-    `tensor_batch`: maximum number of texts that the engine generates at once, 0 = the engine decides; `seeds`: a seed
-    per text, so that a row's text does not depend on its call.
+    `tensor_batch`: maximum number of texts that the engine generates in one batch, 0 = the engine decides; `seeds`: a
+    seed per text, so that a row's text does not depend on its call.
     """
 
     number: int

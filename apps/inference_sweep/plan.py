@@ -47,7 +47,7 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one sweep. Empty texts and `limit` 0 mean the defaults. `tensor_batch`: maximum number of rows of
-    a call that are generated at once; 0: the engine decides.
+    a call that are generated in one batch; 0: the engine decides.
     """
 
     sweep: str = ""

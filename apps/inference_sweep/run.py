@@ -1,6 +1,6 @@
 """Run one sweep, from the sweep file to the results.
 
-The calls of all models are submitted at once. The manager decides when to load each model.
+The calls of all models are submitted together. The manager decides when to load each model.
 
 The data file may be larger than memory: only keys and positions of records are in memory. If a model refuses a row, the
 column `error` contains the reason. A refused row is only in the log of the attempt, so a resumed run retries the row.

@@ -29,7 +29,7 @@ def command(
     100 random workloads with the table, and report the error. The measurement takes minutes at most.
 
     The results are kept with the other measurements, for this model and kind of device. Calls also measure their steps;
-    a profile covers all sizes at once.
+    a profile covers all sizes.
     """
     from stoker.apps.model_profile.run import run  # imported here, because Parsl would slow --help
 

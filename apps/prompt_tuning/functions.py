@@ -4,7 +4,7 @@
     tuned = tune_prompt.with_options(context=recipe, gang=(1, 4), deadline="15 min")(order)      a future
 
 The loader under `@context` runs once in a library. The first argument of a function under `@app` is the result of the
-loader. A gang calls the function on several devices at once, with one rank per device.
+loader. A gang calls the function on several devices simultaneously, with one rank per device.
 """
 
 from __future__ import annotations

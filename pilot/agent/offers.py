@@ -141,8 +141,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes needed on each device if all requests have their maximum length at once (SLINFER eq. 2;
-        0 = unknown), and why a cache of fixed size is too small.
+        """Return the bytes needed on each device if all requests have their maximum length simultaneously (SLINFER eq.
+        2; 0 = unknown), and why a cache of fixed size is too small.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes

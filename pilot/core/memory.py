@@ -78,7 +78,7 @@ def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
 def has_room(
     state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId] = ()
 ) -> bool:
-    """True if a library can grow to `memory_bytes` at once after the libraries `leaving` have ended."""
+    """True if a library can grow to `memory_bytes` immediately after the libraries `leaving` have ended."""
     more = memory_bytes - state.ledger.held(library.number)
     if more <= 0:
         return True

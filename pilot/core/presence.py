@@ -146,7 +146,7 @@ def walltime_known(state: CoreState, left_s: float) -> None:
 
 
 def signalled(state: CoreState, event: events.Signalled) -> None:
-    """Drain at the first signal. Leave at once at the second signal."""
+    """Drain at the first signal. Leave immediately at the second signal."""
     if event.again:
         state.leave_by = 0.0
     else:

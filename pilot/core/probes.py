@@ -29,7 +29,7 @@ def start_due_probes(state: CoreState) -> None:
 
 
 def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
-    """Probe devices at once after a failed call, even if libraries use the devices."""
+    """Probe devices immediately after a failed call, even if libraries use the devices."""
     for device in devices:
         turn = state.turns.get(device)
         if turn is not None and device in state.facts.probed:

@@ -4,9 +4,9 @@ afterwards.
 `stoker.pilot.core.turns` defines the order. The libraries of a pilot share a board: shared memory with one row per
 engine. A library that ends an iteration writes the next turn on the board, and wakes the next library with a datagram.
 
-The board's lock protects only the order of work. If the owner of the lock is stopped, others continue after 50 ms; at
-worst, two libraries compute at once for one step. A library loses its turn if its process died, was stopped, or takes
-much longer than announced.
+The board's lock protects only the order of work. If the owner of the lock is stopped, other libraries continue
+after 50 ms; at worst, two libraries compute simultaneously for one step. A library loses its turn if its process died,
+was stopped, or takes much longer than announced.
 
 Next to each row is the engine's work (`packed_work`), which the engine writes and the agent reads without a lock.
 """

@@ -2,7 +2,7 @@
 
 A call waits in its slot while its client lacks one window of pieces (`WINDOW_PIECES`). At the end of the function, the
 slot waits until the client has all pieces. Pieces of several calls share frames: the library gathers pieces for a time
-that grows with the number of calls, but sends the first pieces of a call at once.
+that grows with the number of calls, but sends the first pieces of a call immediately.
 
 Rank 0 of a gang listens. The address may reach the other ranks before their calls do.
 """
@@ -171,7 +171,7 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
 # ---- gathering
 
 GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # seconds between frames: per yielding call, and maximum
-GATHER_BYTES = 250_000  # bytes of pieces that are sent at once
+GATHER_BYTES = 250_000  # bytes of gathered pieces after which a frame is sent
 _now = time.monotonic
 
 
@@ -243,7 +243,7 @@ class PieceBatcher:
 # ---- the window of pieces
 
 TURN_S = 0.1  # seconds between two checks whether a waiting call must end
-FIRST_PIECES = 3  # the first 3 pieces of a call are sent at once, because the client has no output yet
+FIRST_PIECES = 3  # the first 3 pieces of a call are sent immediately, because the client has no output yet
 _RUN_BITS = 32
 
 

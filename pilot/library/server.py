@@ -40,7 +40,7 @@ from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
 _PATIENCE_S = 0.001  # maximum seconds between short calls without a send or a read
-_SLOW_S = 0.0005  # ends of calls that take longer are sent at once (seconds)
+_SLOW_S = 0.0005  # ends of calls that take longer are sent immediately (seconds)
 _TICK_S = 0.02
 _FAULTS = 3  # a library exits after 3 calls in a row that a fault of the node failed
 NOT_RESIZED = -1  # the answer if the context refused the resize

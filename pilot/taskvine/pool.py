@@ -29,7 +29,7 @@ from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum).
+    """Return one device per library that `workers` workers can hold simultaneously (0 = the plan's maximum).
 
     The devices are GPUs if the plan requests GPUs, or if `auto` finds GPUs; otherwise cores. Devices share memory
     evenly. TaskVine does not report the kind of GPU.

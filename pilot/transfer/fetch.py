@@ -1,4 +1,4 @@
-"""Fetches one object from several sources at once, and sends results to the seed.
+"""Fetches one object from several sources concurrently, and sends results to the seed.
 
 One thread reads each source: another pilot, the session's seed, or a path. The fetch verifies each piece. A source of a
 wrong piece is not used again.

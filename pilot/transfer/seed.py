@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32  # pilots served at once: pilots share one reader of an object, but each fetches its own arguments
+MOST = 32  # pilots served simultaneously: pilots share one reader of an object, but each fetches its own arguments
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20

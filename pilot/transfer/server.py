@@ -56,7 +56,7 @@ class Sending:
         with self._lock:
             object = self._objects.setdefault(copy.name, _Object())
             sent = object.pieces.setdefault(index, _Sent())
-            if sent.since is not None:  # None if two peers received the piece at once and the other peer finished first
+            if sent.since is not None:  # None if a simultaneous transfer of the piece has ended first
                 object.took_s = now - sent.since
                 object.under_way -= 1
                 sent.since = None
