@@ -153,7 +153,7 @@ def _make(given: argparse.Namespace) -> Agent:
     cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
     store.tidy_snapshots(cache)
     store.sweep_snapshots(cache, kept_s=given.cache_age)
-    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries
+    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # read by libraries
     processes.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # an early signal would leave files behind
     scratch = Scratch(base, pilot=pilot)

@@ -97,7 +97,7 @@ class OfferInspector:
         else:
             number = LibraryId(-1 - number)
         rows, length = work.rows, work.length
-        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # a request will come
+        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # the library will get a request
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
         if due_at < now:  # the token is late by now

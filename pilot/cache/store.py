@@ -276,7 +276,7 @@ class ObjectCache:
         ):
             locks.wait(descriptor, shared=True)
             now = time.time()
-            os.utime(entry, (now, now))  # more precise than the clock of the file system
+            os.utime(entry, (now, now))  # this time is more precise than the file system's
             return Pin(str(place), descriptor)
         os.close(descriptor)
         self._remove(place, entry)

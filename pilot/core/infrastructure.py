@@ -48,7 +48,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 _OS = ("builtins.OSError",)
 _ANY_ERROR = ("builtins.Exception",)  # for texts of libraries in Rust or C++, which define their own exceptions
-_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # all errors of PyTorch
+_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # the exception types of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
 _LINUX = "errno(3), strerror"

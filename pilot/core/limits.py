@@ -207,7 +207,7 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
     if library.stage in (Stage.SLEEPING, Stage.WAKING) or (library.stage is Stage.ASLEEP and at <= library.asleep_at):
-        return  # the measurement is older than the move of the memory
+        return  # the memory use has changed since the measurement
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
     wanted = held

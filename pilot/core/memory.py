@@ -118,7 +118,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
     if ledger.why_not(library.devices, memory_bytes):
         return False
     ledger.reserve(number, devices=library.devices, memory_bytes=memory_bytes)
-    library.has_process = True  # from now on, it occupies a process place
+    library.has_process = True  # from now on, the library occupies a process place
     return True
 
 

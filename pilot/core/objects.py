@@ -138,9 +138,7 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
     """Report objects that other pilots added to the cache or evicted."""
-    gone = (
-        state.told - sizes.keys() - state.wants.keys()
-    )  # the manager knows already that the wanted objects are missing
+    gone = state.told - sizes.keys() - state.wants.keys()  # the manager already has the names of the missing objects
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
         state.out.append(TidySnapshots())

@@ -1,4 +1,4 @@
-"""Starts libraries in steps: folder, objects and snapshots, memory, process. Also keeps measured step times."""
+"""Starts libraries in steps: folder, objects and snapshots, memory, process. This module also stores step times."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class PilotLibrary:
         self.asleep_bytes = 0  # bytes on each device that the library should keep during sleep
         self.asleep_at = 0.0  # when the library last fell asleep
         self.wake_to = -1  # reservation in bytes for a wake as soon as the library sleeps; -1 = no wake
-        self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no such order is open
+        self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
         self.slots = 0  # concurrent calls that the library reported; 0 = not ready, or as in the recipe
         self.cache: TokenCache | None = None  # weights and token cache, as the library reported

@@ -126,7 +126,7 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 OVERESTIMATE = 1.1  # factor on measured step times (SLINFER §VI-C)
 
-_MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some are late anyway
+_MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some tokens are always late
 _MOST_LAST_TURNS = 512  # maximum turns until the answers end; case 3 decides for longer answers
 
 

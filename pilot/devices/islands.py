@@ -34,7 +34,7 @@ def _linked(nvml: Any, handles: Sequence[Any]) -> list[int]:
 def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
     try:
         status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    except (nvml.NVMLError, AttributeError):  # an old driver or an old pynvml
+    except (nvml.NVMLError, AttributeError):  # old versions of the driver or pynvml lack this function
         return False
     return bool(status == nvml.NVML_P2P_STATUS_OK)
 

@@ -183,7 +183,7 @@ class Health:
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             self._events = events
-        except nvml.NVMLError:  # an old driver, a container without the right, or a lost GPU
+        except nvml.NVMLError:  # an old driver, a container without permission, or a lost GPU
             pass
 
     def fault(self) -> str:

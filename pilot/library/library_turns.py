@@ -207,7 +207,7 @@ _LOOK_S = 0.025  # seconds between two checks of the board during a wait
 _SWEEP_S = 1.0  # seconds between two searches for ended libraries on shared devices
 _OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a turn is lost after twice its announced seconds plus 0.03 s
 _OVERDUE_UNKNOWN_S = 10.0  # a turn without announced seconds is lost after 10 s, for example during a compilation
-_LONGEST_WAIT_S = 60.0  # seconds, then a library computes without a turn: a wrong board only delays calls
+_LONGEST_WAIT_S = 60.0  # seconds after which a library computes without a turn, because the board may be wrong
 _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 

@@ -337,7 +337,7 @@ class LibraryServer:
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                side_by_side = self._slots > 1  # the library may never be between calls
+                side_by_side = self._slots > 1  # with several slots, some call may always run
                 if self._resizer is None or side_by_side or self._runners[0].taken == NO_CALL:
                     self._resize()
             case Sleep() | Wake():

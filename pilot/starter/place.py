@@ -108,7 +108,7 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
-        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until it is complete
+        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # the environment is incomplete now
         archive = self.archive(folder.name)
         get(archive)
         if folder.is_dir():  # files are missing, and other pilots may run here: keep the complete files

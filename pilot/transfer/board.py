@@ -59,7 +59,7 @@ class ObjectCopy:
             _create_tree(root, self.manifest)
         how = os.O_DIRECTORY if self._folder else (os.O_RDONLY if whole else os.O_RDWR)
         self._root = os.open(root, how | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._root)  # only then, because a late thread could write to another file
+        weakref.finalize(self, os.close, self._root)  # not earlier, because a late thread could write to another file
 
     @property
     def complete(self) -> bool:

@@ -130,7 +130,7 @@ class Zygote:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        single["CUDA_VISIBLE_DEVICES"] = ""  # each library sets its own; an initialised CUDA survives no fork
+        single["CUDA_VISIBLE_DEVICES"] = ""  # each library sets this variable; CUDA cannot be used after a fork
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
