@@ -240,7 +240,7 @@ class ToolCallParser:
                 self._step(each)
 
     def _flush(self) -> None:
-        """Release the held text as ordinary text. Its last character may begin a mark."""
+        """Release the held text as ordinary text, except that its last character may begin a mark."""
         held, self._held, self._is_marked, self._step = self._held, "", False, self._in_text
         self._text.append(held[:-1])
         self._step(held[-1])

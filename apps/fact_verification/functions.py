@@ -62,7 +62,7 @@ def verify(model: CausalLM, question: Question) -> Scores:
             list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
         )
     except ValueError as error:
-        # The model refuses an input, for example a claim that is too long. The caller knows the claims of this
+        # The model refuses an input, for example a claim that is too long. The caller reports the claims of the
         # question.
         raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun

@@ -127,7 +127,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _SUCCESS_MARK = b'"response":{"status_code":200'
-"""Marks an answered request in the log. No JSON text contains these quotes."""
+"""Marks an answered request in the log. JSON text escapes such quotes."""
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):

@@ -198,7 +198,7 @@ class BatchPace:
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """True if the remaining tokens of this minute allow another running request. One request is always allowed."""
+        """True if the remaining tokens of this minute allow another running request. A single request always runs."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

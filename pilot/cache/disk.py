@@ -121,7 +121,7 @@ def boot() -> str:
 
 
 def frees_bytes(place: Path) -> int:
-    """Return the bytes that a deletion frees. A file with another hard link frees none."""
+    """Return the bytes that a deletion frees. A file with another hard link counts as 0."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 

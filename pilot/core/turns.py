@@ -169,8 +169,8 @@ class LateRefusal(NamedTuple):
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
     """The work of the engine of one library.
 
-    `rows` requests of mean length `length` generate tokens. `due_at`: due time of their most urgent token that is not
-    late; `late_at`: due time of their most urgent late token; `prompts`: unread prompts, most urgent first; `ready_at`:
+    `rows` requests of mean length `length` generate tokens. `due_at`: due time of the most urgent token that is not
+    late; `late_at`: due time of the most urgent late token; `prompts`: unread prompts, most urgent first; `ready_at`:
     end of a cache resize; `answers`: of the `rows` requests, if the longest answer of each request is known.
     """
 

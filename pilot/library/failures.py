@@ -177,7 +177,7 @@ class InfrastructureCause(NamedTuple):
 
 
 def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
-    """Return why an exception is the infrastructure's fault; None for the user's fault."""
+    """Return why an exception is the infrastructure's fault; None if the user's code is at fault."""
     seen = 0
     while seen < _MOST_LINKS:
         if isinstance(error, BaseExceptionGroup):

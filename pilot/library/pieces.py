@@ -35,7 +35,7 @@ _KEPT = 64  # maximum number of addresses without a request
 
 
 class GangMeetings:
-    """The gangs of one library. `say` sends a message to the agent; `key` is a secret."""
+    """The gangs of one library. `say` sends a message to the agent; `key`: secret of the session's gangs."""
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host

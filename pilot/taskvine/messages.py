@@ -51,7 +51,7 @@ class PoolOrder(msgspec.Struct, frozen=True):
 class LibraryReport(msgspec.Struct, frozen=True):
     """The place of a library, and the cost of its context's load.
 
-    `orders`: number of orders answered before; `failure`: why the context could not be loaded.
+    `orders`: number of answered orders; `failure`: why the context could not be loaded.
     """
 
     host: str

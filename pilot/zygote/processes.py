@@ -131,7 +131,7 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
     """Kill all children that are not `known`, and their descendants; return these children.
 
-    Orphans of killed processes become children of this process's main thread. `of_main` spares children of other
+    Orphans of killed processes become children of this process's main thread. `of_main`: spare children of other
     threads. Trackers are spared. A child that the kernel cannot end (a hung driver) is waited for once.
     """
     killed: set[int] = set()

@@ -342,7 +342,7 @@ class ZygoteServer:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # the missing trackers had ended
+            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # ended trackers are no orphans
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
             for tracker in set(processes.trackers()) - self._own_trackers:
