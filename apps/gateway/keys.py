@@ -234,7 +234,7 @@ class KeyFile:
         self._write(msgspec.structs.replace(kept, groups=tuple(each for each in kept.groups if each.name != name)))
 
     def find(self, key: str) -> KeyRecord | None:
-        """Return the record of a key, from the current file. Raises ConfigError as `read`."""
+        """Return the record of a key, from the current file. Raises the errors of `read`."""
         self._refresh_keys()
         return self._by_digest.get(digest_of(key))
 

@@ -55,7 +55,7 @@ async def joined_pieces(
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
     """Yield the pieces of one call per request as they arrive, with the index of the request.
 
-    Raises as `pieces_of`. The first error ends all calls.
+    Raises the errors of `pieces_of`. The first error ends all calls.
     """
     if len(requests) == 1:
         async with aclosing(pieces_of(app, requests[0])) as pieces:
@@ -92,7 +92,7 @@ async def joined_pieces(
 
 
 async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call, in the order of the requests. Raises as `joined_pieces`.
+    """Return all pieces of each call, in the order of the requests. Raises the errors of `joined_pieces`.
 
     If a call runs again with other pieces, all calls run once more, because the client has received no piece.
     """

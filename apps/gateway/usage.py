@@ -2,8 +2,8 @@
 
 Every second, a thread adds the counts in memory to the file, so a killed gateway loses about one second of counts.
 
-A gateway reads the totals of a batch from its answers. The file contains the totals counted so far; only the difference
-is added.
+A gateway reads the totals of a batch from its answers. The file contains the totals counted so far; the gateway adds
+the difference.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
         texts = _write(model, request, request.texts, seeds=request.seeds)
         errors = [""] * len(texts)
     except ValueError:
-        # The model refuses the whole call because of one prompt. Run each prompt alone to find this prompt.
+        # The model refuses the whole call because of one prompt. Run each prompt alone to find it.
         for text, seed in zip(request.texts, request.seeds, strict=True):
             written, error = _generate_alone(model, request, text, seed=seed)
             texts.append(written)

@@ -35,7 +35,7 @@ def language_model(
 def tune_prompt(model: CausalLM, order: Order) -> Tuned:
     """Tune a soft prompt for this job. Every rank of a gang calls this function; the result of rank 0 counts.
 
-    Raises as `stoker.tuning.run_job`.
+    Raises the errors of `stoker.tuning.run_job`.
     """
     return tuning.run_job(model, order)
 

@@ -204,7 +204,7 @@ class PilotOptions(msgspec.Struct, frozen=True):
     in_batch: bool = False  # True in a batch job: the pilot exits with its parent
     driver_limit_s: float = DRIVER_LIMIT_S
     """Seconds without an answer after which a GPU driver counts as hung, a fault of the device."""
-    umask: int = -1  # umask of libraries; -1 means the umask of the pilot
+    umask: int = -1  # umask of libraries; -1: umask of the pilot
 
 
 class Agent:

@@ -94,8 +94,8 @@ def _without_stops(state: CoreState, ran_s: float) -> float:
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
     """Return the maximum bytes of host memory for a library; 0 = no limit.
 
-    On CPU devices, the limit is at least the reservation of the library. The host memory of a sleeping context is
-    added.
+    On CPU devices, the limit is at least the reservation of the library. The limit includes the host memory of a
+    sleeping context.
     """
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)

@@ -38,7 +38,7 @@ def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilot
 
 
 def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
-    """Record why a library ends. The first reason counts."""
+    """Record why a library ends. Later reasons are ignored."""
     library.cause = library.cause or Cause(failure, printed)
 
 
