@@ -323,7 +323,7 @@ class ProcessGuard:
             gc.collect()  # reference cycles may keep files open
             if not self._has_room():
                 text = (
-                    f"calls left files open; the limit is {connections.descriptor_limit():,} files: close them (`with`)"
+                    f"calls in it left files open; it may have {connections.descriptor_limit():,}: close them (`with`)"
                 )
                 return LibraryFault(infrastructure.NO_DESCRIPTORS, text)
         return None
