@@ -1,7 +1,7 @@
-"""`stoker-pilot`: run one pilot of a session, until the session, the manager or the job ends.
+"""`stoker-pilot`: run one pilot of a session until the session, the manager or the batch job ends.
 
-A provider starts it in a batch job, or a user by hand: `python -m stoker.pilot.main --session DIR`. The session folder
-has the keys, so the command line has no secret.
+A provider starts the pilot in a batch job, or a user starts the pilot by hand: `python -m stoker.pilot.main --session
+DIR`. The pilot reads its keys from the session folder, so the command line contains no secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a pilot; return its exit code (2: no manager found, 3: refused)."""
+    """Run a pilot and return its exit code. 2: no manager was found; 3: the manager refused the pilot."""
     given = _parser().parse_args(arguments)
     own = None
     try:
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.block = own.stem if own is not None else ""
         agent = _make(given)
         code = Loop(agent).run()
-        if code:  # the one line that a batch log needs; the factory reports it
+        if code:  # the batch job's log shows this line, and the factory reports it
             print(f"stoker-pilot: {agent.state.leaving}", file=sys.stderr)  # noqa: T201
         return code
     except StokerError as error:
-        print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
+        print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the batch job's log shows this line
         return 1
     except Exception:
-        log.exception("the pilot failed; this is a fault of Stoker")
+        log.exception("the pilot failed because of a bug in Stoker")
         raise
     finally:
         if own is not None:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-pilot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--block", default="", help="the block of this pilot [started by hand]")
+    parser.add_argument("--block", default="", help="the block that contains this pilot [none: started by hand]")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu[:N], or gpu+cpu[:N] (default: %(default)s)")
     parser.add_argument(
         "--gpu-cores",
@@ -80,36 +80,49 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cache-size", default="50 GB", help="size of the object cache (default: %(default)s)")
     parser.add_argument(
-        "--cache-age", type=float, default=KEPT_S, metavar="S", help="time after which an unused object is removed"
+        "--cache-age", type=float, default=KEPT_S, metavar="S", help="seconds after which an unused object is removed"
     )
     parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
     parser.add_argument(
-        "--grace", type=float, default=2.0, metavar="S", help="time for running calls when the pilot exits"
+        "--grace",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds that running calls may continue when the pilot exits",
     )
-    parser.add_argument("--source", default="", help="the site of its block")
+    parser.add_argument("--source", default="", help="the site of the block")
     parser.add_argument(
-        "--walltime-s", type=float, default=0.0, metavar="S", help="walltime of its job, from the pilot's start"
+        "--walltime-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="walltime of the job in seconds, from the start of the pilot",
     )
     parser.add_argument(
-        "--probe", default="", metavar="COMMAND", help="the program that probes a device; never: no probes"
+        "--probe", default="", metavar="COMMAND", help="the command that probes a device; never: no probes"
     )
     parser.add_argument(
         "--probe-every",
         type=float,
         default=PROBE_EVERY_S,
         metavar="S",
-        help="time between two probes; 0: only at the start",
+        help="seconds between two probes of a device; 0: only at the start",
     )
-    parser.add_argument("--asked-gpus", type=int, default=0, metavar="N", help="GPUs per node that its job requested")
+    parser.add_argument(
+        "--asked-gpus", type=int, default=0, metavar="N", help="number of GPUs per node that the job requested"
+    )
     parser.add_argument(
         "--driver-limit",
         type=float,
         default=DRIVER_LIMIT_S,
         metavar="S",
-        help="time after which a silent driver counts as hung",
+        help="seconds without an answer after which a GPU driver counts as hung",
     )
     parser.add_argument(
-        "--environment", default="", metavar="NAME=FILE", help="the archive of its environment, for other pilots"
+        "--environment",
+        default="",
+        metavar="NAME=FILE",
+        help="the archive of the environment, to offer to other pilots",
     )
     return parser
 
@@ -119,14 +132,14 @@ def _make(given: argparse.Namespace) -> Agent:
     connections.raise_descriptor_limit()
     session = SessionFolder(given.session)
     there = session.read()
-    pilot = _take_name(session)
+    pilot = _claim_name(session)
     logs = session.pilot(pilot)
     keep_log(logs / "pilot.log")
     found = find_devices(
         given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
     )
     if kept := cpu.kept_cores(found.offered):
-        os.sched_setaffinity(0, kept)  # the agent's threads and its zygotes; each library sets its own
+        os.sched_setaffinity(0, kept)  # for the agent and its zygotes; each library sets its own cores
     if not there.is_for_this_python:
         found = found.useless(
             f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python {there.python}, whose"
@@ -140,9 +153,9 @@ def _make(given: argparse.Namespace) -> Agent:
     cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
     store.tidy_snapshots(cache)
     store.sweep_snapshots(cache, kept_s=given.cache_age)
-    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries: a home may be shared
+    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # read by libraries
     processes.adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop handles them, or the folder would stay
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # an early signal would leave files behind
     scratch = Scratch(base, pilot=pilot)
     try:
         options = PilotOptions(
@@ -172,7 +185,7 @@ def _make(given: argparse.Namespace) -> Agent:
             log.error("%s: %s", device.facts.device, device.facts.fault)
     if session.is_carried:
         session.objects.mkdir(mode=0o700, exist_ok=True)
-        log.info("the session folder is a copy that the job brought: logs stay here, in %s", logs)
+        log.info("the session folder is a copy from the job; logs are stored on this node, in %s", logs)
     return agent
 
 
@@ -231,7 +244,7 @@ def _own_key(session: SessionFolder) -> Path | None:
     return session.block_key_file(block)
 
 
-def _take_name(session: SessionFolder) -> str:
+def _claim_name(session: SessionFolder) -> str:
     while True:
         pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
         try:

@@ -1,6 +1,6 @@
-"""Answer OpenAI batch files with your own models: one request per input line, one answer or error per output line.
+"""Answer OpenAI batch files with your own models: one output line (an answer or an error) per input line.
 
-`functions.py` has the decorated functions that run on a pilot; start there.
+The decorated functions in `functions.py` run on a pilot. Read `functions.py` first.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from stoker.console import Screen, WholeNumber
     "--max-tokens",
     metavar="N",
     type=WholeNumber(),
-    help="The most tokens of an answer whose request sets no limit. [as OpenAI's]",
+    help="Maximum tokens of an answer if the request sets no limit. [OpenAI's default]",
 )
 @click.option(
     "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,

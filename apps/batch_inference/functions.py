@@ -1,9 +1,9 @@
-"""The functions of this application that run on a pilot, with ready-made contexts.
+"""The functions of this application that run on a pilot, with the built-in contexts `causal_lm` and `encoder`.
 
     answered = answer.with_options(context=causal_lm("models/small"))
     embedded = embed.with_options(context=encoder("models/e5"))
 
-`run.py` makes a recipe for each model. The functions get the loaded model as their first argument.
+`run.py` makes a recipe for each model. The first argument of each function is the loaded model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class BatchAnswer(msgspec.Struct, frozen=True):
     """The result of a call: a choice per prompt, the vectors of the texts, or the error.
 
-    `ended_at`: seconds since the epoch. `packed`: as in the request.
+    `ended_at`: seconds since the epoch; `packed`: the value of the request.
     """
 
     custom_id: str
@@ -45,13 +45,12 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
     @property
     def read_tokens(self) -> int:
-        """Number of tokens in the texts that have vectors."""
         return self.vectors.tokens if self.vectors is not None else 0
 
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
-    """Answer one request. The answer has the error if the model refuses the request; other errors are raised."""
+    """Answer one request. If the model refuses the request, the answer contains the error. Other errors are raised."""
     begun, request = time.perf_counter(), for_adapter(model, request)
     choices: list[Choice] = []
     error: ApiError | None = None
@@ -65,7 +64,6 @@ def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
 
 @app
 def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
-    """Embed the texts of one request."""
     begun = time.perf_counter()
     vectors: Vectors | None = None
     error: ApiError | None = None

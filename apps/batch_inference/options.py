@@ -1,7 +1,7 @@
-"""The options of a batch, and the choice of a model for a request.
+"""The options of a batch, and the choice of a model for each request.
 
-`--model NAME=PATH` answers requests for the model NAME, `--models FILE` requests for the models in a models file, and
-`--model PATH` all others.
+`--model NAME=PATH` answers requests for the model NAME. `--models FILE` answers requests for the models in a models
+file. `--model PATH` answers all other requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one batch; empty texts and `max_tokens` 0 mean the defaults."""
+    """The options of one batch. Empty texts and `max_tokens` 0 mean the defaults."""
 
     file: str = ""
     models: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """File with the number of calls that may begin (run.py)."""
+    """File with the number of calls that may begin (see `run.py`)."""
 
     @property
     def path(self) -> Path:
@@ -54,15 +54,15 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """The path of each model by its name in requests (`named`), or of all other names (`every`; empty: other names are
-    refused).
+    """The path of each model by its name in requests (`named`), and the path for all other names (`every`). If `every`
+    is empty, other names are refused.
     """
 
     named: dict[str, str]
     every: str = ""
     settings: dict[str, ModelSettings] = {}
     engine: str = "auto"
-    """Engine of models that have no settings of their own."""
+    """Engine of the models without own settings."""
 
     def path_of(self, name: str) -> str:
         return self.named.get(name, self.every)
@@ -94,7 +94,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read `--model` options, whose models get this engine, and a models file.
+    """Read `--model` options, whose models use this engine, and a models file.
 
     Raises ConfigError for an unreadable file, and if a name or the default model is given twice.
     """
@@ -103,7 +103,7 @@ def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -
     every = ""
     for text in given:
         name, equals, path = text.partition("=")
-        # A path may contain an equals sign, so an existing path is no NAME=PATH.
+        # A path may contain an equals sign, so an existing path does not count as NAME=PATH.
         if not equals or os.path.exists(text):
             name, path = "", text
         if not path or (equals and not name and path != text):

@@ -1,7 +1,7 @@
-"""Check the lines of a request file before anything runs.
+"""Check the lines of a request file before any call runs.
 
-The file is read twice, to check the lines and to send the requests, so it may be larger than memory. Of a valid line
-only the `custom_id` is kept.
+The file is read twice, to check the lines and to send the requests. The file may therefore be larger than memory: only
+the `custom_id` of each valid line is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A checked request file. `custom_ids`: line numbers of the valid requests, in file order."""
+    """A checked request file. `custom_ids`: line numbers of the valid requests by id, in file order."""
 
     path: Path
     digest: str
@@ -43,7 +43,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
     counts: dict[tuple[Endpoint, str], int]
     """Number of requests per endpoint and model name."""
     ignored: tuple[str, ...] = ()
-    """Request fields that do not change an answer."""
+    """Names of request fields that do not change an answer."""
 
     @property
     def lines(self) -> int:
@@ -86,7 +86,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
 
 
 def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiRequest]:
-    """Yield the valid requests from the file. Raises ConfigError if the file changed since the check."""
+    """Yield the valid requests of the file. Raises ConfigError if the file has changed since the check."""
     refused = {one.line for one in checked.refused}
     left = iter(checked.custom_ids.items())
     for line in read_lines(checked.path):

@@ -1,7 +1,7 @@
 """Write the two output files in OpenAI's form.
 
-The log of a run has a record for each request that a model answered or refused. A request whose call failed is not in
-the log, so a resumed run tries it again. The next attempt also checks refused requests again.
+The log of a run contains a record for each request that a model answered or refused. A request whose call failed has no
+record, so a resumed run retries the request. A resumed run also checks refused lines again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGITS = 24
 
 
 def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
-    """Return the output line of a request that a model answered or refused. `digest`: of the request file."""
+    """Return the output line of a request that a model answered or refused. `digest`: digest of the request file."""
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return error_line(answer.custom_id, answer.error, key=key)
@@ -58,7 +58,7 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 
 def _name(key: str) -> str:
-    """Return a name that is equal when the same request of the same file runs again."""
+    """Return a name that is equal in all runs of one request of one file."""
     return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
 
 
@@ -68,7 +68,7 @@ Failed = Mapping[str, ApiError]
 
 
 class BatchTotals(msgspec.Struct):
-    """Totals of a batch. `refused`: `custom_id`s that models refused."""
+    """Totals of a batch. `refused`: ids of the requests that models refused."""
 
     answered: int = 0
     prompt_tokens: int = 0
@@ -106,7 +106,6 @@ def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: Ba
 
 
 def write_errors(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> None:
-    """Write a line per request without an answer, in file order."""
     write_lines(path, (line for _, line in sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])))
 
 

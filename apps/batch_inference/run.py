@@ -1,9 +1,9 @@
-"""Run one batch, from its file to its answers.
+"""Run one batch, from the request file to the answers.
 
-One request is one call; a model's engine batches concurrent calls.
+Each request is one call. The engine of a model batches concurrent calls.
 
-The limits of a gateway's key apply to its batches: each call starts with a permit from the gateway (`PermitFile`).
-While no gateway runs, a batch starts no calls.
+The limits of a gateway's key also apply to its batches: each call starts with a permit from the gateway
+(`PermitFile`). While no gateway runs, a batch starts no calls.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Failures = dict[str, ApiError]
 
 
 def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Check the file without running it. Return 1 if requests are refused, else 0. Raises ConfigError for an unreadable
-    file.
+    """Check the file without running calls. Return 1 if requests are refused, else 0. Raises ConfigError for an
+    unreadable file.
     """
     checked, _ = _checked(options)
     for line in _headline(checked):
@@ -66,7 +66,7 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Answer the file. Return 0; 1 if a request has no answer; 130 after Ctrl-C.
+    """Answer the requests of the file. Return 0; 1 if a request has no answer; 130 after Ctrl-C.
 
     Raises StokerError for unusable input, and if no answer is possible. Earlier answers are kept in all cases.
     """
@@ -99,7 +99,7 @@ def _infer(
     failed: Failures = {}
     if len(work.log) == len(checked.custom_ids):
         return failed
-    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may mean one model
+    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may refer to one model
     senders = [
         RequestSender(checked, recipe, models=models, recipes=recipes, log=work.log, options=options)
         for recipe in each.values()
@@ -220,7 +220,7 @@ def _headline(checked: CheckedFile) -> list[str]:
 
 
 class RequestSender:
-    """The unanswered requests of one model, read from the file while they are sent."""
+    """The unanswered requests of one model, which are read from the file during sending."""
 
     def __init__(
         self, checked: CheckedFile, recipe: Recipe, *, models: ModelPaths, recipes: Recipes, log: RecordLog,
@@ -228,7 +228,7 @@ class RequestSender:
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.sent: list[str] = []
-        """`custom_id`s in the order of sending."""
+        """The `custom_id` of each sent request, in order."""
         self._checked = checked
         self._models = models
         self._names = {name for name, one in recipes.items() if one.key == recipe.key}
@@ -248,7 +248,7 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
 
 
 def stop_or_error(error: Exception, *, line: int) -> ApiError:
-    """Return the error of one request. Raises errors that stop the run, for example a lost session."""
+    """Return the error of one request. Raise errors that stop the whole run, for example a lost session."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error
@@ -262,17 +262,17 @@ class Permits:
     def __init__(self, path: Path) -> None:
         self._file = PermitFile(path)
         self._looked_at = float("-inf")
-        self._allowed = self._begun = 0
+        self._allowed = self._begun_calls = 0
         self._use = BatchUse()
 
     def take(self) -> bool:
         now = time.monotonic()
-        if self._begun >= self._allowed and now >= self._looked_at + _LOOK_S:
+        if self._begun_calls >= self._allowed and now >= self._looked_at + _LOOK_S:
             self._looked_at = now
             self._allowed = self._file.allowed(known=self._allowed)
-        if self._begun >= self._allowed:
+        if self._begun_calls >= self._allowed:
             return False
-        self._begun += 1
+        self._begun_calls += 1
         return True
 
     def end(self, tokens: int) -> None:
@@ -282,7 +282,7 @@ class Permits:
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """Run jobs one after another, as `run_calls` with `keep_errors`; each call first waits for a permit."""
+    """Run jobs one after the other, as `run_calls` with `keep_errors`. Each call waits for a permit."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

@@ -1,4 +1,4 @@
-"""Parse a model's text into the parts of an OpenAI answer: its reasoning, its text, and its function calls."""
+"""Parse a model's text into the parts of an OpenAI answer: reasoning, text, and function calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.apps.common.xml_calls import XMLCallParser
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A function call of an answer. `arguments`: text, which should be JSON."""
+    """A function call in an answer. `arguments`: text that may be invalid JSON."""
 
     id: str
     name: str
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A part of call number `index`. Only the first part has an `id` and a `name`."""
+    """A part of the function call number `index`. Only the first part has an `id` and a `name`."""
 
     index: int
     id: str
@@ -52,10 +52,7 @@ class AnswerDelta(msgspec.Struct, frozen=True):
 
 
 class AnswerParser:
-    """Parses one answer, piece by piece.
-
-    `seed` makes the ids of calls.
-    """
+    """Parses one answer, piece by piece. `seed`: text from which the ids of calls are derived."""
 
     def __init__(
         self, *, reasoning: ReasoningParser | None, calls: CallParser | None, seed: str, has_short_ids: bool
@@ -72,7 +69,7 @@ class AnswerParser:
         return self._delta(thoughts.reasoning, parsed.text, parsed.calls)
 
     def end(self) -> AnswerDelta:
-        """Return the rest after the last piece."""
+        """Return the parts that remain after the last piece."""
         thoughts = self._reasoning.end() if self._reasoning else Thoughts()
         if self._calls is None:
             return self._delta(thoughts.reasoning, thoughts.text, ())
@@ -104,14 +101,14 @@ def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int
 
     Args:
 
-        template: The model's chat template; empty if it has none.
+        template: The model's chat template; empty without a template.
         prompt: The prompt that the template made.
         place: The index of the prompt in the request.
     """
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None
-    if not request.sampling.form_field:  # a text that is held to a form has no thoughts
+    if not request.sampling.form_field:  # a text with a required form has no reasoning
         marks = REASONING.get(request.reasoning_parser or reasoning_of_template(template))
     format = tool_format(request, template)
     calls = _call_parser(request, format)
@@ -142,7 +139,7 @@ def _call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | None:
 
 
 def whole_answer(parser: AnswerParser, text: str) -> tuple[AnswerDelta, tuple[ToolCall, ...]]:
-    """Return the reasoning and text of a whole answer, and its calls."""
+    """Return the reasoning and the text of a whole answer, and the function calls."""
     parts = (parser.feed(text), parser.end())
     calls: dict[int, ToolCall] = {}
     for part in (call for each in parts for call in each.calls):

@@ -1,7 +1,7 @@
-"""The files through which a `stoker batch` and a gateway communicate, and their JSON lines.
+"""The files through which `stoker batch` and a gateway communicate, and JSON lines.
 
 The gateway writes the number of calls that may start into the *permits* file. The batch writes the number of ended
-calls and their tokens into the *use* file next to it. Both count from the start of the process.
+calls and their tokens into the *use* file next to the permits file. Both numbers count from the start of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BatchUse(msgspec.Struct, frozen=True):
 
 
 class PermitFile:
-    """The permits at `path`, and their use. Writing raises OSError."""
+    """The permits at `path`, and the use of the permits. Write methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class PermitFile:
 
 
 def json_line(value: Any) -> bytes:
-    """Encode a value as a JSON line that no reader splits."""
+    """Encode a value as one JSON line for all line readers."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)

@@ -1,4 +1,4 @@
-"""Yield the results of a run's calls as they arrive; stop on signals; make one call that measures a model."""
+"""Yield the results of a run's calls as they arrive, stop on signals, and make a call that measures a model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ INTERRUPTED = 130
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
-"""Limit of results of several jobs that wait for the caller."""
+"""Maximum number of results of several jobs that wait for the caller."""
 T = TypeVar("T")
 Job = tuple[StokerApp, Iterable[Any]]
-"""An app, and the arguments of its calls."""
+"""An app, and the arguments of each of its calls."""
 
 
 class Stopped(BaseException):
@@ -40,7 +40,8 @@ class Stopped(BaseException):
 def stop_on_signals() -> Iterator[None]:
     """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP.
 
-    Later signals are ignored for five seconds and then kill the process. Under `nohup` SIGHUP stays ignored.
+    Later signals are ignored for five seconds; after that, a signal kills the process. Under `nohup`, SIGHUP stays
+    ignored.
     """
     stopped_at: list[float] = []
 
@@ -59,7 +60,7 @@ def stop_on_signals() -> Iterator[None]:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             before[number] = signal.signal(number, stop)
-    except ValueError:  # not the main thread, whose caller stops it in another way
+    except ValueError:  # not the main thread
         yield
         return
     try:
@@ -70,7 +71,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A failed call: the index of its job, and the index of its item within the job (-1: unknown)."""
+    """A failed call: the index of its job, and the index of its item in the job (-1: unknown)."""
 
     job: int
     item: int
@@ -80,14 +81,14 @@ class FailedCall(msgspec.Struct, frozen=True):
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
     """Yield the results of the calls of all jobs as they arrive.
 
-    The jobs run concurrently, each with at most `window` calls in flight. Raises the error of a call; with
-    `keep_errors` yields a FailedCall instead.
+    The jobs run concurrently, each with at most `window` calls in flight. Raises the error of a failed call. With
+    `keep_errors`, yields a FailedCall instead.
     """
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # One thread per job takes results, so that a job whose context still loads does not delay the others. The threads
-    # wait if the caller is slower.
+    # One thread per job collects results, so that a job with a loading context does not delay other jobs. The threads
+    # wait for a slower caller.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -117,7 +118,7 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 yield value
     finally:
         is_over.set()
-        with contextlib.suppress(queue.Empty):  # unblock the threads; they run until the session ends their calls
+        with contextlib.suppress(queue.Empty):  # unblock the threads, which end with the session
             while True:
                 come.get_nowait()
 
@@ -155,7 +156,7 @@ _LOOK_S = 0.5
 def measure(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
-    """Call the app with a request on a recipe's context, in a new session or in `session`, and show its progress.
+    """Call the app with a request on the context of a recipe, in a new session or in `session`, and show progress.
 
     Return the result, or None after Ctrl-C. Raises the errors of the call.
     """

@@ -1,4 +1,4 @@
-"""The options of all runs, and the next command to type."""
+"""Options that all runs share, and texts of the next commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
 
 
 def site_or_session(function: Function) -> Function:
-    """Add --site and --session to a command; a user may give one of them."""
+    """Add --site and --session to a command. A user may give only one of these options."""
 
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
     @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
@@ -73,11 +73,11 @@ def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(
     kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
 ) -> Options:
-    """Combine defaults, the options of the resumed run, and the options given now; later options override earlier
-    options.
+    """Combine defaults, the options of the resumed run, and the given options. Later options override earlier options.
 
-    The paths of `files` become absolute, so that a run can be resumed from another folder. An existing `model` does
-    too; otherwise it is a name on the model hub. Raises ConfigError for unreadable stored options.
+    The paths of `files` become absolute, so that a run can be resumed from another folder. An existing `model` path
+    becomes absolute too; otherwise `model` is a name on the model hub. Raises ConfigError for unreadable stored
+    options.
     """
     here = dict(given)
     for name in (*files, "site", "model"):
@@ -90,7 +90,6 @@ def resolve(
 
 
 def command(app: str, arguments: str, *, through_make: bool = False) -> str:
-    """Return the command line that runs `app`."""
     if through_make and "MAKELEVEL" in os.environ:
         escaped = arguments.replace("$", "$$").replace('"', '\\"')
         return f'make run ARGS="{escaped}"'
@@ -98,7 +97,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of the `next:` block: commands and their effects."""
+    """Return the lines of the `next:` block: commands with their effects."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
@@ -111,7 +110,7 @@ def count(number: int, noun: str) -> str:
 
 
 def show_minutes(seconds: float) -> str:
-    """Return an estimated wait: `a minute`, `7 min`, `3 h`."""
+    """Return an estimated wait in words: `a minute`, `7 min`, `3 h`."""
     if seconds < 55:
         return "a minute"
     return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"

@@ -1,7 +1,7 @@
-"""The files that a run names: a TOML file, and the rows of its data file.
+"""The files that a run names: a TOML file, and the rows of a data file.
 
-Every pass reads the file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a checksum
-of each row (4 bytes). Later passes compare it, so no changed row reaches a model.
+Every pass reads the data file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a
+checksum of each row (4 bytes). Later passes compare the checksums, so no changed row reaches a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_PLACES = 5
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """One row. `id`: its name. `place`: its line or row number, in words."""
+    """One row. `id`: name of the row; `place`: line or row number, in words."""
 
     id: str
     fields: dict[str, Any]
@@ -36,8 +36,8 @@ class DataItem(msgspec.Struct, frozen=True):
 class DataRows(msgspec.Struct, frozen=True):
     """The rows of a data file. Each iteration reads the file again, up to the last checked row.
 
-    `column` names the rows (empty: row numbers). `digest`: 16 hex digits for all rows. `notes`: warnings about the
-    rows; they do not stop the run.
+    `column`: the column with row names (empty: row numbers); `digest`: 16 hex digits for all rows; `notes`: warnings
+    about the rows, which do not stop the run.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class DataRows(msgspec.Struct, frozen=True):
         return len(self.checksums)
 
     def __iter__(self) -> Iterator[DataItem]:
-        """Yield the rows in file order. Raises ConfigError if a row changed since the check."""
+        """Yield the rows in file order. Raises ConfigError if a row has changed since the check."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
             item = _item_of(row, path=self.path, column=self.column)
@@ -77,12 +77,12 @@ def check_rows(
     """Check the first `limit` rows of a file (0: all).
 
     Args:
-        wanted: required columns by the part that requires them (`the prompt one`).
+        wanted: required columns, by the name of the part that requires them (`the prompt one`).
         texts: require text or empty cells in these columns.
-        empty_means: the effect of an empty cell, for its note.
+        empty_means: the effect of an empty cell, for a note.
 
     Raises:
-        ConfigError: for a file without rows, a row without a unique name, and a row that lacks a required column.
+        ConfigError: for a file without rows, a row without a unique name, and a row without a required column.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}
@@ -90,7 +90,7 @@ def check_rows(
     for row in itertools.islice(read_rows(path), limit or None):
         item = _item_of(row, path=path, column=column)
         if column:
-            _refuse_twice(names, item, row, path=path, column=column)
+            _refuse_repeated_id(names, item, row, path=path, column=column)
         _check_columns(row, wanted, empty, path=path, texts=texts)
         text = _text_of(item)
         digest.update(b", " + text if checksums else text)
@@ -144,10 +144,10 @@ def _text_of(item: DataItem) -> bytes:
     return repr((item.id, sorted(item.fields.items()))).encode()
 
 
-def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
+def _refuse_repeated_id(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
     first = names.setdefault(item.id, row.number)
     if first != row.number:
-        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, depending on the kind of file
+        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, by the kind of file
         raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
 
 
@@ -171,7 +171,7 @@ def _check_columns(
 
 
 def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the tables of a TOML file. Raises ConfigError, also for other top-level keys."""
+    """Return the tables of a TOML file. Raises ConfigError, also for unknown top-level keys."""
     try:
         text = read_text(path)
     except FileNotFoundError:

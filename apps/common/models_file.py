@@ -5,33 +5,34 @@ path = "models/small"       a folder or file for `causal_lm` or `encoder`, relat
 kind = "chat"               or "embedding"
 engine = "auto"             or "continuous", "static", "transformers", "vllm"
 graphs = true               the continuous engine captures its steps as CUDA graphs; default: false
-devices = 2                 devices of one node that hold the model together; default: 1
-max_model_len = 8192        most tokens of a prompt and its continuation; default: as many as the model allows
-chat_template = "chat.jinja"  a file, from this file's folder, or the text; default: the model's
+devices = 2                 devices of one node that share the model; default: 1
+max_model_len = 8192        maximum tokens of a prompt and its continuation; default: the model's limit
+chat_template = "chat.jinja"  a file, relative to this file, or the text; default: the model's
 quantization = "fp8"        with engine = "vllm"
 dtype = "auto"              "float32", "bfloat16", "float16", or "fp32", "bf16", "fp16"
 memory = "4 GB"             limits of host memory and device memory; default: measured
 device_memory = "8 GB"
-tool_parser = "hermes"      format of function calls; default: by the chat template; there are also "llama3_json",
-                            "mistral", "qwen3_xml" and "json"
+tool_parser = "hermes"      format of function calls; default: by the chat template; also "llama3_json", "mistral",
+                            "qwen3_xml" and "json"
 reasoning_parser = "none"   format of reasoning; default: by the chat template; "none": reasoning is part of the
-                            answer; there are also "deepseek_r1", "mistral" and "seed_oss"
-ttft = "1 s"                objectives: time to the first token, and per further token
+                            answer; also "deepseek_r1", "mistral" and "seed_oss"
+ttft = "1 s"                objectives: time to first token, and time per further token
 tpot = "100 ms"
 min = 1                     libraries that stay loaded
 max = 4                     limit of loaded libraries; default: unlimited
 keep_alive = "10 min"       idle time after which a library above `min` is unloaded; default: until its memory is
                             needed
-cold = "wait"               a request for a model that is not loaded waits, also beyond `ttft`; "refuse": the client
-                            must retry later. Default: it waits as long as `ttft` allows
+cold = "wait"               a request for an unloaded model waits, also beyond `ttft`; "refuse": the client must retry
+                            later; default: the request waits within `ttft`
 
 [models.small.vllm]         any engine argument of vLLM, with engine = "vllm"
 max_num_batched_tokens = 8192
 
 [models.legal]              an adapter: a model that shares the libraries and the batch of its base
 base = "small"              another model of this file
-adapter = "lora"            a folder with a PEFT LoRA, or with a soft prompt of `stoker tune`; `ttft`, `tpot` and `cold`
-                            may be its own
+adapter = "lora"            a folder with a PEFT LoRA, or with a soft prompt of `stoker tune`; an adapter may set
+`ttft`,
+                            `tpot` and `cold`
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ from stoker.toml_files import read_struct
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 LONGEST_OBJECTIVE_S = 86_400.0
-_OF_ADAPTERS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
-"""The settings that an adapter may have; the others are its base's."""
-_OF_WRITERS = ("max_model_len", "chat_template", "quantization", "vllm")
+_ADAPTER_SETTINGS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
+"""The settings that an adapter may have. The other settings are those of the base."""
+_GENERATION_SETTINGS = ("max_model_len", "chat_template", "quantization", "vllm")
 _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
 class ModelKind(enum.Enum):
     CHAT = "chat"
-    """Writes texts: `/v1/chat/completions` and `/v1/completions`."""
+    """A model that generates texts: `/v1/chat/completions` and `/v1/completions`."""
     EMBEDDING = "embedding"
-    """Returns vectors: `/v1/embeddings`."""
+    """A model that returns vectors: `/v1/embeddings`."""
 
 
 class Cold(enum.Enum):
-    """The handling of a request for a model that is not loaded."""
+    """The handling of requests for a model that is not loaded."""
 
     WAIT = "wait"
     """The request waits until the model is loaded."""
@@ -78,7 +79,7 @@ class Cold(enum.Enum):
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model. Sizes in bytes (0 = not given), times in seconds."""
+    """The settings of one model. Sizes are in bytes (0 = not given), times in seconds."""
 
     path: str = ""
     kind: ModelKind = ModelKind.CHAT
@@ -96,17 +97,17 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     cold: Cold | None = None
-    """None: without a `ttft` the request waits, else as long as `ttft` allows."""
+    """None: a request waits as long as `ttft` allows, or without limit if `ttft` is not set."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chat_template: str = ""
     quantization: str = ""
     vllm: dict[str, Any] = {}
 
     base: str = ""
-    """The name of the base of an adapter. `parse_models` gives an adapter the other settings of its base."""
+    """The name of the base of an adapter. `parse_models` copies the other settings from the base."""
     adapter: str = ""
     adapters: dict[str, str] = {}
-    """Folders of all adapters of this model, or of its base, by name; set by `parse_models`."""
+    """Folders of all adapters of this model or of its base, by name. `parse_models` sets this field."""
 
     def __post_init__(self) -> None:
         if bool(self.base) != bool(self.adapter):
@@ -132,7 +133,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("graphs is for models that write; an embedding model has none")
         if self.kind is ModelKind.EMBEDDING and self.devices > 1:
             raise ValueError("devices is for models that write; an embedding model runs on one")
-        for name in _OF_WRITERS:
+        for name in _GENERATION_SETTINGS:
             if self.kind is ModelKind.EMBEDDING and getattr(self, name):
                 raise ValueError(f"{name} is for models that write; an embedding model has none")
         if self.quantization and "quantization" in self.vllm:
@@ -160,7 +161,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_parsers(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
-    """Return a request with the formats that its model's settings name."""
+    """Return the request with the output formats from the settings of its model."""
     if settings is None or request.endpoint is not Endpoint.CHAT:
         return request
     named = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
@@ -182,7 +183,7 @@ def read_models(path: Path) -> dict[str, ModelSettings]:
 
 
 def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettings]:
-    """Parse a models file; paths are relative to `folder`. Raises ConfigError."""
+    """Parse a models file. Paths are relative to `folder`. Raises ConfigError."""
     found = read_struct(text, _ModelsFile, file=file).models
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
@@ -209,12 +210,12 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
 
 
 def identity_of(recipe: Recipe, path: str = "") -> str:
-    """Return the digest of a model's files, or its name on the model hub."""
+    """Return the digest of a model's files, or the model's name on the hub."""
     return ", ".join(part.name for part in recipe.objects) or path
 
 
 def recipe_of(settings: ModelSettings) -> Recipe:
-    """Return the context of a model; equal settings give the same context. Raises RecipeError."""
+    """Return the context of a model. Equal settings return equal contexts. Raises RecipeError."""
     options: dict[str, Any] = {
         "dtype": settings.dtype, "memory": _in_bytes(settings.memory),
         "device_memory": _in_bytes(settings.device_memory), "min_libraries": settings.min,
@@ -229,7 +230,7 @@ def recipe_of(settings: ModelSettings) -> Recipe:
 
 
 def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
-    """Return the adapters without those whose files were lost since the models file was read."""
+    """Return the adapters of a model, without adapters whose files were lost since the models file was read."""
     found = {}
     for name, folder in settings.adapters.items():
         try:
@@ -242,7 +243,7 @@ def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
 
 
 def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
-    """Give adapters the settings of their bases, and bases their adapters. Raises ConfigError."""
+    """Copy settings of bases to adapters, and the list of adapters to bases. Raises ConfigError."""
     of_base: dict[str, dict[str, str]] = {}
     for name, settings in models.items():
         if settings.adapters:
@@ -257,13 +258,13 @@ def _with_adapters(models: dict[str, ModelSettings], *, file: str) -> dict[str, 
     found = {}
     for name, settings in models.items():
         shared = of_base.get(settings.base or name, {})
-        own = {each: getattr(settings, each) for each in _OF_ADAPTERS} if settings.base else {}
+        own = {each: getattr(settings, each) for each in _ADAPTER_SETTINGS} if settings.base else {}
         found[name] = msgspec.structs.replace(models[settings.base or name], adapters=shared, **own)
     return found
 
 
 def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> str:
-    """Return why these settings are not of an adapter; empty if they are."""
+    """Return why these settings are invalid for an adapter; empty if valid."""
     base, plain = models.get(settings.base), ModelSettings(path="none")
     if base is None:
         return f"base = {settings.base!r} is no model of this file; there are {', '.join(models)}"
@@ -275,7 +276,7 @@ def _not_adapter(settings: ModelSettings, models: dict[str, ModelSettings]) -> s
         return f'base = {settings.base!r} has engine = "{base.engine}", which serves no adapters; leave out the engine'
     for field in msgspec.structs.fields(ModelSettings):
         given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""
-        if field.name not in _OF_ADAPTERS and given != usual:
+        if field.name not in _ADAPTER_SETTINGS and given != usual:
             return f"{field.name} is a setting of the base; write it at [models.{settings.base}]"
     try:
         check_adapter(settings.adapter, base=base.path)
@@ -289,7 +290,7 @@ def _in_bytes(size: Size) -> str | None:
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
-    """Make the path absolute; a missing path may be a name on the model hub."""
+    """Make the path absolute. A missing path may be a name on the model hub."""
     if settings.base:
         adapter = os.path.abspath(folder / os.path.expanduser(settings.adapter))
         return msgspec.structs.replace(settings, adapter=adapter)
@@ -300,7 +301,7 @@ def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
 
 
 def _with_template(settings: ModelSettings, folder: Path, *, at: str) -> ModelSettings:
-    """Replace the name of a template's file by its text."""
+    """Replace the file name of a template by the text of the template."""
     named = settings.chat_template
     if not named or "{" in named:
         return settings

@@ -1,6 +1,6 @@
-"""How a model answers a request in its library, and the bodies of answers in OpenAI's form.
+"""The answers of a model to a request in its library, and the bodies of answers in OpenAI's form.
 
-A model raises ValueError to refuse a request (for example a too long prompt); `refusal` converts the error to an
+A model raises ValueError to refuse a request, for example a prompt that is too long. `refusal` converts the error to an
 ApiError. `name` identifies an answer.
 """
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
-_AROUND = 16
-"""Maximum of special tokens that a tokenizer adds to a text."""
+_MOST_SPECIAL_TOKENS = 16
+"""Maximum number of special tokens that a tokenizer adds to a text."""
 _UNKNOWN_LENGTH = 4096
-"""Assumed context length of a model that does not state its own."""
+"""Assumed context length in tokens if a model states none."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The text after one prompt. `finish_reason`: `stop`, `length` or `tool_calls`. `logprobs`: None unless requested.
-    `calls`: the functions that the model calls. `unshown`: characters of a start token that the text does not have.
+    """The text after one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `logprobs`: None unless requested;
+    `calls`: the functions that the model calls; `unshown`: characters of a start token that is not part of the text.
     """
 
     text: str
@@ -72,7 +72,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class EchoPiece(msgspec.Struct, frozen=True):
-    """The prompt, before the written text. `unshown` as in `Choice`."""
+    """The prompt before the generated text. `unshown` has the meaning of `Choice.unshown`."""
 
     text: str
     logprobs: Likelihoods | None
@@ -80,7 +80,7 @@ class EchoPiece(msgspec.Struct, frozen=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """A part of an answer with reasoning or function calls. `tokens`: written tokens since the piece before."""
+    """A part of an answer with reasoning or function calls. `tokens`: generated tokens since the last piece."""
 
     delta: AnswerDelta
     tokens: int
@@ -96,7 +96,7 @@ TextPiece = TextBegun | EchoPiece | str | TokenPiece | AnswerPiece | TextEnded
 
 
 class ScorePiece(msgspec.Struct, frozen=True):
-    """The scores of a request's pairs. `tokens`: tokens that the model read."""
+    """The scores of a request's pairs. `tokens`: number of tokens that the model read."""
 
     scores: tuple[float, ...]
     tokens: int
@@ -105,7 +105,7 @@ class ScorePiece(msgspec.Struct, frozen=True):
 class VectorPiece(msgspec.Struct, frozen=True):
     """A part of the vectors of some texts: bytes of little-endian float32 numbers.
 
-    All parts together have `width` numbers per text; `tokens` counts all texts.
+    All parts together contain `width` numbers per text. `tokens` counts the tokens of all texts.
     """
 
     width: int
@@ -114,23 +114,23 @@ class VectorPiece(msgspec.Struct, frozen=True):
 
 
 _LENGTH_IS = "this model's maximum context length is"
-"""OpenAI's words, by which clients (LiteLLM) recognize this error."""
+"""OpenAI's words, with which clients (LiteLLM) recognize this error."""
 
 
 class ContextTooShort(ValueError):
-    """A prompt and its new tokens exceed the model's context length."""
+    """A prompt and its new tokens exceed the context length of the model."""
 
 
 class TemplateRefused(ValueError):
-    """The model's chat template rejects a conversation."""
+    """The chat template rejects a conversation."""
 
 
 class WidthDiffers(ValueError):
-    """The requested vector width is not the model's."""
+    """The requested vector width differs from the model's."""
 
 
 def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
-    """Return the prompts of a request; a conversation has one. Raises TemplateRefused."""
+    """Return the prompts of a request; a conversation has one prompt. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.ids or request.texts
     template = model.chat_template
@@ -140,7 +140,7 @@ def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     messages = template_messages(request, template, tool_format(request, template))
     try:
         return (model.chat_prompt(messages, **options),)
-    except Exception as error:  # the model's template is a program and may raise any error
+    except Exception as error:  # a template is a program and may raise any error
         raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
 
 
@@ -154,7 +154,7 @@ def for_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
 def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
     """Return the model's answer to one prompt. `place`: the index of the prompt in the request.
 
-    Raises ValueError for an unusable prompt, ContextTooShort for a too long one.
+    Raises ValueError for an unusable prompt, ContextTooShort for a prompt that is too long.
     """
     sampling = request.sampling
     _, options = _options(model, prompt, sampling, place=place)
@@ -196,7 +196,7 @@ def _echo(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: S
 def stream_text(
     model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 ) -> Iterator[TextPiece | RelayedTexts]:
-    """Yield the answer in pieces as it is generated: plain texts as one object, else one token per piece.
+    """Yield the answer in pieces during generation: plain text as one `RelayedTexts` object, else one token per piece.
 
     Raises ValueError before the first piece, as `complete`.
     """
@@ -239,14 +239,14 @@ def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: Sam
 
 
 def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
-    """Return the vectors of a request's texts, float32 `[texts, width]`, and the total of tokens.
+    """Return the vectors of a request's texts, float32 `[texts, width]`, and the total number of tokens.
 
-    Raises ValueError for an unusable text, and if the request asks for another width.
+    Raises ValueError for an unusable text, and if the request specifies another width.
     """
     if model.longest:
         for text in request.texts:
-            # A token has at least one byte, except for added tokens, so short texts need not be counted.
-            if len(text.encode()) + _AROUND > model.longest:
+            # Except for added tokens, a token has at least one byte, so the tokens of short texts need no count.
+            if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
     if request.dimensions and request.dimensions != vectors.shape[1]:
@@ -258,7 +258,7 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return the score of each pair of texts: the number of a classifier with one label (a cross-encoder), else the
+    """Return the score of each pair of texts: the output of a classifier with one label (a cross-encoder), else the
     cosine of the embeddings.
 
     Raises ValueError for an unusable text.
@@ -279,7 +279,7 @@ def _check_length(model: EncoderModel, length: int, what: str) -> None:
 
 
 def refusal(error: ValueError, request: ApiRequest) -> ApiError:
-    """Convert a model's refusal into OpenAI's words."""
+    """Convert a model's refusal into an error in OpenAI's words."""
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
     if isinstance(error, ContextTooShort):
         code = "context_length_exceeded"
@@ -287,7 +287,7 @@ def refusal(error: ValueError, request: ApiRequest) -> ApiError:
         param, code = "dimensions", "invalid_value"
     elif getattr(error, "option", "") == "adapter":
         param, code = "model", "invalid_value"
-    elif option := getattr(error, "option", ""):  # the engine cannot honour the option
+    elif option := getattr(error, "option", ""):  # the engine does not support the option
         param = option if option in ENGINE_FIELDS else request.sampling.form_field or "response_format"
         code = "invalid_value"
         message = f"{param}: {message}"
@@ -311,7 +311,7 @@ def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, plac
         "logprobs": max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0,
         "json_schema": sampling.json_schema,
     }
-    if sampling.engine_options:  # only some engines have the argument
+    if sampling.engine_options:  # only some engines have this argument
         options["engine_options"] = dict(sampling.engine_options)
     if sampling.adapter:
         options["adapter"] = sampling.adapter
@@ -330,7 +330,6 @@ _PART_BYTES = 250_000
 
 
 def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    """Return the answer to a conversation, one message per choice."""
     return {
         "id": f"chatcmpl-{name}",
         "object": "chat.completion",
@@ -353,7 +352,7 @@ def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int,
 def completion_body(
     choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """Return the answer to a completion, one text per choice. `usage` replaces the sum over choices."""
+    """Return the body of a completion. `usage` replaces the sum over choices."""
     return {
         "id": f"cmpl-{name}",
         "object": "text_completion",
@@ -374,7 +373,7 @@ def completion_body(
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
-    """Return the vectors of texts; `packed`: in base64."""
+    """Return the body with the vectors of texts. `packed`: True for base64."""
     return {
         "object": "list",
         "data": [_embedding(index, vector, packed) for index, vector in enumerate(vectors)],
@@ -383,7 +382,7 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
 
 
 def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """Yield `embedding_body` as JSON in parts of about `_PART_BYTES`."""
+    """Yield `embedding_body` as JSON in parts."""
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
@@ -395,7 +394,7 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
 
 
 class Vectors(msgspec.Struct, frozen=True):
-    """Vectors of texts: `width` little-endian float32 numbers each, concatenated."""
+    """Vectors of texts: `width` little-endian float32 numbers per text, concatenated."""
 
     width: int
     tokens: int
@@ -407,7 +406,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """Return an answer's message. Its fields for reasoning and calls are present only with a value, as OpenAI's."""
+    """Return the message of an answer, without empty fields for reasoning and calls (as OpenAI)."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
@@ -420,7 +419,6 @@ def _message(choice: Choice) -> Body:
 
 
 def delta_body(delta: AnswerDelta) -> Body:
-    """Return a part of a streamed message."""
     found: Body = {}
     if delta.reasoning:
         found["reasoning_content"] = delta.reasoning
@@ -439,7 +437,6 @@ def _call_part(call: CallPart) -> Body:
 
 
 def usage_of(choices: Sequence[Choice]) -> Body:
-    """Return the token usage of choices that each read their own prompt."""
     read = sum(choice.prompt_tokens for choice in choices)
     return token_usage(read, sum(choice.completion_tokens for choice in choices))
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in OpenAI's forms, which differ between a conversation and a completion."""
+"""Log-probabilities of tokens in OpenAI's two forms, for conversations and for completions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: its text, its log-probability (None: a prompt's first token), and the likeliest tokens with theirs."""
+"""Per token: text, log-probability (None: first token of a prompt), and the likeliest tokens with log-probabilities."""
 Body = dict[str, Any]
 _LEAST_LOGPROB = -9999.0
-"""OpenAI's value for an impossible token: JSON has no infinity."""
+"""OpenAI's value for an impossible token, because JSON has no infinity."""
 
 
 def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
@@ -25,7 +25,7 @@ def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
 
 
 def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """Return log-probabilities in the form of a completion's answer. `offset`: characters before these tokens."""
+    """Return log-probabilities in the form of a completion. `offset`: characters before these tokens."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
@@ -54,6 +54,6 @@ def _bytes_of(token: str) -> bytes:
 
 
 def _named(token: str) -> str:
-    """Return a token as text; a part of a character as its bytes, as OpenAI writes them."""
+    """Return a token as text. A part of a character is returned as bytes in OpenAI's notation."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

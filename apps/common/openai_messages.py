@@ -1,6 +1,6 @@
 """The messages of a conversation in OpenAI's form.
 
-Clients send back the messages of earlier answers, so every message field of OpenAI's answers is accepted.
+Clients send the messages of earlier answers again, so every message field of OpenAI's answers is accepted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SaidCall(msgspec.Struct, frozen=True):
 class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a conversation.
 
-    `role`: system, user, assistant or tool. `name`: its author. `calls`: the function calls of an assistant. `call_id`:
-    the call that a tool answers. `reasoning`: an assistant's.
+    `role`: system, user, assistant or tool; `name`: the author; `calls`: the function calls of an assistant; `call_id`:
+    the function call that a tool answers; `reasoning`: the reasoning of an assistant.
     """
 
     role: str
@@ -41,7 +41,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _REASONING = ("reasoning_content", "reasoning")
 _HONOURED = ("role", "content", "name", "refusal", *_REASONING)
 _BY_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}
-"""Fields of messages of one role."""
+"""Message fields that are valid for one role."""
 _IGNORED = frozenset(
     {
         "annotations", "metadata", "id", "object", "created", "status", "weight", "reasoning_details",
@@ -53,7 +53,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {"function_call": ({},), "audio": ({},), 
 
 
 def read_messages(messages: Any, ignored: Callable[[str], None]) -> tuple[ChatMessage, ...]:
-    """Parse messages. Raises RequestRefused. `ignored` is called with each ignored field."""
+    """Parse messages. Raises RequestRefused. `ignored` is called with the name of each ignored field."""
     if not isinstance(messages, list) or not messages:
         raise refused("messages", f"must be a list of messages, and is {shown(messages)}", "invalid_type")
     return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))

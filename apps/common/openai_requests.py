@@ -1,7 +1,7 @@
-"""The supported part of OpenAI's API: a request, its errors, and the fields of its body.
+"""The supported part of OpenAI's API: requests, errors, and the fields of a request's body.
 
-- Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and fields for the form of a text.
-- Ignored fields do not change an answer (`IGNORED`). `read_body` reports them, so that its caller can log each once.
+- Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and the fields for the form of a text.
+- Ignored fields do not change an answer (`IGNORED`). `read_body` reports these fields, so that its caller can log them.
 - All other fields are refused by name, unless the value has no effect (`n` of 1, `logit_bias` of `{}`).
 
 A null field counts as absent.
@@ -27,7 +27,7 @@ from stoker.decoding import UNREADABLE, why_not_json
 
 
 class Endpoint(enum.Enum):
-    """The kind of a request; the value is the path of its URL."""
+    """The kind of a request. The value is the path of the URL."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -35,12 +35,12 @@ class Endpoint(enum.Enum):
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
-    """How tokens are chosen, and when the text ends.
+    """The choice of tokens, and the end of a text.
 
-    `max_new_tokens` 0: limited by the context length. `logprobs`: likeliest tokens to report per token; -1: no
-    log-probabilities. `json_schema`: schema of the text; empty: any text. `engine_options`: further options, by
-    vLLM's names. `form_field`: the request's field that holds the text to a schema or another form. `adapter`: the
-    name of one of the model's adapters. `echo`: the answer begins with the prompt. `writes`: False: it is the prompt.
+    `max_new_tokens`: 0: limited by the context length; `logprobs`: number of likeliest tokens to report per token, -1:
+    no log-probabilities; `json_schema`: schema of the text, empty: any text; `engine_options`: further options by
+    vLLM's names; `form_field`: the request field that requires a schema or another form; `adapter`: name of an adapter
+    of the model; `echo`: True if the answer begins with the prompt; `writes`: False if the answer is only the prompt.
     """
 
     max_new_tokens: int = 0
@@ -58,12 +58,12 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One checked request. `line`: its line in a file; 0: no file.
+    """One checked request. `line`: line number in a file, 0: no file.
 
-    A conversation has `messages`; the other endpoints have `texts`, or `ids`, prompts as token ids. `packed`: vectors
-    in base64. `dimensions`: expected width of a vector; 0: the model's. `template_options`: values for the chat
-    template. `tool_parser` and `reasoning_parser`: formats of the model's answers; empty: those of its chat template.
-    `pairs`: indices of the texts that are scored together; empty: the texts are embedded.
+    A conversation has `messages`. Other endpoints have `texts`, or `ids` (prompts as token ids). `packed`: True for
+    vectors in base64; `dimensions`: expected width of a vector, 0: the model's; `template_options`: values for the chat
+    template; `tool_parser`, `reasoning_parser`: formats of the model's answers, empty: by the chat template; `pairs`:
+    indices of texts that are scored together, empty: the texts are embedded.
     """
 
     custom_id: str
@@ -84,7 +84,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The texts that the model reads, one per message or prompt, without its chat template's own."""
+        """The texts that the model reads, one per message or prompt, without the texts of its chat template."""
         said = (message.content + "".join(call.arguments for call in message.calls) for message in self.messages)
         tools = (json_text(self.tools.functions),) if self.tools.functions else ()
         return (*tools, *said, *self.texts)
@@ -93,7 +93,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
 Body = dict[str, Any]
 TokenIds = tuple[int, ...]
 Note = Callable[[str], None]
-"""Takes the name of an ignored field."""
+"""A function that is called with the name of an ignored field."""
 
 IGNORED = frozenset(
     {
@@ -101,7 +101,7 @@ IGNORED = frozenset(
         "prompt_cache_retention", "prediction", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Fields that concern a service (bills, logs, queues, caches) and do not change an answer."""
+"""Fields for a service (bills, logs, queues, caches) that do not change an answer."""
 _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
     Endpoint.CHAT: frozenset(
@@ -119,11 +119,11 @@ HONOURED = {
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", "echo", *_SAMPLING}),
     Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format", "dimensions"}),
 }
-"""Body fields of each endpoint."""
+"""Supported body fields of each endpoint."""
 _FORMS = {
     "json": "an object, or its JSON text", "regex": "a text", "choice": "a list of texts", "grammar": "a text",
 }  # fmt: skip
-"""vLLM's names of the forms of a text, with the valid values in words."""
+"""vLLM's names for the forms of a text, with the valid values in words."""
 _FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "suffix": ("",), "functions": ([],),
@@ -149,13 +149,13 @@ _OWN_TEMPLATE_OPTIONS = frozenset(
         "padding", "truncation", "max_length",
     }
 )  # fmt: skip
-"""Arguments of `apply_chat_template` that a request does not set."""
+"""Arguments of `apply_chat_template` that a request must not set."""
 _COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` for a completion."""
 _MOST_TOKENS = 1 << 31
 _MOST_LIKELIEST = 20
 _MOST_INPUTS = 2048
-"""OpenAI's limit of texts in one embeddings request."""
+"""OpenAI's maximum number of texts in one embeddings request."""
 _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
@@ -173,9 +173,9 @@ def read_body(
     """Parse the body of a request.
 
     Args:
-        max_tokens: the limit for a request without one; 0 is OpenAI's default.
+        max_tokens: the limit for a request without a limit; 0 is OpenAI's default.
         ignored: called with the name of each ignored field.
-        most_texts: the limit of texts to embed.
+        most_texts: maximum number of texts to embed.
 
     Raises:
         RequestRefused: its message begins with the field.
@@ -183,7 +183,7 @@ def read_body(
     if not isinstance(body, dict):
         raise RequestRefused(f"body must be an object, and is {shown(body)}", param="body", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
-    _refuse_others(given, endpoint)
+    _refuse_unsupported_fields(given, endpoint)
     for name in body.keys() & IGNORED:
         if body[name] is not None:
             ignored(name)
@@ -217,7 +217,7 @@ def read_object(data: bytes) -> Body:
     return body
 
 
-def _refuse_others(body: Body, endpoint: Endpoint) -> None:
+def _refuse_unsupported_fields(body: Body, endpoint: Endpoint) -> None:
     writes = endpoint is not Endpoint.EMBEDDINGS
     honoured = HONOURED[endpoint] | (ENGINE_FIELDS.keys() | _FORM_FIELDS if writes else set())
     for name, value in body.items():
@@ -263,7 +263,7 @@ def _is_packed(body: Body) -> bool:
 
 
 def _token_ids(prompt: Any) -> tuple[TokenIds, ...]:
-    """Return prompts that are given as token ids; empty for prompts that are texts."""
+    """Return prompts that are lists of token ids; empty for prompts that are texts."""
     if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
         return ()
     prompts = prompt if isinstance(prompt[0], list) else [prompt]
@@ -311,7 +311,7 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
         max_new_tokens=given if limits else max_tokens or own,
         temperature=_number(body, "temperature", _is_temperature, "from 0 to 2, no nearer to 0 than 1e-6"),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
-        # The random draw must depend only on the request, because the request may run again elsewhere.
+        # The seed must depend only on the request, because the request may run again elsewhere.
         seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
         stop=_stops(body.get("stop", [])),
         logprobs=_logprobs(body) if endpoint is Endpoint.CHAT else _completion_logprobs(body),
@@ -324,7 +324,7 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
 
 
 def _held_to_call(sampling: SamplingOptions, tools: Tools) -> SamplingOptions:
-    """Return the options of a text that must be a call, whatever else the request says about its form."""
+    """Return the options for a text that must be a function call, regardless of other fields for its form."""
     options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
     return msgspec.structs.replace(sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice")
 
@@ -340,7 +340,7 @@ def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
 
 
 def _is_temperature(value: float) -> bool:
-    """True for a valid temperature. False also for values so small that dividing by them overflows a float."""
+    """True for a valid temperature. Very small values are invalid, because a division overflows a float."""
     return value == 0 or _LEAST_TEMPERATURE <= value <= 2
 
 
@@ -364,7 +364,7 @@ def _completion_logprobs(body: Body) -> int:
 
 
 def _form(body: Body) -> tuple[str, str, Any]:
-    """Return the field that holds the text to a form, the engine's option, and its value; empty for any text."""
+    """Return the field that requires a form of the text, the engine's option, and its value; empty for any text."""
     asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
     outputs = body.get("structured_outputs", {})
     if not isinstance(outputs, dict):

@@ -1,7 +1,7 @@
-"""The tools of a request: the functions that a model may call, and the JSON schema of a call that it must make.
+"""The tools of a request: the functions that a model may call, and the JSON schema of a required call.
 
-The schema of a required call has vLLM's shapes: the arguments of the named function, or a list of objects with `name`
-and `parameters`.
+The schema of a required call has vLLM's form: the arguments of the named function, or a list of objects with `name` and
+`parameters`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ToolChoice(enum.Enum):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The functions of a request, as a chat template gets them. `name`: the function of the choice `NAMED`."""
+    """The functions of a request, in the form for a chat template. `name`: the function of the choice `NAMED`."""
 
     functions: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice.NONE
@@ -55,7 +55,7 @@ class Tools(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> str:
-        """The JSON schema of the text of a forced call."""
+        """The JSON schema for the text of a required call."""
         parameters = self.parameters
         if self.choice is ToolChoice.NAMED:
             return json_text(parameters[self.name])
@@ -73,7 +73,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 def read_tools(body: Body) -> Tools:
-    """Parse the tools of a request's body. Raises RequestRefused."""
+    """Parse the tools in the body of a request. Raises RequestRefused."""
     given = body.get("tools", [])
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
         raise refused("tools", f"must be a list of up to {_MOST_TOOLS} tools, and is {shown(given)}", "invalid_type")
@@ -130,7 +130,7 @@ def _parameters(tool: Body) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema for another place in a document, where its references still find their targets."""
+    """Return a schema for another place in a document, with adjusted references."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
-"""Separate a model's reasoning from its answer, piece by piece as the model writes them.
+"""Separate a model's reasoning from its answer, piece by piece during generation.
 
-A model writes its thoughts between two marks before its answer. Some chat templates write the first mark at the end of
-the prompt. Blank lines around the thoughts are dropped.
+A model writes its reasoning between two marks before its answer. Some chat templates write the first mark at the end of
+the prompt. Blank lines around the reasoning are dropped.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ REASONING: Mapping[str, ReasoningMarks] = {
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
-"""Marks by vLLM's names."""
+"""Marks by the name of vLLM's parser."""
 NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
 def reasoning_of_template(template: str) -> str:
-    """Return the name of the marks that a chat template contains; `none` without any."""
+    """Return the name of the marks that a chat template contains; `none` without marks."""
     found = (name for name, marks in REASONING.items() if marks.end in template)
     return next(found, NO_REASONING)
 
 
 class Thoughts(msgspec.Struct, frozen=True):
-    """The result of a piece of text: its reasoning, and the part of the answer after it."""
+    """The result of a piece of text: the reasoning, and the part of the answer after the reasoning."""
 
     reasoning: str = ""
     text: str = ""
 
 
 class ReasoningParser:
-    """Parses one answer. `prompt`: its prompt, which may end with the first mark."""
+    """Parses one answer. `prompt`: the prompt, which may end with the first mark."""
 
     def __init__(self, marks: ReasoningMarks, *, prompt: str) -> None:
         self._marks = marks
         self._is_reasoning = prompt.rstrip().endswith(marks.begin)
         self._is_first = not self._is_reasoning
-        """True while the answer may begin with the first mark."""
+        """True while the first mark may still begin the answer."""
         self._is_blank = True
-        """True if the reasoning, or the answer after it, has only blanks so far."""
+        """True while the reasoning, or the answer after the reasoning, contains only blanks."""
         self._held = ""
 
     def feed(self, text: str) -> Thoughts:
@@ -65,7 +65,7 @@ class ReasoningParser:
         return Thoughts(reasoning=held.rstrip()) if self._is_reasoning else Thoughts(text=held)
 
     def _begins(self) -> bool:
-        """Return False if more text must show whether the answer begins with the first mark."""
+        """Return False if more text is needed to decide whether the answer begins with the first mark."""
         said = self._held.lstrip()
         if said.startswith(self._marks.begin):
             self._is_reasoning, self._held = True, said.removeprefix(self._marks.begin)

@@ -1,4 +1,4 @@
-"""Errors of requests in OpenAI's words, and how they show values."""
+"""Errors of requests in OpenAI's words, and the display of values in these errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(param: str, problem: str, code: str) -> RequestRefused:
 
 
 def equals(value: Any, other: Any) -> bool:
-    """True if two JSON values are equal. Unlike in Python, true does not equal 1."""
+    """True if two JSON values are equal. In contrast to Python, true does not equal 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -1,4 +1,4 @@
-"""Run an application: open or resume its folder, make and keep its calls, and report.
+"""Run an application: open or resume its run folder, make calls, keep results, and report.
 
 An application passes a `RunSpec` and a function that returns an `Outcome`:
 
@@ -11,7 +11,7 @@ An application passes a `RunSpec` and a function that returns an `Outcome`:
         results = work.folder.finish(name="results.jsonl", write=...)
         return Outcome(summary={...}, files={"results": results}, report=[...])
 
-A run that stops or fails keeps its results and prints how to continue.
+A run that stops or fails keeps its results and prints the command that resumes the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a run. Runs of one `app` with equal `parameters` are the same run.
 
-    `key`: fields that identify a result. `again`: command that resumes the run; empty: with `--resume`.
+    `key`: fields that identify a result; `again`: command that resumes the run; empty: the command with `--resume`.
     """
 
     app: str
@@ -64,7 +64,7 @@ class Attempt(msgspec.Struct):
     """Figures of one attempt: results `kept` from earlier attempts and `made` now, calls, tokens, and facts of
     contexts.
 
-    `origin`: how the model was loaded. Times in seconds.
+    `origin`: how the model was loaded. Times are in seconds.
     """
 
     wall_s: float = 0.0
@@ -102,7 +102,7 @@ class Attempt(msgspec.Struct):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a run. `summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
 
-    `failure` lists results with errors; a run with `errors` exits with 1. Report lines that end with `bold` are bold.
+    `failure`: results with errors; a run with `errors` exits with 1. Report lines that end with `bold` are bold.
     """
 
     summary: dict[str, Any]
@@ -114,7 +114,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenRun:
-    """A run with an open folder. `failed`: this attempt's failed results, which the next attempt tries again."""
+    """A run with an open folder. `failed`: failed results of this attempt, which the next attempt retries."""
 
     def __init__(self, spec: RunSpec, folder: RunFolder, log: RecordLog, failed: RecordLog, screen: Screen) -> None:
         self.spec, self.folder, self.log, self.failed = spec, folder, log, failed
@@ -131,7 +131,7 @@ class OpenRun:
         also: str = "",
         results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
     ) -> None:
-        """Make the missing results in a session; without jobs, start no session.
+        """Make the missing results in a session. Without jobs, start no session.
 
         `take` keeps the result of a call, updates `attempt`, and returns the number of results for the progress line.
         """
@@ -159,9 +159,9 @@ class OpenRun:
 def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen, json: bool) -> int:
     """Open the run, call `make`, and report. Return 0; 1 if results have errors; 130 after Ctrl-C.
 
-    Results so far are kept after Ctrl-C, and if `make` raises.
+    After Ctrl-C, or if `make` raises, the results so far are kept.
     """
-    load_site(spec.site or None)  # report an invalid site file before a run folder is made
+    load_site(spec.site or None)  # report an invalid site file before the run folder exists
     folder = open_run(
         Path("runs"), app=spec.app, prefix=spec.prefix, parameters=spec.parameters,
         options=msgspec.to_builtins(spec.options), folder=spec.folder, fresh=spec.fresh,
@@ -179,11 +179,11 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen
                 screen.line(f"  continuing {folder.path}: {len(log):,} of {spec.total:,} are kept")
             outcome = make(OpenRun(spec, folder, log, failed, screen))
         except Stopped:
-            _say_kept(screen, spec, folder.path, kept=len(log))
+            _print_kept_results(screen, spec, folder.path, kept=len(log))
             return INTERRUPTED
         except BaseException:
             if len(log):
-                _say_kept(screen, spec, folder.path, kept=len(log), failed=True)
+                _print_kept_results(screen, spec, folder.path, kept=len(log), failed=True)
             raise
     if json:
         files = {name: str(path) for name, path in outcome.files.items()}
@@ -202,7 +202,7 @@ def resume_command(spec: RunSpec, folder: Path) -> str:
     )  # fmt: skip
 
 
-def _say_kept(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
+def _print_kept_results(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
     screen.line()
     if not kept:
         screen.line(f"stopped before the first {spec.noun}; the same command starts again")

@@ -1,9 +1,9 @@
-"""Find the function calls in a model's text, piece by piece as the model writes it.
+"""Find the function calls in a model's text, piece by piece during generation.
 
-Each family of models writes calls in its own format (`FORMATS`). The formats differ in the marks around a JSON object
+Each family of models has a separate format for calls (`FORMATS`). The formats differ in the marks around a JSON object
 with a name and arguments. A parser holds back text that may begin a call.
 
-Arguments pass through as the model wrote them, even if they are not valid JSON, as with OpenAI.
+As in OpenAI's API, arguments are returned as the model wrote them, even if they are not valid JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A part of call number `index` of an answer. Only the first part has a `name`; `arguments` is JSON text."""
+    """A part of the call number `index`. Only the first part of a call has a `name`; `arguments` is JSON text."""
 
     index: int
     name: str = ""
@@ -24,7 +24,7 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class ParsedText(msgspec.Struct, frozen=True):
-    """The result of a piece of text: ordinary text, and parts of calls after it."""
+    """The result of a piece of text: ordinary text, and parts of calls after the text."""
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
@@ -35,19 +35,19 @@ class CallParser(Protocol):
         """Parse the next piece of an answer."""
 
     def end(self) -> ParsedText:
-        """Return the rest after the last piece."""
+        """Return the parts that remain after the last piece."""
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """How a family of models writes function calls.
+    """The format in which a family of models writes function calls.
 
     begin: The mark before a call.
-    end: The mark after a call; empty: none.
-    is_bare: An answer that begins with JSON is a call too, if it names one of the request's functions.
-    has_name_first: The name may stand before the arguments, outside of JSON: `name[ARGS]{…}`.
-    has_short_ids: The chat template only accepts call ids of nine letters and digits.
-    is_xml: Arguments are tags (`xml_calls.py`).
-    templates: Texts by which a chat template shows the format.
+    end: The mark after a call; empty: no mark.
+    is_bare: True if an answer that begins with JSON is also a call, provided that it names a function of the request.
+    has_name_first: True if the name may precede the arguments, outside of JSON: `name[ARGS]{…}`.
+    has_short_ids: True if the chat template only accepts call ids of nine letters and digits.
+    is_xml: True if arguments are tags (`xml_calls.py`).
+    templates: Texts that identify the format in a chat template.
     """
 
     begin: str = ""
@@ -68,13 +68,13 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(is_bare=True),
 }
-"""Formats by vLLM's names. A chat template has the first format that it shows, else `json`."""
+"""Formats by vLLM's names, in order of detection; else `json`."""
 PLAIN_FORMAT = "hermes"
 """The format that a system text explains to models whose chat template has no tools."""
 
 
 def format_of_template(template: str) -> str:
-    """Return the name of the format in which a chat template writes calls."""
+    """Return the name of the format that a chat template uses for calls."""
     shown = (name for name, each in FORMATS.items() if any(mark in template for mark in each.templates))
     return next(shown, "json")
 
@@ -83,7 +83,7 @@ _NAMES, _ARGUMENTS = ("name",), ("arguments", "parameters")
 _KEYS = (*_NAMES, *_ARGUMENTS, "type", "id")
 _NAME_FIRST = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
 _LONGEST_NAME = 256
-_BETWEEN = ",;]"
+_SEPARATORS = ",;]"
 """Characters between and after the calls of one answer."""
 
 
@@ -91,8 +91,8 @@ class ToolCallParser:
     """Parses answers in one format.
 
     Args:
-        format: The format.
-        names: The request's functions.
+        format: The format of calls.
+        names: The functions of the request.
         only_first: Ignore further calls (`parallel_tool_calls` is false).
     """
 
@@ -102,14 +102,14 @@ class ToolCallParser:
         self._only_first = only_first
         self._step = self._in_text
         self._held = ""
-        """Text that is ordinary text if no call follows."""
+        """Held-back text, which is ordinary text unless a call follows."""
         self._object = _CallObject()
         self._is_marked = False
         """True if a mark precedes the call."""
         self._is_named = False
-        """True once the call's name is known: until then its text may be ordinary text."""
+        """True once the name of the call is known. Until then, the text may be ordinary text."""
         self._is_empty = True
-        """True if the call has no arguments so far."""
+        """True while the call has no arguments."""
         self._count = 0
         self._may_be_bare = format.is_bare
         self._text: list[str] = []
@@ -160,7 +160,7 @@ class ToolCallParser:
         self._open_if_ready()
 
     def _open_if_ready(self) -> None:
-        """Begin a call if the held text ends with the first character of its object."""
+        """Begin a call if the held text ends with the first character of a call object."""
         said = self._held.removeprefix(self._format.begin) if self._is_marked else self._held
         bare = "".join(said.split())
         if bare in ("{", "[{"):
@@ -226,7 +226,7 @@ class ToolCallParser:
         said = self._held.strip()
         if end and said.startswith(end):
             self._held, said = said.removeprefix(end), said.removeprefix(end)
-        rest = said.lstrip(_BETWEEN).lstrip()
+        rest = said.lstrip(_SEPARATORS).lstrip()
         if not rest or (end and end.startswith(said)):
             return
         if rest == "{":
@@ -240,14 +240,14 @@ class ToolCallParser:
                 self._step(each)
 
     def _flush(self) -> None:
-        """Return the held text as ordinary text; its last character may begin a mark."""
+        """Release the held text as ordinary text, except that its last character may begin a mark."""
         held, self._held, self._is_marked, self._step = self._held, "", False, self._in_text
         self._text.append(held[:-1])
         self._step(held[-1])
 
 
 class NamedCallParser:
-    """Parses answers that are the arguments of one function, which the request names."""
+    """Parses answers that contain only the arguments of the requested function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -263,26 +263,26 @@ class NamedCallParser:
 
 
 class _CallObject:
-    """Reads the object of a call after its opening brace, one character at a time.
+    """Reads the object of a call after the opening brace, one character at a time.
 
-    is_arguments: The object is the arguments themselves.
+    is_arguments: True if the object contains the arguments without a name.
     """
 
     def __init__(self, *, is_arguments: bool = False) -> None:
         self.name = ""
         self.is_closed = False
         self.is_other = False
-        """True if it has a key that no call has."""
+        """True if the object has a key that is invalid in calls."""
         self._is_arguments = is_arguments
         self._key: str | None = None
         self._word = ""
-        """The current key or value, unless it is an object or array."""
+        """The current key or value, unless the value is an object or array."""
         self._depth = 0
-        """Number of open objects and arrays within the call's object."""
+        """Number of open objects and arrays inside the call's object."""
         self._is_quoted = False
         self._is_escaped = False
         self._arguments = "{" if is_arguments else ""
-        """Arguments that are not taken yet."""
+        """Arguments that `take_arguments` has not returned yet."""
 
     def feed(self, character: str) -> None:
         is_text = self._is_quoted
@@ -305,7 +305,7 @@ class _CallObject:
             self._between(character)
 
     def take_arguments(self, *, until: str) -> tuple[str, bool]:
-        """Return the new arguments; True if the mark `until` follows them."""
+        """Return the new arguments, and True if the mark `until` follows the arguments."""
         taken, mark, _ = self._arguments.partition(until) if until else (self._arguments, "", "")
         kept = 0 if mark else overlap(taken, until)
         self._arguments = taken[len(taken) - kept :]
@@ -346,7 +346,7 @@ _BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 def _decoded(word: str) -> str:
-    """Return a JSON string as its text; other text unchanged, and `null` as nothing."""
+    """Return a JSON string as text, `null` as empty text, and other text unchanged."""
     try:
         found = msgspec.json.decode(word)
     except msgspec.DecodeError:
@@ -359,13 +359,12 @@ def _ends_with(text: str, mark: str) -> bool:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that begins `mark`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)
 
 
 def _joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
-    """Return one delta per call and piece of text."""
     found: dict[int, CallDelta] = {}
     for delta in deltas:
         before = found.get(delta.index, CallDelta(delta.index))

@@ -1,7 +1,7 @@
-"""The messages and tools of a request as a chat template gets them.
+"""The messages and tools of a request in the form for a chat template.
 
-For a chat template without tools, a text in front of the conversation describes the functions and the format of a call
-(`PLAIN_FORMAT`), and calls and their results become texts.
+If a chat template does not support tools, a text before the conversation describes the functions and the format of a
+call (`PLAIN_FORMAT`), and calls and their results become texts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ To call a function, write its name and its arguments as JSON between these tags,
 <tool_call>
 {{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
 </tool_call>"""
-_FORCED = {
+_FORCED_CALL_TEXTS = {
     ToolChoice.REQUIRED: (
         'Answer now with a JSON list of one or more function calls: [{"name": "NAME", "parameters": {...}}]'
     ),
@@ -39,7 +39,7 @@ def has_tools(template: str) -> bool:
 
 
 def template_messages(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
-    """Return the messages of a conversation for a chat template; empty template: none."""
+    """Return the messages of a conversation for a chat template. An empty template supports no tools."""
     if has_tools(template):
         return [_message(message, format) for message in request.messages]
     messages = [_plain_message(message) for message in request.messages]
@@ -82,12 +82,10 @@ def _said(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-    """Put the description of the tools into the system text, else into the first user's text, which all templates
-    accept.
-    """
+    """Add the description of the tools to the system text, or else to the first user text."""
     functions = "\n".join(json_text(tool["function"]) for tool in tools.functions)
     text = _PLAIN_TOOLS.format(functions=functions)
-    if forced := _FORCED.get(tools.choice):
+    if forced := _FORCED_CALL_TEXTS.get(tools.choice):
         text += "\n\n" + forced.replace("{name}", tools.name)
     for role in ("system", "user"):
         for place, message in enumerate(messages):
@@ -103,7 +101,7 @@ def _call_id(id: str, format: ToolFormat) -> str:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return arguments as an object, which chat templates expect; text that is not JSON unchanged."""
+    """Return arguments as an object, which chat templates expect. Invalid JSON is returned unchanged."""
     try:
         return msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

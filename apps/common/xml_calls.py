@@ -1,8 +1,8 @@
-"""Find function calls in the format of Qwen3-Coder, whose arguments are tags and not JSON.
+"""Find function calls in the format of Qwen3-Coder, which uses tags instead of JSON for arguments.
 
     <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 
-The type of a parameter in the function's schema says whether a value is JSON.
+A value is JSON or text, depending on the parameter's type in the schema of the function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class XMLCallParser:
         self._count = 0
         self._has_arguments = False
         self._follows_call = False
-        """True if only blanks and the mark after a call have been read since its end."""
+        """True while only blanks and the end mark have followed the last call."""
         self._text: list[str] = []
         self._calls: list[CallDelta] = []
 
@@ -65,7 +65,7 @@ class XMLCallParser:
         return found
 
     def _in_text(self) -> bool:
-        """Return True if a call begins."""
+        """Return True if a call begins in the held text."""
         if self._follows_call:
             self._held = self._held.lstrip().removeprefix(_MARK_END).lstrip()
             if _MARK_END.startswith(self._held):
@@ -83,7 +83,7 @@ class XMLCallParser:
         return False
 
     def _in_call(self) -> bool:
-        """Return True if more of the held text can be read."""
+        """Return True if more of the held text can be parsed."""
         if found := _PARAMETER.match(self._held):
             key, value = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
             encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._json(key, value)
@@ -114,7 +114,7 @@ class XMLCallParser:
 
 
 def _opening_length(text: str) -> int:
-    """Return the length of the end of `text` that may open a call."""
+    """Return the length of the suffix of `text` that may open a call."""
     for found in re.finditer("<", text):
         rest = text[found.start() :]
         after = rest.removeprefix(_MARK).lstrip() if rest.startswith(_MARK) else rest

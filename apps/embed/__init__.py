@@ -1,6 +1,6 @@
 """Embed the texts of a data file: exactly one vector per row, even if processes are killed.
 
-`functions.py` has the decorated function that runs on a pilot; start there.
+The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _DEFAULT = EmbedOptions()
     help="The dtype, as in encoder(dtype=...). [auto]",
 )
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
-@click.option("--batch-size", type=WholeNumber(), help=f"Texts a call. [{_DEFAULT.batch_size}]")
+@click.option("--batch-size", type=WholeNumber(), help=f"Texts per call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
 @run_options(prefix="embed", formats=["parquet", "npy"])
 @click.pass_context
@@ -56,7 +56,7 @@ def command(
     NumPy array.
 
     If the model refuses a text (because it is empty or too long), the other texts still get their vectors. The exit
-    status is then 1, and --resume tries such texts again.
+    status is then 1, and --resume retries these texts.
     """
     from stoker.apps.embed.run import run  # imported here, because Parsl would slow --help
 

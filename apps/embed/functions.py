@@ -1,4 +1,4 @@
-"""The function of this application that runs on a pilot, with a ready-made context: `encoder(path)`.
+"""The function of this application that runs on a pilot, with the built-in context `encoder(path)`.
 
 vectors = embed_texts.with_options(context=encoder("models/small"))
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EmbedRequest(msgspec.Struct, frozen=True):
-    """The work of one call. `tensor_batch`: limit of texts computed at a time."""
+    """The work of one call. `tensor_batch`: maximum number of texts per tensor."""
 
     number: int
     texts: tuple[str, ...]
@@ -29,9 +29,8 @@ class EmbedRequest(msgspec.Struct, frozen=True):
 
 
 class EmbeddedTexts(msgspec.Struct, frozen=True):
-    """The result of a call. `vectors`: little-endian float32 bytes per text; empty for a text with an entry in
-    `errors`.
-    """
+    """The result of a call. `vectors`: little-endian float32 bytes per text, empty for a text with an error in
+    `errors`."""
 
     number: int
     vectors: list[bytes]
@@ -42,9 +41,9 @@ class EmbeddedTexts(msgspec.Struct, frozen=True):
 
 @app
 def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
-    """Embed texts. If the model refuses a text, the others still get their vectors."""
+    """Embed texts. If the model refuses a text, the other texts still get vectors."""
     begun = time.perf_counter()
-    # Empty texts are left out: some tokenizers add tokens to them, which would give a vector.
+    # Leave out empty texts: some tokenizers add tokens to an empty text, which would then get a vector.
     there = [text for text in request.texts if text]
     try:
         vectors, tokens = _vectors(model, request, there) if there else ([], 0)
@@ -67,7 +66,7 @@ def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]
             [vector], count = _vectors(model, request, (text,))
         except ValueError as error:
             vector, count = b"", 0
-            said = str(error).replace("text 0 ", "the text ", 1)  # in terms of the command's options
+            said = str(error).replace("text 0 ", "the text ", 1)  # the option's name on the command line
             errors.append(said.replace("truncate=True", "--truncate") or type(error).__name__)
         else:
             errors.append("")

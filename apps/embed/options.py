@@ -6,7 +6,7 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run; empty texts and `limit` 0 mean the defaults. `text`: the column of the texts. `id`: the
+    """The options of one run. Empty texts and `limit` 0 mean the defaults. `text`: the column of the texts; `id`: the
     column of row names (empty: row numbers).
     """
 

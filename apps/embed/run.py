@@ -1,8 +1,8 @@
 """Run embeddings from the data file to the results: Parquet with a row per text, or a NumPy array in file order.
 
-The data file may be larger than memory: it is read once to send calls and once to write results, and only keys and
-positions of records are in memory. The log has each vector as base64 of its float32 numbers. A text without a vector
-has an `error`, and NaN in a NumPy array.
+The data file may be larger than memory: the run reads the file once to send calls and once to write results, and keeps
+only keys and positions of records in memory. The log contains each vector as base64 of its float32 numbers. A text
+without a vector has an `error`, and NaN in a NumPy array.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NPY_ALIGNED = 64
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
-    """Return the records of a call's texts with vectors, and of its failed texts. Raises StokerError for a wrong number
+    """Return the records of a call's texts with vectors, and of the failed texts. Raises StokerError for a wrong number
     of vectors.
     """
     if not len(found.vectors) == len(found.errors) == len(ids):
@@ -52,7 +52,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
-    """Write columns `id`, `embedding` (list of float32, or null) and `error` (empty with a vector)."""
+    """Write the columns `id`, `embedding` (list of float32, or null) and `error` (empty with a vector)."""
     import pyarrow  # the import takes 0.25 s
     import pyarrow.parquet
 
@@ -107,7 +107,7 @@ def _pairs(items: Iterable[DataItem], log: Records, failed: Records) -> Iterator
 
 
 def _npy_header(rows: int, width: int) -> bytes:
-    """Return a file's header: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    """Return the header of a .npy file: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     fixed = len(b"\x93NUMPY\x01\x00") + 2
     padded = text + " " * (-(fixed + len(text) + 1) % _NPY_ALIGNED) + "\n"
@@ -115,15 +115,15 @@ def _npy_header(rows: int, width: int) -> bytes:
 
 
 _ROWS_AHEAD = 32_000
-"""Limit of rows in flight, unless it allows fewer than `_LEAST_CALLS_AHEAD` calls."""
+"""Maximum number of rows in flight, unless this allows fewer than `_LEAST_CALLS_AHEAD` calls."""
 _LEAST_CALLS_AHEAD = 32
-"""Calls in flight for large calls; fewer would leave devices idle."""
+"""Minimum number of calls in flight, so that devices do not idle."""
 
 
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Embed the file. Return 0; 1 if texts have errors; 130 after Ctrl-C.
+    """Embed the texts of the file. Return 0; 1 if texts have errors; 130 after Ctrl-C.
 
     Raises StokerError for unusable input and for a failed call. Earlier vectors are kept in all cases.
     """

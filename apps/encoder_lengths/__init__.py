@@ -1,6 +1,6 @@
-"""Measure an encoder's time per text length, and choose the lengths worth a runtime.
+"""Measure an encoder's time per text length, and choose the lengths of runtimes.
 
-`functions.py` has the decorated function that runs on a pilot; start there.
+The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
     """Measure the time of each text length on an encoder, each text padded to its length, on a device of a session.
 
     Where latency rises in steps, a runtime for each step serves short texts faster. The profile is kept on this
-    machine: encoder_family(MODEL) finds it, and makes runtimes of the lengths that pay. With --texts, the lengths are
-    chosen for texts as long as yours.
+    machine: encoder_family(MODEL) finds it, and creates runtimes for the lengths that reduce latency. With --texts, the
+    lengths are chosen for texts as long as yours.
     """
     from stoker.apps.encoder_lengths.run import run  # imported here, because Parsl would slow --help
 

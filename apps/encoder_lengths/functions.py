@@ -1,4 +1,4 @@
-"""The function of this application that runs on a pilot, with a ready-made context: `encoder(path)`.
+"""The function of this application that runs on a pilot, with the built-in context `encoder(path)`.
 
 profile = measure_lengths.with_options(context=encoder("models/small"))
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """What to measure: `step` tokens between two lengths (0 = the model's choice), and the runtimes' dtype and
-    compilation.
+    """Options of a measurement. `step`: tokens between two lengths (0 = the model's choice); `dtype`, `compiled`:
+    options of the runtimes.
     """
 
     step: int = 0

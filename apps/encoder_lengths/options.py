@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
-"""The argument `compiled` of `encoder`, by value of the option `--compiled`."""
+"""The argument `compiled` of `encoder`, for each value of the option `--compiled`."""
 
 
 class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one profile; empty texts mean the defaults. `text`: the column of the texts. `step`: tokens
+    """The options of one profile. Empty texts mean the defaults. `text`: the column of the texts; `step`: tokens
     between two lengths (0 = the model's choice).
     """
 

@@ -1,4 +1,4 @@
-"""Measure one profile: the latency by length, the lengths worth a runtime, and the line for a program."""
+"""Measure one profile: the latency by length, the recommended runtime lengths, and the line for a program."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
 
 _WIDTH = 10
-_STEADY = 0.05
-"""Largest relative spread of the times of an undisturbed measurement."""
+_MOST_SPREAD = 0.05
+"""Maximum relative spread of times in an undisturbed measurement."""
 
 
 def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
@@ -71,7 +71,7 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
 def unsteady(profile: EncoderProfile) -> str:
     """Return a warning if other work disturbed the measurement; else empty."""
     spread = median(each.spread_s / each.seconds for each in profile.lengths)
-    if spread <= _STEADY:
+    if spread <= _MOST_SPREAD:
         return ""
     return (
         f"times of one length differ by {spread:.0%} from their median: other processes use the device; measure again"
@@ -88,9 +88,9 @@ def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
 
 
 SAMPLE = 4000
-"""Number of texts whose tokens are counted."""
+"""Maximum number of sampled texts, whose tokens are counted."""
 _READ_ROWS = 200_000
-"""Limit of rows that the sample comes from."""
+"""Number of rows from which the sample is drawn."""
 
 
 def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
@@ -125,7 +125,7 @@ def _text(row: Row, column: str, *, path: Path) -> str:
 
 
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
-    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for an unusable model or texts."""
+    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for an unusable model or unusable texts."""
     if not options.model:
         raise ConfigError("encoder_lengths needs an encoder: --model PATH", key="model")
     recipe = encoder(options.model, dtype=options.dtype)

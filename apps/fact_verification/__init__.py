@@ -1,6 +1,6 @@
-"""Prompt for Fact (Pervasive Context Management §4.1): which prompt makes a model check claims best?
+"""Prompt for Fact (Pervasive Context Management §4.1): find the prompt with which a model checks claims best.
 
-`functions.py` has the decorated function that runs on a pilot; start there.
+The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """
 
 from __future__ import annotations

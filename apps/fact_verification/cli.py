@@ -24,7 +24,7 @@ _DEFAULT = VerificationOptions()
 )
 @click.option("--all", "everything", is_flag=True, help="Verify every claim of the file.")
 @click.option("--seed", type=int, help=f"The seed with which --limit draws. [{_DEFAULT.seed}]")
-@click.option("--batch-size", type=WholeNumber(), help=f"Claims a call. [{_DEFAULT.batch_size}]")
+@click.option("--batch-size", type=WholeNumber(), help=f"Claims per call. [{_DEFAULT.batch_size}]")
 @click.option(
     "--tensor-batch", type=WholeNumber(), help=f"Claims in one tensor inside a call. [{_DEFAULT.tensor_batch}]"
 )

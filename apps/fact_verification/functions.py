@@ -1,4 +1,4 @@
-"""The function of this application that runs on a pilot, with a ready-made context: `causal_lm(path)`.
+"""The function of this application that runs on a pilot, with the built-in context `causal_lm(path)`.
 
     recipe = causal_lm("models/small", slots=1)               a value: nothing is loaded yet
     scored = verify.with_options(context=recipe)              the same function, on that model
@@ -6,11 +6,11 @@
         for scores in stoker.map(scored, questions):          each pilot loads the model once
             ...
 
-The first argument of a function under `@app` is the loaded model; callers leave this argument out. Your own context is
-a loader under `@context` (`prompt_tuning/functions.py` has one). Applications of a session share this model.
+The first argument of a function under `@app` is the loaded model; callers omit this argument. A custom context is a
+loader under `@context` (see `prompt_tuning/functions.py`). Applications of a session share the loaded model.
 
-A question is several filled templates and the three possible answer words. Its scores are the log-probabilities of the
-words.
+A question contains several filled templates and the three possible answer words. The scores of a question are the
+log-probabilities of the words.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The work of one call: `prefix` with each of `texts`, answered by one of `words`. `tensor_batch`: texts per
-    tensor.
+    """The work of one call: texts that start with `prefix` and end with one of `texts`.
+
+    `words`: possible answers; `tensor_batch`: texts per tensor.
     """
 
     number: int
@@ -54,14 +55,15 @@ class Scores(msgspec.Struct, frozen=True):
 
 @app
 def verify(model: CausalLM, question: Question) -> Scores:
-    """Score every word after every text. The returned time does not include loading the model."""
+    """Score every word after every text. The returned time excludes the load of the model."""
     started_at, begun = time.time(), time.perf_counter()
     try:
         rows = model.label_scores(
             list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
         )
     except ValueError as error:
-        # The model refuses an input, for example a too long claim. The caller knows the claims of this question.
+        # The model refuses an input, for example a claim that is too long. The caller reports the claims of the
+        # question.
         raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"

@@ -1,14 +1,14 @@
 """The options of a run, its labelled claims and prompt templates, and the identity of a run.
 
 Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence (a text or a list
-of texts). A row's `id` (or its line number) identifies it in results. FEVER's own `evidence` has no text and is
+of texts). A row's `id` (or its line number) identifies the claim in results. FEVER's own `evidence` has no text and is
 ignored.
 
-A template is a text with `{claim}` (and `{evidence}`), up to the model's answer, and the answer word for each label.
-Words of one token are cheapest, because one pass scores all three. The text before `{claim}` is computed once for all
-claims, so put the instructions first.
+A template is a text with `{claim}` (and `{evidence}`), up to the model's answer, and an answer word for each label.
+Words of one token are cheapest, because one pass scores all three words. The text before `{claim}` is computed once for
+all claims, so write the instructions first.
 
-    [[prompts]]                                 a TOML file, or a JSONL file with one template a line
+    [[prompts]]                                 a TOML file, or a JSONL file with one template per line
     name = "plain"
     text = '''Is the claim true, false or unknown?
     Claim: {claim}
@@ -44,11 +44,11 @@ class Label(enum.Enum):
     REFUTES = "REFUTES"
     """The evidence contradicts the claim."""
     NOT_ENOUGH_INFO = "NOT ENOUGH INFO"
-    """The evidence does not decide."""
+    """The evidence neither supports nor contradicts the claim."""
 
 
 LABELS = tuple(Label)
-_SPELLINGS = {
+_LABEL_SPELLINGS = {
     "supports": Label.SUPPORTS, "supported": Label.SUPPORTS, "true": Label.SUPPORTS,
     "refutes": Label.REFUTES, "refuted": Label.REFUTES, "false": Label.REFUTES,
     "not enough info": Label.NOT_ENOUGH_INFO, "nei": Label.NOT_ENOUGH_INFO, "unknown": Label.NOT_ENOUGH_INFO,
@@ -56,7 +56,7 @@ _SPELLINGS = {
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One claim. `place`: its line or row number, in words; `evidence` may be empty."""
+    """One claim. `place`: line or row number, in words; `evidence` may be empty."""
 
     id: str
     claim: str
@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Read every claim of a file. Raises ConfigError for the first invalid row."""
+    """Read all claims of a file. Raises ConfigError for the first invalid row."""
     claims: list[Claim] = []
     seen: dict[str, str] = {}
     for row in read_rows(path):
@@ -81,9 +81,9 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """Draw `limit` claims at random (None: all), keep each label's share, and return the claims in file order.
+    """Draw `limit` claims at random (None: all), keep the share of each label, and return the claims in file order.
 
-    Shares are rounded by largest remainder, so equal arguments give equal claims everywhere.
+    Shares are rounded by largest remainder, so equal arguments return equal claims on every machine.
     """
     if limit is None or limit >= len(claims):
         return list(claims)
@@ -107,7 +107,7 @@ def digest_claims(claims: Sequence[Claim]) -> str:
 def _claim(row: Row, *, file: Path) -> Claim:
     text = text_field(row, "claim", file=file).strip()
     spelled = text_field(row, "label", file=file)
-    label = _SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
+    label = _LABEL_SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
     if label is None:
         problem = f"label is {spelled!r:.40}; it must be SUPPORTS, REFUTES or NOT ENOUGH INFO"
         raise row_error(problem, row, path=file, key="label")
@@ -139,7 +139,7 @@ _PLACES = re.compile(r"\{([^{}\s]*)\}")
 
 
 class PromptTemplate(msgspec.Struct, frozen=True):
-    """One template. `answers` are in the order of LABELS."""
+    """One prompt template. `answers` are in the order of LABELS."""
 
     name: str
     text: str
@@ -147,7 +147,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """12 hex digits of text and answers, without the name."""
+        """12 hex digits of the digest of text and answers, without the name."""
         return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
 
     @property
@@ -156,12 +156,12 @@ class PromptTemplate(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """The text before the first placeholder, the same for every claim."""
+        """The text before the first placeholder, which all claims share."""
         found = _PLACES.search(self.text)
         return self.text[: found.start()] if found else self.text
 
     def fill(self, claim: Claim) -> str:
-        """Return the text after the prefix for one claim. Braces in claims stay."""
+        """Return the text after the prefix for one claim. Braces in the claim are kept."""
         values = {"claim": claim.claim, "evidence": claim.evidence}
         return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
@@ -225,7 +225,7 @@ def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run; empty texts and `limit` 0 mean the defaults. `batch_size`: claims per call;
+    """The options of one run. Empty texts and `limit` 0 mean the defaults. `batch_size`: claims per call;
     `tensor_batch`: claims per tensor, 1 as in the paper.
     """
 
@@ -250,7 +250,7 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:
     """Return the given templates, or the shipped templates for claims with or without evidence.
 
-    Raises ConfigError if a template needs evidence that a claim lacks.
+    Raises ConfigError if a template needs evidence and a claim has none.
     """
     if options.prompts:
         path = Path(options.prompts)
@@ -272,7 +272,7 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
 def parameters(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """Return the parameters that identify a run; the format of results is not among them."""
+    """Return the parameters that identify a run, without the format of the results."""
     return {
         "model": model,
         "prompts": {prompt.name: prompt.digest for prompt in prompts},

@@ -1,14 +1,14 @@
-"""Answers, rows, figures and the report from scores.
+"""Answers, rows, figures and the report, computed from scores.
 
-Answers are computed at the end from all scores of a prompt, so a resumed run gives the same rows.
+Answers are computed at the end from all scores of a prompt, so a resumed run returns the same rows.
 
-**Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M answers 90 % of the claims alike. *Batch
-calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024) subtracts the mean
-score of each label over all claims of a prompt and then takes the best label.
+**Answers.** A small model prefers one word: without calibration, SmolLM2-135M gives the same answer to 90 % of the
+claims. *Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024)
+subtracts the mean score of each label over all claims of a prompt, and then chooses the best label.
 
-**Interval.** Wilson's score interval, which is right near 0 and 1 and for few claims.
+**Interval.** Wilson's score interval, which is accurate near 0 and 1 and for few claims.
 
-**Comparison.** McNemar's exact test: only claims count for which one of two prompts is right.
+**Comparison.** McNemar's exact test: only claims count that exactly one of two prompts answers correctly.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ Z_95 = 1.959963984540054
 
 
 def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
-    """Return the interval of a share `right` of `total`; 0 to 1 if `total` is 0."""
+    """Return Wilson's interval of the share `right` of `total`; 0 to 1 if `total` is 0."""
     if total == 0:
         return 0.0, 1.0
     share, square = right / total, z * z
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # At 0 and 1 the exact bound is 0 or 1; rounding must not exceed it.
+    # At 0 and 1 the exact bound is 0 or 1. Rounding must not exceed the bound.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high
 
 
 def raw_answers(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the index of the best label per row; the first if several are equal."""
+    """Return the index of the best label per row, the first if several are equal."""
     return [_best(row) for row in scores]
 
 
 def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the best label per row after batch calibration.
 
-    Scores are shares of the labels' joint probability, so that a claim with unlikely words has no larger weight.
+    Scores are normalized to shares of the labels' total probability, so that claims with unlikely words have no larger
+    weight.
     """
     if not scores:
         return []
@@ -65,7 +66,7 @@ def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
 
 
 def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> list[list[int]]:
-    """Count claims by true label (row) and answer (column), `labels` x `labels`."""
+    """Count claims by true label (row) and answer (column), in a `labels` x `labels` matrix."""
     counts = [[0] * labels for _ in range(labels)]
     for true, answer in zip(truth, answers, strict=True):
         counts[true][answer] += 1
@@ -79,7 +80,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    # In logarithms: `2 ** total` overflows a float for more than a thousand discordant pairs, and integers are slow.
+    # In logarithms: `2 ** total` overflows a float above a thousand discordant pairs, and integers are slow.
     whole = math.lgamma(total + 1) - total * math.log(2)
     tail = math.fsum(
         math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
@@ -98,11 +99,11 @@ def _log_shares(row: Sequence[float]) -> list[float]:
 
 
 KEY = ("prompt", "id")
-"""Fields that identify a result: the template's digest and the claim's id."""
+"""Fields that identify a result: the digest of the template and the id of the claim."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One inference in the final file. Scores are log-probabilities; `infer_s` is the claim's share of its call."""
+    """One inference in the final file. Scores are log-probabilities; `infer_s`: a share of the call's time."""
 
     prompt: str
     prompt_digest: str
@@ -121,8 +122,8 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class PromptFigures(msgspec.Struct, frozen=True):
-    """One line of the report. `low` and `high` bound the accuracy (95 %); `matrix` is truth by answer, in the order of
-    LABELS.
+    """One line of the report. `low` and `high` are the 95 % bounds of the accuracy; `matrix` counts claims by true
+    label and answer, in the order of LABELS.
     """
 
     name: str
@@ -137,7 +138,7 @@ class PromptFigures(msgspec.Struct, frozen=True):
 
     @property
     def recalls(self) -> list[float | None]:
-        """Share of right answers per label; None for a label without claims."""
+        """Share of correct answers per label; None for a label without claims."""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.matrix)]
 
     @property
@@ -242,7 +243,7 @@ def write_results(rows: Sequence[ResultRow], path: Path, *, kind: str) -> None:
 
 
 def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
-    """Write the calls as a Chrome trace for ui.perfetto.dev: a row per worker, a bar per call."""
+    """Write the calls as a Chrome trace for ui.perfetto.dev, with a row per worker and a bar per call."""
     calls: dict[tuple[str, float], dict[str, Any]] = {}
     for row in rows:
         call = calls.setdefault(
@@ -293,7 +294,7 @@ def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
 def verdict(
     rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
 ) -> list[str]:
-    """Return sentences on the findings and limits. `demo`: the shipped model on the shipped claims."""
+    """Return sentences on the findings and limits. `demo`: True for the shipped model on the shipped claims."""
     best, total = best_of(made), made[0].claims
     lines = []
     others = [one for one in made if one is not best]

@@ -1,4 +1,4 @@
-"""Run from options to report: read, infer missing answers, write the final file, report."""
+"""Run fact verification: read the files, infer missing answers, write the final file, and report."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> lis
 
 
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
-    """Return the model's recipe at this level of awareness, and the model's identity."""
+    """Return the model's recipe at the chosen level of awareness, and the model's identity."""
     path = options.model or default_model()
-    # Below `full`, each call has its own process, which loads the model: the paper's context-agnostic and
+    # Below `full`, each call has a separate process that loads the model: the paper's context-agnostic and
     # partial-context versions.
     recipe = causal_lm(
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
@@ -129,7 +129,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
 def plan(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
-    """Return the missing calls, prompt by prompt: a library caches the text that a prompt's claims share."""
+    """Return the missing calls, prompt by prompt, because a library caches the text that these claims share."""
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
@@ -170,7 +170,7 @@ def _infer(
 
 
 def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
-    """Add the claims of a failed call to its error; return other errors unchanged."""
+    """Add the claims of a failed call to its error. Return other errors unchanged."""
     number = error.facts.get("question")
     if number is None:
         return error

@@ -1,6 +1,6 @@
-"""The model endpoints: read a request, admit it, run its calls, and answer in OpenAI's form.
+"""The model endpoints: parse a request, admit the request, run its calls, and answer in OpenAI's form.
 
-Each prompt and each of its `n` choices is an independent call.
+Each of the `n` choices of each prompt is an independent call.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from stoker.units import show_seconds
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
-_UNSAID_TOKENS = 1000
+_DEFAULT_TOKENS = 1000
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: the model request of each choice. `prompts`: number of prompts. `best`: choices to
-    return per prompt, the likeliest; 0 = all.
+    """A checked request. `choices`: the model request of each choice; `prompts`: number of prompts; `best`: number of
+    likeliest choices to return per prompt, 0 = all.
 
-    `include_usage`: the last chunk of a stream states the tokens; `continuous_usage`: each chunk does.
+    `include_usage`: True if the last chunk of a stream states the tokens; `continuous_usage`: True if each chunk does.
     """
 
     request: ApiRequest
@@ -62,7 +62,7 @@ class Asked(msgspec.Struct, frozen=True):
     best: int = 0
     scoring: Scoring | None = None
     repeated: dict[str, Any] | None = None
-    """Fields that a response repeats; None for requests to other addresses."""
+    """Request fields that a response repeats; None for requests to other endpoints."""
 
 
 def read_response(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
@@ -79,7 +79,7 @@ def read_score(data: bytes, *, address: str, name: str, ignored: Note = lambda _
 
 
 def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request. Raises RequestRefused. `name` seeds random draws without a seed."""
+    """Parse the body of a request. Raises RequestRefused. `name` seeds random draws if the request has no seed."""
     body = read_object(data)
     is_completion = endpoint is Endpoint.COMPLETIONS
     own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
@@ -113,13 +113,13 @@ def with_formats(asked: Asked, settings: ModelSettings) -> Asked:
 
 
 def tokens_asked(asked: Asked) -> tuple[int, int]:
-    """Estimate the tokens that a request reads (four characters each) and writes, for a client that leaves early."""
+    """Estimate the tokens that a request reads (four characters each) and writes, for a client that disconnects."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
         return read, 0
     samplings = [choice.sampling for choice in asked.choices]
-    return read, sum((each.max_new_tokens or _UNSAID_TOKENS) * each.writes for each in samplings)
+    return read, sum((each.max_new_tokens or _DEFAULT_TOKENS) * each.writes for each in samplings)
 
 
 def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
@@ -133,7 +133,7 @@ def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
 
 
 def _choices(request: ApiRequest, number: int, *, likelihoods: bool = False) -> list[ApiRequest]:
-    """Return the requests of all choices; choices of one prompt are adjacent, and each has the next seed."""
+    """Return the requests of all choices. Choices of one prompt are adjacent, and each choice has the next seed."""
     logprobs = max(0, request.sampling.logprobs) if likelihoods else request.sampling.logprobs
     prompts = max(1, len(request.texts), len(request.ids))
     found = []
@@ -155,7 +155,7 @@ def _choice_number(value: Any, name: str, *, least: int = 1) -> int:
 
 
 def likeliest(choices: Sequence[Choice], *, per_prompt: int, best: int) -> list[Choice]:
-    """Return the `best` choices of each prompt, by the mean log-probability of their new tokens."""
+    """Return the `best` choices of each prompt, by the mean log-probability of their generated tokens."""
     found: list[Choice] = []
     for start in range(0, len(choices), per_prompt):
         found += sorted(choices[start : start + per_prompt], key=_mean_logprob, reverse=True)[:best]
@@ -192,14 +192,14 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
 
 
-def _waits_s(request: Request) -> float | None:
+def _allowed_wait_s(request: Request) -> float | None:
     found = _WAITS.search(request.headers.get("prefer", ""))
     return float(found[1]) if found else None
 
 
 _AGAIN_S = 10.0
 """Seconds in the header `Retry-After` while the session's journal cannot be written."""
-_ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
+_RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
 class Admission:
@@ -211,8 +211,8 @@ class Admission:
 
         Args:
 
-            ttft_s: The wanted time to first token; 0 = none.
-            waits_s: Seconds that the client accepts to wait (`Prefer: wait=`); None if it does not say.
+            ttft_s: The requested time to first token in seconds; 0 = none.
+            waits_s: Seconds that the client accepts to wait (`Prefer: wait=`); None without this header.
         """
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:
@@ -227,7 +227,7 @@ class Admission:
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         facts = await self._watch.recent(model)
-        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded by now
+        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded now
 
     async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
         facts = await self._facts(model)
@@ -235,7 +235,7 @@ class Admission:
             return
         self._watch.wake(model)
         raise TryLater(
-            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(facts.hot_in_s)}. {_ASK}",
+            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(facts.hot_in_s)}. {_RETRY_HINT}",
             type="overloaded", code="model_cold", status=503, retry_after_s=facts.hot_in_s,
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ class Admission:
         raise TryLater(
             f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
             f" objective is {show_seconds(objective_s)}: {expected.because}. It could be met in"
-            f" {show_seconds(later_s)}. {_ASK}",
+            f" {show_seconds(later_s)}. {_RETRY_HINT}",
             type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503, retry_after_s=later_s,
         )  # fmt: skip
 
@@ -265,7 +265,7 @@ class Answering:
     def __init__(
         self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
-        """Prepare. `hold`: starts a request of a key, or raises TryLater if a limit does not allow it."""
+        """Prepare. `hold`: starts a request of a key, or raises TryLater if a limit is reached."""
         self._models = models
         self._watch = watch
         self._admission = Admission(watch)
@@ -275,21 +275,19 @@ class Answering:
         self._ignored: set[str] = set()
 
     async def respond(self, request: Request, caller: Caller) -> Response:
-        """Answer a request for a response. Raises as `answer`."""
         try:
             return await self.answer(request, Endpoint.CHAT, caller, read=read_response)
         except RequestRefused as error:
             raise in_own_words(error) from error
 
     async def score(self, request: Request, caller: Caller) -> Response:
-        """Answer a request for scores. Raises as `answer`."""
         read = partial(read_score, address=request.url.path)
         return await self.answer(request, Endpoint.EMBEDDINGS, caller, read=read)
 
     async def answer(
         self, request: Request, endpoint: Endpoint, caller: Caller, *, read: Callable[..., Asked] | None = None
     ) -> Response:
-        """Answer a request. Raises RequestRefused, ClientLeft, and errors of its calls. `read`: of another address."""
+        """Answer a request. Raises RequestRefused, ClientLeft, and errors of calls. `read`: the parser of the body."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
@@ -297,7 +295,7 @@ class Answering:
         asked = read(data, name=name, ignored=self._note_ignored)
         model = self._models.asked(asked.request.model, endpoint)
         asked = with_formats(asked, model.settings)
-        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _waits_s(request)
+        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _allowed_wait_s(request)
         objectives = objectives_of(request.headers, honoured=self._models.honoured, writes=writes)
         ttft_s = objectives.get("ttft", model.objectives.ttft_s)
         try:
@@ -373,8 +371,8 @@ class Answering:
         self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest,
         at_once: bool,
     ) -> Response:  # fmt: skip
-        """Answer with a stream. An early error is raised, so that the response has an error status. `at_once`: no token
-        waits for others.
+        """Answer with a stream. An early error is raised, so that the response has an error status. `at_once`: True if
+        each token is sent immediately.
         """
         chunks = _chunks(asked, name=name, model=model.name)
         running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
@@ -405,7 +403,7 @@ class Answering:
         return (await self._watch.facts(model)).hot > 0
 
     async def _waits_for(self, model: ServedModel) -> str:
-        """Return why a stream has not started, without hosts, jobs or folders."""
+        """Return why a stream has not started, without names of hosts, jobs or folders."""
         facts = await self._watch.facts(model)
         if self._watch.journal_trouble:
             return "the session's journal cannot be written just now"

@@ -1,6 +1,6 @@
 """`/v1/files`: input files that clients upload for batches, and output files of batches.
 
-A file is a folder below the gateway's: `data`, and `file.json` with its name, owner and size.
+Each file is a folder in the gateway's folder: `data`, and `file.json` with name, owner and size.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stoker.apps.common.batch_state import OK, json_line
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, read_object, refused
 
 KEPT_S = 30 * 86_400
-"""Files and batches are deleted after 30 days, as with OpenAI."""
+"""Seconds after which files and batches are deleted: 30 days, as at OpenAI."""
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file. `owner`: the name of the key that made it; empty without keys."""
+    """A file. `owner`: the name of the key that created the file; empty without keys."""
 
     id: str
     owner: str
@@ -50,7 +50,7 @@ class FileStore:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Store bytes, or a copy of a file. Raises OSError and then stores nothing."""
+        """Store bytes, or a copy of a file. Raises OSError without storing a file."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -62,7 +62,7 @@ class FileStore:
             size = (place / "data").stat().st_size
             made = StoredFile(id, owner, filename, purpose, int(time.time()), size)
             (place / "file.json").write_bytes(msgspec.json.encode(made))  # written last: marks a complete file
-        except OSError:  # usually a full disk; remove the incomplete file
+        except OSError:  # usually a full disk
             shutil.rmtree(place, ignore_errors=True)
             raise
         return made
@@ -126,8 +126,8 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
     return filename or "file", purpose, data
 
 
-_ANSWERED = b'"response":{"status_code":200'
-"""Marks an answered request in the log; no JSON text contains these quotes."""
+_SUCCESS_MARK = b'"response":{"status_code":200'
+"""Marks an answered request in the log. JSON text escapes such quotes."""
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):
@@ -166,12 +166,12 @@ def count_answers(log: Path) -> KeptAnswers:
     with log.open("rb") as file:
         for line in file:
             lines += line.endswith(b"\n")
-            completed += line.endswith(b"\n") and _ANSWERED in line
+            completed += line.endswith(b"\n") and _SUCCESS_MARK in line
     return KeptAnswers(completed, lines - completed)
 
 
 def for_client(errors: Path, out: Path) -> None:
-    """Copy a file of errors without the causes of failed calls, which name hosts, folders and calls. Raises OSError."""
+    """Copy a file of errors without the causes of failed calls, which name hosts and folders. Raises OSError."""
     with out.open("wb") as cleaned:
         for line in _objects(errors):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
@@ -181,7 +181,7 @@ def for_client(errors: Path, out: Path) -> None:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, one per line. Skip other lines; a missing file is empty."""
+    """Yield the JSON objects of a file, one per line. Skip other lines. A missing file counts as empty."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -206,8 +206,8 @@ _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """A requested batch. `metadata` has no effect; it is returned with the batch. The batch expires after `window_s`
-    seconds.
+    """A requested batch. The batch expires after `window_s` seconds. `metadata` has no effect and is returned with the
+    batch.
     """
 
     endpoint: str

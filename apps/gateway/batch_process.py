@@ -1,12 +1,12 @@
-"""The process of an open batch: find or stop it, retry its steps, and apply its key's limits.
+"""The process of an open batch: find or stop the process, retry failed steps, and apply the limits of the batch's key.
 
-A step that fails because of a full disk or too many open files is retried after a growing pause; the batch shows the
-reason.
+If a step fails because of a full disk or too many open files, the step is retried after a growing pause, and the batch
+shows the reason.
 
-The batch's `stoker batch` gets permits from the gateway (batch_inference/run.py). A part of each limit is reserved for
-other requests of the key (`KeyLimits.for_batches`). With a token limit, the number of running requests of the key (and
-of its group) is the tokens left in this minute divided by the mean tokens of ended requests; each batch may run at
-least one.
+The `stoker batch` of a batch gets permits from the gateway (`batch_inference/run.py`). A part of each limit is reserved
+for other requests of the key (`KeyLimits.for_batches`). With a token limit, the maximum number of running requests of
+the key (and of its group) is the remaining tokens of this minute divided by the mean tokens of ended requests. Each
+batch may run at least one request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
 log = logging.getLogger("stoker.gateway")
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-_ENDED_EVERY_S = 0.5
+_END_CHECK_S = 0.5
 
 T = TypeVar("T")
 
@@ -39,33 +39,33 @@ class MonitoredBatch:
     def __init__(self, id: str) -> None:
         self.id = id
         self.waits = ""
-        """Why the last step is retried; empty if it did not fail."""
+        """Why the last step is retried; empty after a success."""
         self.child: asyncio.subprocess.Process | None = None
-        """The batch's `stoker batch`, if this gateway started it."""
+        """The `stoker batch` process, if this gateway started it."""
         self.process: psutil.Process | None = None
-        """The batch's `stoker batch`, if an earlier gateway started it."""
+        """The `stoker batch` process, if an earlier gateway started it."""
         self.given: dict[str, str] = {}
-        """Ids of the stored answer files by name."""
+        """Ids of the stored output files, by file name."""
         self.pacing: asyncio.Task[None] | None = None
-        self._hurried = asyncio.Event()
+        self._retry_now = asyncio.Event()
 
     @property
     def has_process(self) -> bool:
         return self.child is not None or self.process is not None
 
     async def process_end(self) -> int | None:
-        """Wait until the process ends. Return its exit code if this gateway started it."""
+        """Wait until the process ends. Return the exit code if this gateway started the process."""
         code = await self.child.wait() if self.child is not None else None
         while _may_run(self.process):
-            await asyncio.sleep(_ENDED_EVERY_S)
+            await asyncio.sleep(_END_CHECK_S)
         self.child = self.process = None
         return code
 
     async def until_done(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Run a step; while it raises OSError, retry it after a pause."""
+        """Run a step. Retry the step after a pause while it raises OSError."""
         pause_s = PAUSE_S
         while True:
-            self._hurried.clear()
+            self._retry_now.clear()
             try:
                 done = await step()
             except OSError as error:
@@ -74,15 +74,15 @@ class MonitoredBatch:
                 self.waits = ""
                 return done
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurried.wait(), pause_s)
+                await asyncio.wait_for(self._retry_now.wait(), pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def hurry(self) -> None:
         """End the pause before the next retry, because the batch was cancelled."""
-        self._hurried.set()
+        self._retry_now.set()
 
     def stop(self) -> None:
-        """Terminate the batch's process, which keeps its answers."""
+        """Terminate the process of the batch. Its answers are kept."""
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if self.child is not None:
                 self.child.terminate()
@@ -97,9 +97,9 @@ class MonitoredBatch:
 
 
 def find_process(pid: int, run: Path) -> psutil.Process | None:
-    """Return the `stoker batch` of this run folder, preferably with this process id.
+    """Return the `stoker batch` process of this run folder, preferably the process with this id.
 
-    An earlier gateway may have started a process without storing its id.
+    An earlier gateway may have started a process without storing the process id.
     """
     try:
         named = psutil.Process(pid) if pid else None
@@ -114,7 +114,7 @@ def find_process(pid: int, run: Path) -> psutil.Process | None:
 
 
 def _may_run(process: psutil.Process | None) -> bool:
-    """False only if the process has certainly ended: the check itself may lack file descriptors."""
+    """False only if the process has certainly ended, because the check may lack file descriptors."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -129,7 +129,7 @@ def _works_in(words: list[str], run: Path) -> bool:
 
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
-"""Limit of requests of one batch that run or wait at once."""
+"""Maximum number of requests of one batch that run or wait simultaneously."""
 
 
 class BatchPace:
@@ -159,19 +159,18 @@ class BatchPace:
         """Grant permits until this task is cancelled, then release the running requests."""
         try:
             while True:
-                with suppress(OSError):  # a full disk: try again later
+                with suppress(OSError):  # retry later if the disk is full
                     self.step()
                 await asyncio.sleep(_GRANT_EVERY_S)
         finally:
             with suppress(OSError):
                 self._count_ended()
-            while self._held:  # requests of a stopped batch: each has used about the mean
+            while self._held:  # each request of a stopped batch has used about the mean
                 held = self._held.popleft()
                 held.tokens = self._mean
                 held.end()
 
     def step(self) -> None:
-        """Count ended requests and grant new permits. Raises OSError."""
         self._count_ended()
         before = self._allowed
         caller = self._guard.caller_named(self._owner)
@@ -195,11 +194,11 @@ class BatchPace:
 
     @property
     def _mean(self) -> int:
-        """The mean tokens of ended requests; 0 before the first one."""
+        """The mean number of tokens of ended requests; 0 before the first end."""
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """True if the tokens left in this minute allow another running request. A batch always has one."""
+        """True if the remaining tokens of this minute allow another running request. A single request always runs."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

@@ -1,4 +1,4 @@
-"""The usage of one batch, from its log while it runs and from its two output files at its end."""
+"""The usage of one batch: from its log while the batch runs, and from its two output files at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.apps.common.batch_state import OK
 from stoker.apps.gateway.usage import UsageCount
 
 _MOST_BYTES = 8_000_000
-"""Bytes of a log after which a read ends."""
+"""Maximum number of bytes to read from a log in one call."""
 
 
 class _Tokens(msgspec.Struct):
@@ -32,14 +32,14 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """A line of an output file, or of the log, which has it as `line`."""
+    """A line of an output file. A line of the log contains the output line in `line`."""
 
     custom_id: str | None = None
     response: _Response | None = None
     line: _Line | None = None
 
 
-class _AskedRequest(msgspec.Struct):
+class _BatchRequest(msgspec.Struct):
     body: dict[str, Any]
     custom_id: str | None = None
 
@@ -47,7 +47,7 @@ class _AskedRequest(msgspec.Struct):
 class BatchReader:
     """Reads the usage of one batch.
 
-    `requests`: its input file. `log`: the answers of a running batch. `models`: the models that are counted.
+    `requests`: the input file; `log`: the answers of a running batch; `models`: names of the models to count.
     """
 
     def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
@@ -56,10 +56,10 @@ class BatchReader:
         self._log = log
         self._models = models
         self._at = 0
-        self._asked: Mapping[str, str] | None = None
+        self._requested_models: Mapping[str, str] | None = None
 
     def read_log(self) -> bool:
-        """Add new lines of the log. Return True if more may follow at once. Raises OSError."""
+        """Add new lines of the log. Return True if more lines may follow immediately. Raises OSError."""
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)
@@ -99,16 +99,16 @@ class BatchReader:
             self.totals.setdefault(model, UsageCount()).add(count)
 
     def _asked_model(self, custom_id: str) -> str:
-        """Return the model of a request: an error does not name it."""
-        if self._asked is None:
-            self._asked = dict(_models_of(self._requests))
-        return self._asked.get(custom_id, "")
+        """Return the model of a request from the input file, because an error does not name the model."""
+        if self._requested_models is None:
+            self._requested_models = dict(_models_of(self._requests))
+        return self._requested_models.get(custom_id, "")
 
 
 def _models_of(requests: Path) -> Iterable[tuple[str, str]]:
     with suppress(FileNotFoundError), requests.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line, type=_AskedRequest)
+                found = msgspec.json.decode(line, type=_BatchRequest)
                 if found.custom_id is not None:
                     yield found.custom_id, str(found.body.get("model", ""))

@@ -1,6 +1,6 @@
-"""`/v1/batches`: each batch is a `stoker batch` that joins the gateway's session.
+"""`/v1/batches`: each batch is a `stoker batch` process that joins the gateway's session.
 
-The state of a batch is in its folder. The next gateway finds the batch's running `stoker batch` or starts it again.
+The folder of a batch contains its state. The next gateway finds the running process of a batch, or starts a new one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("stoker.gateway")
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _DAY_S = 86400
 _OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
-_CUT_SHORT = {
+_EARLY_ENDS = {
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
@@ -43,15 +43,15 @@ requests.
 _WINDOW_LOOK_S = 30.0
 _COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
-"""The answers of a running batch, in its run folder."""
+"""File name of the answers of a running batch, in its run folder."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
-_ENDED_WELL = (0, 1)
+_EXIT_CODES_WITH_FILES = (0, 1)
 """Exit codes of a `stoker batch` that wrote its files; 1 if requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's form, with `owner` (the name of its key), `pid` (of its `stoker batch`) and `waits` (why a
-    step is retried; not stored).
+    """One batch in OpenAI's form. `owner`: the name of its key; `pid`: process id of `stoker batch`; `waits`:
+    why a step is retried (not stored).
     """
 
     id: str
@@ -95,7 +95,7 @@ class Batches:
         self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
         usage: UsageRecorder | None = None, names: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """Prepare the batches; `guard` None: keys have no limits. `usage` counts requests for the models `names`."""
+        """Prepare the batches. `guard` None: keys have no limits; `usage` counts requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
@@ -110,14 +110,14 @@ class Batches:
         for id in self._ids():
             try:
                 batch = self._read(id)
-            except OSError:  # the follower reads it again later
+            except OSError:  # the follower retries
                 self._follow(id)
             else:
                 if batch is not None and batch.status in _OPEN:
                     self._follow(id)
 
     async def leave(self) -> None:
-        """Stop the running batches, which continue with the next gateway."""
+        """Stop the running batches. The next gateway resumes them."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -200,7 +200,7 @@ class Batches:
             raise
 
     async def _start(self, followed: MonitoredBatch) -> None:
-        """Find or start the process of a batch, and store its id. Raises OSError; the next call continues."""
+        """Find or start the process of a batch, and store the process id. After an OSError, the next call continues."""
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return
@@ -217,7 +217,7 @@ class Batches:
             followed.pacing = asyncio.create_task(pace.keep()) if pace is not None else None
         if not followed.has_process:
             return
-        batch = self._read(followed.id) or batch  # the batch may have been cancelled meanwhile
+        batch = self._read(followed.id) or batch  # the batch may have been cancelled
         if batch.status != "in_progress":
             followed.stop()
         if followed.child is not None:
@@ -241,12 +241,12 @@ class Batches:
                 followed.pacing = None
 
     async def _count(self, id: str) -> None:
-        """Count the usage of a running batch, until this task is cancelled."""
+        """Count the usage of a running batch until this task is cancelled."""
         batch = None
         with contextlib.suppress(OSError):
             batch = self._read(id)
         if batch is None:
-            return  # counted when it has ended
+            return  # usage is counted at the end
         reader = BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
         while True:
             more = False
@@ -256,7 +256,6 @@ class Batches:
             await asyncio.sleep(0 if more else _COUNT_EVERY_S)
 
     async def _count_all(self, batch: GatewayBatch) -> None:
-        """Count the usage of a batch that has ended."""
         run = self._run(batch)
         reader = BatchReader(self.files.data(batch.input_file_id), run / _LOG, models=self._names)
         if batch.status == "completed":
@@ -274,7 +273,7 @@ class Batches:
             followed.stop()
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """Return the pacing of the batch's requests; None if its key has no limits. A deleted key grants no permits."""
+        """Return the pacing of a batch's requests; None if its key has no limits. A deleted key gets no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_named(batch.owner)
@@ -293,7 +292,7 @@ class Batches:
         return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start the batch's `stoker batch`, which survives a killed gateway."""
+        """Start the `stoker batch` process of a batch, which survives a killed gateway."""
         requests = str(self.files.data(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
@@ -306,9 +305,9 @@ class Batches:
             )  # fmt: skip
 
     async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
-        """Store the outcome of an ended process; return False if the process must start again.
+        """Store the outcome of an ended process. Return False if the process must start again.
 
-        `code`: exit code, None if unknown. Raises OSError and then stores nothing.
+        `code`: exit code, None if unknown. After an OSError, no outcome is stored.
         """
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
@@ -318,7 +317,7 @@ class Batches:
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             summary = msgspec.json.decode((run / "summary.json").read_bytes())
         responses, errors = run / "responses.jsonl", run / "errors.jsonl"
-        if summary and (code is None or code in _ENDED_WELL):
+        if summary and (code is None or code in _EXIT_CODES_WITH_FILES):
             batch.status = "completed"
             batch.completed, batch.failed = summary["answered"], summary["errors"]
             if errors.exists():
@@ -326,9 +325,9 @@ class Batches:
         elif batch.status == "in_progress" and code is None:  # the process was stopped while no gateway ran
             return False
         else:
-            batch.status, why, message = _CUT_SHORT[batch.status]
+            batch.status, why, message = _EARLY_ENDS[batch.status]
             if batch.status == "failed":
-                said = self._last_words(batch.id) or f"stoker batch exited with code {code}"
+                said = self._last_log_line(batch.id) or f"stoker batch exited with code {code}"
                 log.warning("batch %s failed: %s", batch.id, said)
                 batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
             run.mkdir(exist_ok=True)
@@ -354,7 +353,7 @@ class Batches:
             followed.given[name] = stored.id
         return followed.given[name]
 
-    def _last_words(self, id: str) -> str:
+    def _last_log_line(self, id: str) -> str:
         with contextlib.suppress(OSError):
             lines = (self._folder / f"{id}.log").read_text(errors="replace").strip().splitlines()
             return lines[-1] if lines else ""
@@ -385,7 +384,7 @@ class Batches:
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:
-    """Return the number of requests in a file, and why it is not a batch for this endpoint (empty if it is)."""
+    """Return the number of requests in a file, and why the file is invalid for this endpoint (empty if valid)."""
     total = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -395,7 +394,7 @@ def _checked(path: Path, endpoint: str) -> tuple[int, str]:
             try:
                 found = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue  # this request is answered with an error
+                continue  # this request gets an error
             url = found.get("url") if isinstance(found, dict) else None
             if isinstance(url, str) and url != endpoint:
                 return total, f"line {number}: url is {url!r:.60}, and the batch is for {endpoint}"

@@ -25,11 +25,11 @@ _MISSING = "{} needs {}, which is not installed: pip install 'stoker[serve]'"
 
 
 class ServeGroup(click.Group):
-    """`serve SITE MODELS`, `serve keys` and others: any first word except a subcommand is an argument of `serve`."""
+    """`serve SITE MODELS`, `serve keys` and others: a first word that is no subcommand is an argument of `serve`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [_SERVES, *args]
+            args = [_RUN_COMMAND, *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -38,7 +38,6 @@ class ServeGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command; hide the name of `run` in usage texts."""
         name, found, rest = super().resolve_command(ctx, args)
         return "" if found is run else name, found, rest
 
@@ -51,7 +50,7 @@ class ServeGroup(click.Group):
         run.format_options(click.Context(run, parent=ctx), formatter)
 
 
-_SERVES = "run"
+_RUN_COMMAND = "run"
 
 
 @click.group("serve", cls=ServeGroup, short_help="Serve models at one OpenAI-compatible address.", no_args_is_help=True)
@@ -66,7 +65,7 @@ def command() -> None:
     """
 
 
-@click.command(_SERVES, context_settings={"max_content_width": 120})
+@click.command(_RUN_COMMAND, context_settings={"max_content_width": 120})
 @click.argument("files", nargs=-1, required=True, metavar="[SITE] MODELS")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The interface to listen on.")
 @click.option(
@@ -142,15 +141,15 @@ def needs_extra(command: str) -> Iterator[None]:
 
 @command.group("keys", short_help="Who may ask.")
 def keys() -> None:
-    """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes at once."""
+    """Keys of clients. Only digests are kept, so a key is shown once. A running gateway uses changes immediately."""
 
 
 def _with_limits(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of limits to a command, which gets them as `limits`."""
+    """Add the options of limits to a command, which receives the limits as `limits`."""
 
-    @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests a minute.")
+    @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests per minute.")
     @click.option(
-        "--tokens-per-minute", metavar="N", type=WholeNumber(), help="At most N tokens a minute, read or written."
+        "--tokens-per-minute", metavar="N", type=WholeNumber(), help="At most N tokens per minute, read or written."
     )
     @click.option("--concurrent", metavar="N", type=WholeNumber(), help="At most N requests at a time.")
     @functools.wraps(function)
@@ -239,7 +238,7 @@ def remove(*, name: str) -> None:
 @command.group("groups", short_help="Limits that keys share.")
 def groups() -> None:
     """Groups of keys (stoker serve keys add NAME --group GROUP). The keys of a group share its limits, in addition to
-    their own. A running gateway uses changes at once.
+    their own. A running gateway uses changes immediately.
     """
 
 

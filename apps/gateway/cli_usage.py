@@ -25,7 +25,7 @@ from stoker.console import json as print_json
 from stoker.console import line, lines
 from stoker.errors import StokerError
 
-_HEADS = ("requests", "tokens read", "written", "refused", "failed")
+_COLUMNS = ("requests", "tokens read", "written", "refused", "failed")
 
 
 class Since(click.ParamType[str]):
@@ -88,7 +88,7 @@ def _fields() -> tuple[str, ...]:
 def _table(rows: Sequence[UsageRow], by: Sequence[str]) -> Iterator[str]:
     shown = [list(shown_row(row, by).values()) for row in rows]
     sums = msgspec.structs.astuple(total_of(rows))
-    cells: list[list[str | int]] = [[*by, *_HEADS], *shown, ["all", *([""] * (len(by) - 1)), *sums]]
+    cells: list[list[str | int]] = [[*by, *_COLUMNS], *shown, ["all", *([""] * (len(by) - 1)), *sums]]
     texts = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells]
     wide = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:

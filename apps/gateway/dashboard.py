@@ -39,18 +39,18 @@ _FRESH_S = 0.5
 
 
 class DashboardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a dashboard; empty texts and 0 mean the defaults."""
+    """The options of a dashboard. Empty texts and 0 mean the defaults."""
 
     session: str = ""
     host: str = "127.0.0.1"
     port: int = 0
     uds: str = ""
     as_json: bool = False
-    """True to print the address as one JSON document; readable text goes to stderr."""
+    """True to print the address as one JSON document, and readable text to stderr."""
 
 
 class Dashboard:
-    """The page of a session. `guard`: who may see it."""
+    """The page of a session. `guard`: decides who may see the page."""
 
     def __init__(self, session: FollowedSession, guard: Guard) -> None:
         self._session = session
@@ -58,7 +58,7 @@ class Dashboard:
         self._page = PageFigures(self._figures)
         self._registry = CollectorRegistry()
         self._metrics = SessionMetrics(self._registry)
-        self._asking = asyncio.Lock()
+        self._status_lock = asyncio.Lock()
         self._asked_at = float("-inf")
         self._status: Status | None = None
         self._over = self._trouble = ""
@@ -83,8 +83,7 @@ class Dashboard:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Ask the manager, unless it answered a moment ago."""
-        async with self._asking:
+        async with self._status_lock:
             if time.monotonic() - self._asked_at < _FRESH_S:
                 return
             try:
@@ -108,7 +107,7 @@ class Dashboard:
         }
 
     async def _health(self, _request: Request) -> Response:
-        """Return 200 while the session answers. Needs no key."""
+        """Return 200 while the session answers. This route needs no key."""
         await self._read()
         status = "over" if self._over else "waits" if self._trouble else "ok"
         return JSONAnswer({"status": status, "session": self._session.session}, 200 if status == "ok" else 503)

@@ -19,8 +19,8 @@ def command(context: click.Context, /, *, session: str, host: str, port: int | N
     """Show SESSION on a page: pilots, contexts, queues, maps with progress and time left, failures, slow calls, and the
     last day's rates and memory. Default: the session that `stoker status` shows.
 
-    The page answers /metrics for Prometheus too. It changes nothing in the session, and ends with Ctrl-C. The page of a
-    gateway (stoker serve) shows the same and its models.
+    The server also answers /metrics for Prometheus. It changes nothing in the session, and ends with Ctrl-C. The page
+    of a gateway (stoker serve) shows the same and the gateway's models.
 
     Without keys (stoker serve keys) everybody on this machine can read the page, and it listens on no other interface.
     """

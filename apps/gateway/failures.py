@@ -1,4 +1,4 @@
-"""Convert errors of calls: OpenAI's words and a status for clients, the cause for the log."""
+"""Convert errors of calls: OpenAI's words and a status for clients, and the cause for the log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class TryLater(RequestRefused):
-    """A temporary refusal. `retry_after_s`: seconds until a retry, 0: unknown. `why`: the cause, for the log only."""
+    """A temporary refusal. `retry_after_s`: seconds until a retry, 0: unknown; `why`: the cause, only for the log."""
 
     def __init__(
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
@@ -45,7 +45,7 @@ class TryLater(RequestRefused):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the error for the client, which names no call, host or folder."""
+    """Return the error for the client, without names of calls, hosts or folders."""
     match error:
         case TryLater():
             return Refusal(error.error, error.retry_after_s)
@@ -53,7 +53,7 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(error.error)
         case NoDeviceError():
             return _said("no device of this site can ever hold the model", "model_fits_nowhere", 503)
-        case ContextError():  # the load was already tried on several devices
+        case ContextError():  # several devices have already tried to load it
             return _said("the model could not be loaded", "model_unavailable", 503)
         case CallTimeoutError():
             return _said("the request ran longer than its limit", "timeout", 504)

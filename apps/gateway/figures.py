@@ -39,17 +39,17 @@ _LATENCY = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 _MODEL = "model_name"
 _NO_OBJECTIVES = Objectives()
 _REFUSED = ("rate_limit_error", "overloaded")
-"""Types of the errors of requests that exceed a limit or would be late."""
-_GONE = "499"
-"""Status of a request whose client has left, as in nginx."""
+"""Error types of requests that exceed a limit or would be late."""
+_CLIENT_CLOSED = "499"
+"""Status of a request whose client has disconnected, as in nginx."""
 
 
 Sample = tuple[str, str, tuple[tuple[str, str], ...], float]
-"""A family of metrics, the sample's name, its labels, and its value."""
+"""The family of a metric, the sample's name, its labels, and its value."""
 
 
 def summed(samples: Iterable[Sample]) -> list[Sample]:
-    """Add up samples of several processes; of the times at which counters began, take the first."""
+    """Add up samples of several processes. For creation times of counters, take the first time."""
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
     for family, name, labels, value in samples:
         key = (family, name, labels)
@@ -62,14 +62,14 @@ class WorkerFigures(Protocol):
 
     @property
     def facts(self) -> WorkerFacts:
-        """The number of processes."""
+        """The numbers of processes."""
 
     async def collect(self) -> Sequence[Sample]:
-        """Set the meters of the models to the sums over all processes; return the sums for Prometheus."""
+        """Set the meters of the models to the sums over all processes, and return the sums for Prometheus."""
 
 
-class _Summed:
-    """A registry with the samples of other processes added to its own."""
+class _SummedRegistry:
+    """A registry that adds the samples of other processes to its own samples."""
 
     def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
         self._registry = registry
@@ -87,7 +87,7 @@ class _Summed:
 
 
 class GatewayMetrics:
-    """Counters of requests for Prometheus. Names follow vLLM's where they mean the same (`vllm:` is `stoker_`)."""
+    """Counters of requests for Prometheus. Names follow vLLM's for equal meanings (`vllm:` becomes `stoker_`)."""
 
     def __init__(self, usage: UsageRecorder | None = None) -> None:
         self._usage = usage or UsageRecorder()
@@ -104,7 +104,7 @@ class GatewayMetrics:
 
         self.requests = counter("stoker_gateway_requests", "Requests by status", _MODEL, "endpoint", "status")
         self.errors = counter("stoker_gateway_errors", "Requests that were answered with an error, by status", "status")
-        self.finished = counter("stoker_request_success", "Answers by why they ended", _MODEL, "finished_reason")
+        self.finished = counter("stoker_request_success", "Answers by finish reason", _MODEL, "finished_reason")
         self.running = gauge("stoker_gateway_running", "Requests that run or wait")
         self.read = counter("stoker_prompt_tokens", "Tokens read", _MODEL)
         self.written = counter("stoker_generation_tokens", "Tokens written", _MODEL)
@@ -138,7 +138,6 @@ class GatewayMetrics:
     def count_usage(
         self, model: ServedModel, *, key: str, error: BaseException | None, tokens: tuple[int, int] = (0, 0)
     ) -> None:
-        """Count a request that has ended, with the tokens that it read and wrote."""
         count = UsageCount(1, *tokens)
         if isinstance(error, Exception) and not isinstance(error, ClientLeft):
             is_refused = refusal_of(error).error.type in _REFUSED
@@ -149,7 +148,7 @@ class GatewayMetrics:
         self.errors.labels(str(status)).inc()
 
     def note_refused(self, model: ServedModel, error: BaseException) -> bool:
-        """Count an error that refuses a request because it would be late; return False for other errors."""
+        """Count an error if it refuses a request that would be late. Return False for other errors."""
         is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
         if is_late:
             model.meter.refused += 1
@@ -165,7 +164,7 @@ class GatewayMetrics:
         ]
 
     def text(self, models: ServedModels, status: Status | None, others: Sequence[Sample] = ()) -> bytes:
-        """Return the page for Prometheus. `others`: samples of other processes, which are added."""
+        """Return the page for Prometheus. `others`: samples of other processes, to be added."""
         for model in models.values():
             facts = facts_of(status, model)
             self.running.labels(model.name).set(model.meter.running)
@@ -174,7 +173,7 @@ class GatewayMetrics:
             self.asleep.labels(model.name).set(facts.asleep)
             self.wake.labels(model.name).set(facts.wake_s)
         self._session.status, self._session.names = status, served_names(models)
-        return bytes(generate_latest(_Summed(self._registry, others) if others else self._registry))
+        return bytes(generate_latest(_SummedRegistry(self._registry, others) if others else self._registry))
 
 
 class RequestFigures:
@@ -186,22 +185,22 @@ class RequestFigures:
         self._metrics = metrics
         self._model = model
         self._endpoint = endpoint
-        self._begun = begun
+        self._begun_at = begun
         self._wanted = wanted
         self._key = key
         self.tokens = (0, 0)
-        """Tokens read and written, for the usage of the key."""
+        """Numbers of tokens read and written, for the usage of the key."""
         self._first_at = self._last_at = 0.0
         self._pieces = 0
         self._is_late = False
         self._found_hot = False
         self._before: int | None = None
-        """Number of streams that waited for a first token when this one arrived; None if it does not wait."""
+        """Number of streams that waited for a first token at the arrival; None if this request does not wait."""
         model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 
     def await_first_token(self, *, is_hot: bool) -> None:
-        """Start to wait for the first token of a stream. `is_hot`: the model is loaded."""
+        """Start the wait for the first token of a stream. `is_hot`: True if the model is loaded."""
         self._found_hot = is_hot
         self._before = self._model.meter.first.begin()
 
@@ -209,8 +208,7 @@ class RequestFigures:
         self._metrics.read.labels(self._model.name).inc(tokens)
 
     def begins(self) -> None:
-        """Note that the model begins to answer a stream."""
-        self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun)
+        self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun_at)
 
     def finished(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
@@ -221,11 +219,11 @@ class RequestFigures:
         if streamed:
             if not self._first_at:
                 self._first_at = now
-                self._metrics.ttft.labels(self._model.name).observe(now - self._begun)
-                self._has_first_token(now - self._begun if self._found_hot else None)
+                self._metrics.ttft.labels(self._model.name).observe(now - self._begun_at)
+                self._has_first_token(now - self._begun_at if self._found_hot else None)
             elif self._wanted.tpot_s:
-                due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun)
-                self._is_late |= now - self._begun > due_s
+                due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun_at)
+                self._is_late |= now - self._begun_at > due_s
             self._last_at = now
             self._pieces += tokens
         self._tokens.inc(tokens)
@@ -234,16 +232,16 @@ class RequestFigures:
     def end(self, error: BaseException | None) -> None:
         metrics, name = self._metrics, self._model.name
         self._has_first_token(None)
-        ttft_s = self._first_at - self._begun if self._first_at else None
+        ttft_s = self._first_at - self._begun_at if self._first_at else None
         tpot_s = (self._last_at - self._first_at) / (self._pieces - 1) if self._pieces > 1 else None
         failed = isinstance(error, Exception) and not isinstance(error, ClientLeft)
         if error is not None and not failed:
-            status = _GONE
+            status = _CLIENT_CLOSED
         else:
             status = str(refusal_of(error).error.status) if error is not None else "200"
         metrics.requests.labels(name, self._endpoint.value, status).inc()
         if error is None:
-            metrics.latency.labels(name).observe(time.monotonic() - self._begun)
+            metrics.latency.labels(name).observe(time.monotonic() - self._begun_at)
         if tpot_s is not None:
             metrics.tpot.labels(name).observe(tpot_s)
         is_late = error is not None and self._metrics.note_refused(self._model, error)
@@ -256,14 +254,14 @@ class RequestFigures:
         metrics.count_usage(self._model, key=self._key, error=error, tokens=self.tokens)
 
     def _has_first_token(self, ttft_s: float | None) -> None:
-        """Stop waiting; a second call has no effect."""
+        """End the wait for the first token. A second call has no effect."""
         if self._before is not None:
             self._model.meter.first.end(self._before, ttft_s)
             self._before = None
 
 
 class GatewayFigures:
-    """The page's figures. `is_open`: no key is required; the page quotes errors of calls."""
+    """The figures for the page. `is_open`: True if no key is required; only then the page quotes errors of calls."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool],
@@ -274,7 +272,7 @@ class GatewayFigures:
         self._site = site
         self._is_open = is_open
         self._workers = workers
-        self._begun = time.time()
+        self._begun_at = time.time()
 
     async def now(self) -> dict[str, Any]:
         status = await self._watch.now()
@@ -282,7 +280,7 @@ class GatewayFigures:
             await self._workers.collect()
         return {
             "at": time.time(),
-            "since": self._begun,
+            "since": self._begun_at,
             "site": self._site,
             "session": self._watch.session.id,
             "trouble": self._watch.trouble,
@@ -293,7 +291,7 @@ class GatewayFigures:
 
 
 def served_names(models: ServedModels) -> dict[str, str]:
-    """Return the models' names by the names of their recipes. Models with equal settings share a recipe."""
+    """Return the names of models by the names of their recipes. Models with equal settings share a recipe."""
     names: dict[str, list[str]] = {}
     for model in models.values():
         if model.recipe is not None:
@@ -335,7 +333,7 @@ log = logging.getLogger("stoker.gateway")
 
 
 class GatewayNotes:
-    """The note that `stoker status` shows for one gateway. `name`: of the note's file."""
+    """The note of one gateway for `stoker status`. `name`: name of the note's file."""
 
     def __init__(
         self, session: Session, models: ServedModels, *, name: str, address: str, workers: WorkerFigures | None = None
@@ -344,7 +342,7 @@ class GatewayNotes:
         self._name, self._address = name, address
 
     async def keep(self) -> None:
-        """Write the note repeatedly; remove it when cancelled. A full disk affects only the note."""
+        """Write the note repeatedly, and remove the note when cancelled. A full disk affects only the note."""
         told = ""
         try:
             while True:
@@ -354,7 +352,7 @@ class GatewayNotes:
                     await asyncio.to_thread(write_gateway_note, self._session.folder, self._name, self.now())
                     told = ""
                 except OSError as error:
-                    why = error.strerror or str(error)  # the error's text names a new draft each time
+                    why = error.strerror or str(error)  # the error's text contains a new file name each time
                     if told != why:
                         told = why
                         log.warning("stoker status will not show these models: %s", error)

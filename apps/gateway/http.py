@@ -1,4 +1,4 @@
-"""The routes of a gateway, and who may use them."""
+"""The routes of a gateway, and the access to these routes."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
-"""Turns a handler into one that answers only clients that the guard knows."""
+"""A function that wraps a handler, so that only clients known to the guard get answers."""
 
 
 class BatchRoutes:
-    """Routes of files and batches. Each caller sees only files and batches of its key."""
+    """Routes for files and batches. Each caller sees only the files and batches of its key."""
 
     def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
         self._files = batches.files
@@ -135,21 +135,21 @@ def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> 
 
 
 _NOT_ALLOWED = 405
-_USAGE_AGAIN_S = 5.0
+_USAGE_RETRY_S = 5.0
 _TIDY_EVERY_S = 3600.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Gateway:
-    """The whole gateway.
+    """The complete gateway.
 
     Args:
-        most_bytes: the largest body, except for files.
-        batches: None without batches.
-        notes: the note for `stoker status`; None writes none.
-        usage: counts of requests by key; None counts none.
-        origins: sites whose pages may send requests with a key; empty: all.
-        workers: the processes that answer at the address; None: this process answers.
+        most_bytes: maximum size of a body, except for files.
+        batches: None for a gateway without batches.
+        notes: writes the note for `stoker status`; None for no note.
+        usage: counts requests by key; None for no counts.
+        origins: sites whose pages may send requests with a key; empty: all sites.
+        workers: the processes that answer at the address; None if this process answers.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Gateway:
         figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open, workers=workers)
         self._page = PageFigures(figures.now)
         self.when_over: Callable[[], None] = lambda: None
-        """Called when the session has ended."""
+        """Called after the end of the session."""
 
     def application(self) -> Starlette:
         routes = [
@@ -182,7 +182,7 @@ class Gateway:
             Route("/metrics", self._guarded(self._prometheus)),
             Route("/v1/models", self._guarded(self._list_models)),
             Route("/v1/usage", self._guarded(self._show_usage)),
-            Route("/v1/models/{name:path}", self._guarded(self._one_model)),
+            Route("/v1/models/{name:path}", self._guarded(self._show_model)),
             *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
             *model_routes(self._answering, self._tokenizing, self._guarded),
         ]
@@ -228,7 +228,7 @@ class Gateway:
         return guarded(handler, self._guard, failed=self._metrics.count_error)
 
     async def _health(self, _request: Request) -> Response:
-        """Return 200 while the session answers. Needs no key."""
+        """Return 200 while the session answers. This route needs no key."""
         status = await self._watch.now()
         trouble = self._watch.trouble or self._watch.journal_trouble
         why = trouble if self._guard.is_open else "the gateway's log says why"
@@ -262,11 +262,11 @@ class Gateway:
         except (OSError, sqlite3.Error) as error:
             raise TryLater(
                 "the usage cannot be read just now; the gateway's log says why", type="server_error",
-                code="usage_unavailable", status=503, retry_after_s=_USAGE_AGAIN_S, why=str(error),
+                code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
         return JSONAnswer({"object": "list", "since": asked.since, "data": [shown_row(row, asked.by) for row in rows]})
 
-    async def _one_model(self, request: Request, _caller: Caller) -> Response:
+    async def _show_model(self, request: Request, _caller: Caller) -> Response:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
 
 
@@ -313,13 +313,13 @@ def _shown(model: ServedModel) -> dict[str, Any]:
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer only clients that the guard knows, and turn errors into answers. `failed`: called with their status."""
+    """Answer only clients known to the guard, and convert errors to answers. `failed`: receives the error status."""
 
     async def answer(request: Request) -> Response:
         try:
             return await handler(request, guard.caller(request.headers))
         except ClientLeft:
-            return Response(status_code=499)  # the client has closed its connection
+            return Response(status_code=499)  # the client has disconnected
         except Exception as error:
             log_failure(error, request)
             failed(refusal_of(error).error.status)
@@ -331,12 +331,12 @@ def guarded(
 async def _error(request: Request, error: Exception) -> Response:
     log_failure(error, request)
     answer = error_answer(error)
-    if id := request.scope.get("state", {}).get("request_id"):  # the middleware that sets the header is not used here
+    if id := request.scope.get("state", {}).get("request_id"):  # the middleware that sets this header did not run
         answer.headers["x-request-id"] = id
     return answer
 
 
-async def _no_such_address(request: Request, error: Exception) -> Response:
+async def _unknown_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.method == "OPTIONS" and error.status_code == _NOT_ALLOWED:
         return Response(status_code=204, headers=error.headers)
@@ -347,4 +347,4 @@ async def _no_such_address(request: Request, error: Exception) -> Response:
     return answer
 
 
-ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _no_such_address, Exception: _error}
+ERROR_HANDLERS = {RequestRefused: _error, HTTPException: _unknown_address, Exception: _error}

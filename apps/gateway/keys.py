@@ -1,7 +1,7 @@
-"""API keys of clients and their groups: their file, the client that sent a request, and the limits.
+"""API keys of clients and groups of keys: the key file, the client of a request, and limits.
 
-A key is 256 random bits, so its SHA-256 cannot be guessed. The file has mode 0600 and is replaced atomically. A running
-gateway reads it again after a change. Times in seconds.
+A key is 256 random bits, so its SHA-256 cannot be guessed. The key file has mode 0600 and is replaced atomically. A
+running gateway reads the file again after a change. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""Retry delay if another request of the key must end first."""
+"""Seconds until a retry if another request of the key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
-    """Limits of a key or a group; 0 = unlimited. Tokens are the tokens read and written."""
+    """Limits of a key or a group; 0 = unlimited. Tokens include tokens read and written."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -45,12 +45,12 @@ class KeyLimits(msgspec.Struct, frozen=True):
         return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
 
     def for_batches(self) -> KeyLimits:
-        """The limits for batches: of each limit above 1, a tenth (at least 1) is reserved for other requests."""
+        """Limits for batches. A tenth of each limit above 1 (at least 1) is reserved for other requests."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
 LimitsUsed = Callable[[KeyLimits], KeyLimits]
-"""Which limits apply to a request: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.for_batches`."""
+"""The choice of limits for a request: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.for_batches`."""
 
 
 class LimitReached(msgspec.Struct, frozen=True):
@@ -65,10 +65,10 @@ class KeyUse(msgspec.Struct):
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
     tokens: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
-    """End times of requests, and their tokens."""
+    """End times of requests, with the tokens of each request."""
 
     def begin(self, limits: KeyLimits, *, now: float) -> LimitReached | None:
-        """Count a request if it may start; otherwise return why not."""
+        """Count a request if it may start. Otherwise return the exceeded limit."""
         reached = self.reached(limits, now=now)
         if reached is None:
             self.start(now)
@@ -120,13 +120,13 @@ class KeyUse(msgspec.Struct):
             self.tokens.popleft()
 
 
-_BEGINS = "sk-stoker-"
+_KEY_PREFIX = "sk-stoker-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key. `digest` is the SHA-256 of the key; `created` is seconds since the epoch. An `admin` sees the usage of
-    all keys.
+    """One key. `digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: True if the key may read the
+    usage of all keys.
     """
 
     name: str
@@ -148,7 +148,7 @@ class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class KeyFile:
-    """The file of keys at `path`. Without a file no keys are needed; with an empty file no key is valid."""
+    """The key file at `path`. Without a file, no keys are needed. With an empty file, no key is valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,11 +165,11 @@ class KeyFile:
         return self.path.exists()
 
     def read(self) -> tuple[KeyRecord, ...]:
-        """Return the keys. Raises ConfigError for a damaged file, or a file that others may read."""
+        """Return the keys. Raises ConfigError for a damaged file, or a file that other users may read."""
         return self._read().keys
 
     def groups(self) -> tuple[GroupRecord, ...]:
-        """Return the groups. Raises as `read`."""
+        """Return the groups. Raises the errors of `read`."""
         return self._read().groups
 
     def _read(self) -> _KeysOnDisk:
@@ -187,21 +187,21 @@ class KeyFile:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
     def add(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> str:
-        """Make and return a key, of which only the digest is stored. Raises ConfigError for a name in use and for an
-        unknown group.
+        """Create and return a key. Only the digest is stored. Raises ConfigError for a name in use and for an unknown
+        group.
         """
         _check_name(name, what="a key")
         kept = self._read()
         if any(each.name == name for each in kept.keys):
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
         _check_group(group, kept)
-        key = _BEGINS + secrets.token_urlsafe(32)
+        key = _KEY_PREFIX + secrets.token_urlsafe(32)
         made = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
         self._write(msgspec.structs.replace(kept, keys=(*kept.keys, made)))
         return key
 
     def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> None:
-        """Replace the limits, group and rights of a key. Raises ConfigError for an unknown key or group."""
+        """Replace the limits, the group and the rights of a key. Raises ConfigError for an unknown key or group."""
         kept = self._read()
         _check_key(name, kept)
         _check_group(group, kept)
@@ -217,7 +217,7 @@ class KeyFile:
         self._write(msgspec.structs.replace(kept, keys=tuple(each for each in kept.keys if each.name != name)))
 
     def set_group(self, name: str, limits: KeyLimits) -> None:
-        """Make a group, or replace its limits."""
+        """Create a group, or replace the limits of a group."""
         _check_name(name, what="a group")
         kept = self._read()
         others = (each for each in kept.groups if each.name != name)
@@ -234,7 +234,7 @@ class KeyFile:
         self._write(msgspec.structs.replace(kept, groups=tuple(each for each in kept.groups if each.name != name)))
 
     def find(self, key: str) -> KeyRecord | None:
-        """Return the record of a key; read a changed file again. Raises ConfigError as `read`."""
+        """Return the record of a key, from the current file. Raises the errors of `read`."""
         self._refresh_keys()
         return self._by_digest.get(digest_of(key))
 
@@ -292,7 +292,7 @@ def digest_of(key: str) -> str:
 
 
 class Caller(msgspec.Struct):
-    """The client of a request: its key's name (empty without keys), limits, and recent use; the same of its group."""
+    """The client of a request: the name of its key (empty without keys), its limits and recent use, and its group."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
@@ -303,12 +303,12 @@ class Caller(msgspec.Struct):
 
     @property
     def owners(self) -> tuple[Caller, ...]:
-        """The owners of limits for this client's requests: its key and its group."""
+        """The owners of limits for this client's requests: the key and its group."""
         return (self, self.group) if self.group is not None else (self,)
 
     @property
     def is_limited(self) -> bool:
-        """True if its requests have limits."""
+        """True if requests of this client have limits."""
         return self.limits != KeyLimits() or self.group is not None
 
     def reached(self, used: LimitsUsed, *, now: float) -> LimitReached | None:
@@ -326,14 +326,14 @@ class HeldRequest:
         self._ends = ends
 
     def end(self) -> None:
-        """Count the end; a second call has no effect."""
+        """Count the end of the request. A second call has no effect."""
         ends, self._ends = self._ends, ()
         for end in ends:
             end(self.tokens, now=time.monotonic())
 
 
 class Guard:
-    """Checks keys and limits. Without a key file, every client that reaches the gateway may send requests."""
+    """Checks keys and limits. Without a key file, every client that can connect may send requests."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys
@@ -344,7 +344,7 @@ class Guard:
         return not self._keys.exists
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Return the client of a request. Raises RequestRefused (401; 403 for another site's page in a browser)."""
+        """Return the client of a request. Raises RequestRefused (401; 403 for a web page of another site)."""
         if self.is_open:
             _refuse_foreign_pages(headers.get("host", ""), headers.get("origin"))
             return Caller()
@@ -365,7 +365,7 @@ class Guard:
         return self._caller_of(record) if record is not None else None
 
     def begin(self, caller: Caller, *, used: LimitsUsed = KeyLimits.whole) -> HeldRequest:
-        """Start a request. Raises TryLater (429) if the limits of the caller or of its group do not allow it."""
+        """Start a request. Raises TryLater (429) if a limit of the caller or of its group is reached."""
         now = time.monotonic()
         if reached := caller.reached(used, now=now):
             raise TryLater(
@@ -375,18 +375,17 @@ class Guard:
         return self._started(caller, now)
 
     async def hold(self, caller: Caller) -> HeldRequest:
-        """Start a request, as `begin`."""
         return self.begin(caller)
 
     def begin_named(self, name: str) -> HeldRequest:
-        """Start a request of the key with this name. Raises as `caller` and `begin`."""
+        """Start a request of the key `name`. Raises the errors of `caller` and `begin`."""
         caller = self.caller_named(name)
         if caller is None:
             raise _refused("this key is not valid here")
         return self.begin(caller)
 
     def begin_if(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
-        """Start a request, or return None if the limits do not allow it."""
+        """Start a request, or return None if a limit is reached."""
         now = time.monotonic()
         return None if caller.reached(used, now=now) else self._started(caller, now)
 
@@ -414,7 +413,7 @@ class Guard:
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
     """Raise RequestRefused for pages of other sites.
 
-    Any page in a browser on this machine can send requests (also by DNS rebinding).
+    Any web page in a browser on this machine can send requests (also with DNS rebinding).
     """
     name = urlsplit(f"//{host}").hostname or ""
     is_own = "." not in name or _is_address(name) or name == socket.getfqdn()

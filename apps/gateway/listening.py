@@ -1,4 +1,4 @@
-"""Listen at an address, and answer there until the process is told to stop."""
+"""Listen at an address, and answer requests until the process is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 
 FIRST_PORT = 8000
 FIRST_PAGE_PORT = 8100
-"""The first port of `stoker dashboard`, so that it takes no port that a stopped gateway keeps."""
+"""First port of `stoker dashboard`, outside the ports that stopped gateways keep."""
 _PORTS = 100
 _BACKLOG = 1024
 
@@ -102,15 +102,15 @@ def _remove_dead_socket(path: str) -> None:
 
 
 GRACE_S = 5
-"""Seconds that open streams have to end when the gateway stops."""
+"""Seconds that open streams may continue when the gateway stops."""
 _IDLE_S = 75
-"""Seconds that an idle connection stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after 15 s): if
-both sides closed at once, a request would be lost.
+"""Seconds that an idle connection stays open. Clients close idle connections earlier (HTTPX after 5 s, aiohttp after 15
+s). If both sides closed simultaneously, a request would be lost.
 """
 
 
 class Served(Protocol):
-    """What answers at an address. `when_over`: set by the server, and called to stop it."""
+    """An application for an address. `when_over`: the server sets this function, which stops the server."""
 
     when_over: Callable[[], None]
 
@@ -118,7 +118,7 @@ class Served(Protocol):
 
 
 def refuse_open(host: str, *, uds: str, keys: KeyFile) -> None:
-    """Raise ConfigError for another interface than the loopback without keys."""
+    """Raise ConfigError if the interface is not the loopback and there are no keys."""
     if not uds and not is_loopback(host) and not keys.exists:
         raise ConfigError(
             f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
@@ -128,7 +128,7 @@ def refuse_open(host: str, *, uds: str, keys: KeyFile) -> None:
 
 
 def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
-    """Answer until Ctrl-C or `when_over`. `options`: of uvicorn's Config."""
+    """Answer until Ctrl-C or `when_over`. `options`: options of uvicorn's Config."""
     config = uvicorn.Config(
         served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
         timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,
@@ -137,5 +137,5 @@ def run_server(served: Served, *listeners: socket.socket, **options: Any) -> Non
     served.when_over = lambda: setattr(server, "should_exit", True)
     try:
         server.run(sockets=list(listeners))
-    except KeyboardInterrupt:  # uvicorn has stopped cleanly and raises the signal again
+    except KeyboardInterrupt:  # uvicorn raises the signal again after a clean stop
         pass

@@ -1,8 +1,8 @@
-"""Objectives of requests for the session's policy, and the lengths by which the policy judges them.
+"""Objectives of requests for the session's policy, and the token counts that the policy needs.
 
-A policy that honours a time to first token, such as `slinfer`, admits requests itself. The model's own tokenizer counts
-a prompt's tokens. The expected length of an answer is the mean of the model's last answers, at most the request's limit
-(SLINFER §VII-A).
+A policy that honours a time to first token, such as `slinfer`, admits requests itself. The tokenizer of the model
+counts the tokens of a prompt. The expected length of an answer is the mean length of the model's last answers, at most
+the request's limit (SLINFER §VII-A).
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from stoker.units import parse_seconds
 log = logging.getLogger("stoker.gateway")
 
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
-"""Headers of requests, and the options of a call that they set."""
+"""Request headers, and the options of a call that these headers set."""
 _COUNTED = 20_000
-"""Characters of a prompt that are tokenized; the rest counts in proportion."""
+"""Maximum number of characters that are tokenized; longer prompts are extrapolated."""
 _AT_ONCE = 2_000
-"""Longest prompt in characters that is tokenized in the event loop's own thread."""
+"""Maximum number of characters that are tokenized in the event loop's thread."""
 TOKEN_CHARACTERS = 4
-"""Characters per token, where no tokenizer can be read."""
+"""Assumed characters per token without a readable tokenizer."""
 _MESSAGE_TOKENS = 4
-"""Tokens that a chat template adds to a message."""
+"""Number of tokens that a chat template adds per message."""
 _REMEMBERED = 256
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """Wanted seconds to the first token and per further token of a request; 0 = none."""
+    """Requested seconds to the first token and per further token; 0 = none."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
     def due_s(self, token: int, *, ttft_s: float) -> float:
         """Return the seconds from the request to a further token's due time (SLINFER eq. 1). `token`: 1 is the second
-        token. `ttft_s`: when the first token came, which counts without a wanted time to first token.
+        token; `ttft_s`: measured time to first token, used without a requested time to first token.
         """
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
     def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:
-        """Return whether a stream met each of its objectives, by option. `late`: whether a further token came after its
-        due time; None after one token.
+        """Return whether a stream met each of its objectives, by option. `late`: True if a further token was late; None
+        after only one token.
         """
         found: dict[str, bool] = {}
         if self.ttft_s:
@@ -62,17 +62,17 @@ class Objectives(msgspec.Struct, frozen=True):
 
 
 class RequestLengths:
-    """Lengths of one model's prompts and answers, in tokens. `path`: the model's folder, file or name on the hub."""
+    """Token counts of one model's prompts and answers. `path`: the model's folder, file or hub name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._count: Callable[[str], int] | None = token_counter(path)
-        """None if the model's tokenizer cannot be read here."""
+        """None if the model's tokenizer cannot be read on this machine."""
         self._is_read = False
         self._answers: deque[int] = deque(maxlen=_REMEMBERED)
 
     async def features(self, request: ApiRequest) -> dict[str, int]:
-        """Return the `features` of the calls that answer a request: those of its longest prompt."""
+        """Return the `features` of the calls that answer a request, from its longest prompt."""
         text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
         tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
         tokens = max([tokens, *map(len, request.ids)])
@@ -97,7 +97,7 @@ class RequestLengths:
             else:
                 tokens = await asyncio.to_thread(self._counted, self._count, counted)
         except RecipeError as error:
-            if self._count is not None:  # another request may have come here first
+            if self._count is not None:  # another request may have failed first
                 log.warning(
                     "%s; the lengths of its prompts are estimated at %d characters per token", error, TOKEN_CHARACTERS
                 )
@@ -113,7 +113,7 @@ class RequestLengths:
 
 
 def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
-    """Raise RequestRefused if a request for bulk work has objectives. `what`: the work."""
+    """Raise RequestRefused if a request for bulk work has objectives. `what`: the kind of work."""
     for header in HEADERS:
         if header in headers:
             raise refused(header, f"is for requests that are answered at once; {what} has none", "unsupported_value")
@@ -123,9 +123,9 @@ def objectives_of(headers: Mapping[str, str], *, honoured: frozenset[str], write
     """Read the objectives in the headers of a request, in seconds by option. Raises RequestRefused.
 
     Args:
-        headers: By lower-case name.
+        headers: Header values by lower-case name.
         honoured: Objectives that the session's policy supports.
-        writes: The model writes texts.
+        writes: True if the model generates texts.
     """
     found: dict[str, float] = {}
     for header, option in HEADERS.items():
@@ -134,7 +134,7 @@ def objectives_of(headers: Mapping[str, str], *, honoured: frozenset[str], write
             continue
         if option == "tpot" and not writes:
             raise refused(header, "is for models that write; an embedding model has none", "unsupported_value")
-        if option == "tpot" and "tpot_s" not in honoured:  # the gateway judges a time to first token under any policy
+        if option == "tpot" and "tpot_s" not in honoured:  # the gateway checks the time to first token under any policy
             raise refused(header, "needs a session whose policy honours it, such as slinfer", "unsupported_value")
         try:
             seconds = parse_seconds(value)

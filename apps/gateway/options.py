@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one gateway; empty texts and 0 mean the defaults."""
+    """The options of one gateway. Empty texts and 0 mean the defaults."""
 
     site: str = ""
     models: Path
@@ -19,8 +19,8 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     session: str = ""
     origins: tuple[str, ...] = ()
-    """Sites whose pages may send requests with a key; empty: all."""
+    """Sites whose pages may send requests with a key; empty: all sites."""
     most_bytes: int = 32_000_000
     workers: int = 1
     as_json: bool = False
-    """True to print the address as one JSON document; readable text goes to stderr."""
+    """True to print the address as one JSON document, and readable text to stderr."""

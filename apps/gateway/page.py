@@ -1,6 +1,6 @@
-"""The page at `/`: its events, and the history of the last day that they contain.
+"""The page at `/`: its events, and the history of the last day in these events.
 
-All open pages share the figures of one second. A page's next event is made when it has read the last one.
+All open pages share the figures of one second. A page that has read its last event gets the next event.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ GRAFANA = Path(__file__).parent / "data" / "grafana.json"
 Figures = dict[str, Any]
 _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
-_WORK_SHARE = 1 / 60
-"""The largest part of the time in which the session's manager and this process work for pages."""
+_WORK_FRACTION = 1 / 60
+"""Maximum fraction of time in which the session's manager and this process work for pages."""
 
 log = logging.getLogger("stoker.gateway")
 
 
 class FigureHistory:
-    """Means of some values in equal steps of time.
+    """Means of values in equal time steps.
 
-    The steps begin at 1 s and double, up to `longest_s`, when there are more than `most`; then the oldest are dropped.
-    The defaults keep 25 hours.
+    The steps begin at 1 s. If there are more than `most` steps, the step doubles, up to `longest_s`; then the oldest
+    steps are dropped. The defaults keep 25 hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
@@ -42,7 +42,7 @@ class FigureHistory:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """The number of samples and the sums, by the step's number since 1970."""
+        """The number of samples and the sums of values, by the number of the step since 1970."""
 
     def add(self, now: float, values: Mapping[str, float]) -> None:
         """Add a sample. `now`: seconds since 1970."""
@@ -50,13 +50,13 @@ class FigureHistory:
         self._put(step, 1, values)
         while step - next(iter(self._steps)) >= self._most:
             if self._step_s < self._longest_s:
-                self._double()
+                self._double_step()
                 step //= 2
             else:
                 del self._steps[next(iter(self._steps))]
 
     def shown(self) -> dict[str, Any]:
-        """Return the seconds since 1970 of the steps that have values (`at`), and each value's means there."""
+        """Return the start of each step in seconds since 1970 (`at`), and the means of each value in these steps."""
         names = dict.fromkeys(name for _, sums in self._steps.values() for name in sums)
         return {
             "step_s": self._step_s,
@@ -73,7 +73,7 @@ class FigureHistory:
             sums[name] = sums.get(name, 0.0) + value
         self._steps[step] = before + count, sums
 
-    def _double(self) -> None:
+    def _double_step(self) -> None:
         self._step_s *= 2
         steps, self._steps = self._steps, {}
         for step, (count, sums) in steps.items():
@@ -89,7 +89,7 @@ async def _show_page(_request: Request) -> Response:
 
 
 PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _give_grafana)]
-"""The page, and a dashboard for Grafana. They need no key."""
+"""Routes of the page and of a dashboard for Grafana, which need no key."""
 
 
 def _short(value: float) -> float:
@@ -97,7 +97,7 @@ def _short(value: float) -> float:
 
 
 class PageFigures:
-    """Figures for all open pages. `read`: returns the present figures."""
+    """Figures for all open pages. `read`: returns the current figures."""
 
     def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
         self._read = read
@@ -108,7 +108,7 @@ class PageFigures:
         self._read_at = float("-inf")
 
     async def now(self) -> bytes:
-        """Return the figures as JSON, at most one second old; in a very large session older."""
+        """Return the figures as JSON, at most one second old, or older in a very large session."""
         async with self._reading:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:
@@ -118,7 +118,7 @@ class PageFigures:
                         history.add(time.time(), sample)
                 self._last = msgspec.json.encode(figures)
                 self._read_at = time.monotonic()
-                self._every_s = min(_HISTORY_EVERY_S, max(_EVERY_S, (self._read_at - began) / _WORK_SHARE))
+                self._every_s = min(_HISTORY_EVERY_S, max(_EVERY_S, (self._read_at - began) / _WORK_FRACTION))
         return self._last
 
     async def keep(self) -> None:
@@ -126,7 +126,7 @@ class PageFigures:
         while True:
             try:
                 await self.now()
-            except Exception:  # the history has a gap; the next page reports the error
+            except Exception:  # the next page reports the error
                 log.warning("the page's history could not be written", exc_info=True)
             await asyncio.sleep(_HISTORY_EVERY_S)
 
@@ -134,7 +134,7 @@ class PageFigures:
         return msgspec.json.encode({name: history.shown() for name, history in self._history.items()})
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events: figures each second, and the event `history` at first and each ten seconds."""
+        """Yield server-sent events: figures every second, and the event `history` first and every ten seconds."""
         history_at = float("-inf")
         while True:
             yield b"data: " + await self.now() + b"\n\n"

@@ -1,6 +1,6 @@
-"""Calls in both directions over one socket, between a gateway with workers and each worker.
+"""Calls in both directions over one socket, between a gateway and each worker process.
 
-A frame has four bytes with its length, then a MessagePack list: its kind, the call's number, and the rest.
+A frame contains its length in four bytes, then a MessagePack list: kind, number of the call, and arguments.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDED = "the other process has ended"
 
 
 class PeerLostError(ConnectionError):
-    """The other process has ended, or could not do what was called."""
+    """The other process has ended, or could not execute a call."""
 
 
 class GatewayPeer:
-    """One end of the socket. `do`: does what the other process calls, by name and arguments."""
+    """One end of the socket. `do`: executes a call of the other process, by name and arguments."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process; cancel it there if it is cancelled here.
+        """Return the result of a call in the other process. A cancellation also cancels the call in the other process.
 
         Raises PeerLostError.
         """
@@ -63,11 +63,11 @@ class GatewayPeer:
             del self._waiting[number]
 
     def note(self, name: str, *given: Any) -> None:
-        """Call without a result."""
+        """Send a call that has no result."""
         self._write(_NOTE, next(self._numbers), name, given)
 
     async def run(self) -> None:
-        """Do calls and receive results until the other process has ended."""
+        """Execute calls and receive results until the other process ends."""
         try:
             while True:
                 [length] = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))

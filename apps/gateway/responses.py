@@ -1,7 +1,7 @@
-"""`/v1/responses` without stored state: its requests as chat requests, and its answers and events.
+"""`/v1/responses` without stored state: converts requests to chat requests, and creates answers and events.
 
-A client sends the whole conversation as `input`. Function calls and their results are separate items there; in a chat
-request a call belongs to the assistant's message before it.
+A client sends the whole conversation as `input`. In `input`, function calls and their results are separate items. In a
+chat request, a call is part of the preceding assistant message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.apps.common.refusals import RequestRefused, equals, refused, shown
 Body = dict[str, Any]
 ADDRESS = "/v1/responses"
 _RENAMED = {"max_output_tokens": "max_completion_tokens"}
-_SAME = frozenset(
+_UNCHANGED = frozenset(
     {
         "model", "temperature", "top_p", "parallel_tool_calls", "stream", "seed", "stop", "chat_template_kwargs",
         *ENGINE_FIELDS,
@@ -32,19 +32,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _STATE = ("previous_response_id", "conversation", "prompt")
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-"""Fields of responses by the names of chat requests."""
+"""Request fields of `/v1/responses`, by the field names of chat requests."""
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
-    """Return the chat request of a request for a response, and the fields that the response repeats.
+    """Return the chat request for a request for a response, and the fields that the response repeats.
 
     Raises RequestRefused. `ignored` is called with each ignored field.
     """
     given = {name: value for name, value in body.items() if value is not None}
     chat: Body = {}
     for name, value in given.items():
-        if name in _SAME or name in _RENAMED:
+        if name in _UNCHANGED or name in _RENAMED:
             chat[_RENAMED.get(name, name)] = value
         elif name in _STATE:
             raise refused(
@@ -71,7 +71,7 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
 
 
 def in_own_words(error: RequestRefused) -> RequestRefused:
-    """Return an error of a chat request with the fields of a request for a response."""
+    """Return an error of a chat request with the field names of a request for a response."""
     param = error.error.param or ""
     for name, own in _FIELDS.items():
         if param.split("[")[0].split(".")[0] == name:
@@ -140,7 +140,7 @@ def _messages(given: Any) -> list[Body]:
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return the content of a message in the form of a chat request, which judges other values."""
+    """Return the content of a message in the form of a chat request, which validates other values."""
     if not isinstance(content, list):
         return content
     parts = []
@@ -189,7 +189,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
 
 
 class ResponseEvents:
-    """The events of one streamed response, and the response itself. Has the interface of `Chunks`."""
+    """The events of one streamed response, and the response itself. Implements `AnswerEvents`."""
 
     def __init__(self, repeated: Body, *, name: str, model: str, created: int) -> None:
         self._name = name
@@ -282,7 +282,7 @@ class ResponseEvents:
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
     def _open(self, kind: str, *, part: Body | None = None, **fields: Any) -> Iterator[bytes]:
-        """Begin an item, unless the last one is open and of this kind."""
+        """Begin an item, unless the last item is open and of this kind."""
         if self._is_open and self._items[-1]["type"] == kind:
             return
         yield from self._close()

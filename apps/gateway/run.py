@@ -1,7 +1,7 @@
-"""Run one gateway. The session keeps its models loaded when the gateway ends.
+"""Run one gateway. When the gateway ends, the session keeps its models loaded.
 
-Each pair of a site file and a models file has a folder in the user's state folder, with the gateway's port and session,
-and a lock against a second gateway.
+Each pair of a site file and a models file has a folder in the user's state folder. The folder contains the gateway's
+port and session, and a lock against a second gateway.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GatewayState(msgspec.Struct, frozen=True):
 
 
 class GatewayPlace:
-    """The folder of the gateway of these files. `site`: empty for this machine."""
+    """The folder of the gateway for these two files. `site`: empty for this machine."""
 
     def __init__(self, site: str, models: Path) -> None:
         named = "\n".join([str(Path(site).resolve()) if site else "", str(models.resolve())])
@@ -55,7 +55,7 @@ class GatewayPlace:
         self._lock: int | None = None
 
     def take(self) -> GatewayState:
-        """Lock the folder and return the last gateway's state. Raises SessionError if the folder is locked."""
+        """Lock the folder and return the state of the last gateway. Raises SessionError if the folder is locked."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         state = GatewayState()
@@ -66,7 +66,7 @@ class GatewayPlace:
         except BlockingIOError:
             where = f"at port {state.port} " if state.port else ""
             raise SessionError(f"a gateway for these files runs already {where}(pid {state.pid})") from None
-        except OSError:  # a file system without locks: the port then detects a second gateway
+        except OSError:  # without file locks, the port detects a second gateway
             pass
         return state
 

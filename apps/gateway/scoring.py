@@ -1,6 +1,7 @@
-"""`/v1/score` and `/v1/rerank` in vLLM's form: how well two texts, or a query and documents, go together.
+"""`/v1/score` and `/v1/rerank` in vLLM's form: scores for pairs of texts, or for a query and documents.
 
-The score comes from a cross-encoder (a classifier with one label), or is the cosine of other encoders' embeddings.
+A cross-encoder (a classifier with one label) returns the score. For other encoders, the score is the cosine of the
+embeddings.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _MOST_TEXTS = 2048
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """The options of a request for scores. `most`: number of documents; 0 = all. `shows`: with their texts."""
+    """Options of a request for scores. `most`: maximum number of documents, 0 = all; `shows`: True to return texts."""
 
     address: str
     most: int = 0
     shows: bool = True
 
     def body(self, request: ApiRequest, scores: Sequence[float], *, tokens: int, name: str, model: str) -> Any:
-        """Return the answer to a request. `tokens`: all tokens that the model read."""
+        """Return the body of an answer. `tokens`: number of tokens that the model read."""
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         if self.address == SCORE:
             data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]

@@ -1,17 +1,17 @@
-"""The served models by name: their contexts, figures, and state in the session.
+"""The served models by name: contexts, figures, and state in the session.
 
-If a model's folder is unreadable, only its requests fail; the next request reads the folder again.
+If a model's folder is unreadable, only requests for this model fail; the next request reads the folder again.
 
-Admission forecasts the first token: for a model that is not loaded, from the time of earlier loads. For a loaded model
-the later of two forecasts counts:
+Admission forecasts the time to first token. For a model that is not loaded, the forecast uses the time of earlier
+loads. For a loaded model, the larger of two forecasts counts:
 
-- The session's: waiting calls leave the queue as fast as running calls end, so a new call waits `queued * run_s /
-  running`.
-- The gateway's: recent streams give pairs of the number of streams waiting before them and their time to first token. A
-  line through these pairs (least squares) gives the time for the current number.
+- The session's forecast: waiting calls leave the queue as fast as running calls end, so a new call waits `queued *
+  run_s / running`.
+- The gateway's forecast: each recent stream is a pair of the number of streams waiting before it and its time to first
+  token. A line through these pairs (least squares) predicts the time for the current number.
 
-Both forecasts err towards accepting. The line extends to twice the longest queue seen, and the length of the request's
-own prompt does not count.
+Both forecasts err towards acceptance. The line is extrapolated to at most twice the longest queue seen. The length of
+the prompt does not count.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from stoker.errors import StokerError
 from stoker.sessions import Session, Status, StokerApp, journal_trouble
 from stoker.units import show_seconds
 
-_SEEN = 64
-_LEAST_SEEN = 8
+_MOST_SAMPLES = 64
+_LEAST_SAMPLES = 8
 UNKNOWN_LOAD_S = 10.0
 """Assumed seconds of a first load."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """A model in the session at one moment. `load_s`: seconds of its last load; `loading_s`: seconds since the current
-    load began; `run_s`: seconds of a call; `wake_s`: seconds of its last wake, with `asleep` sleeping libraries.
+    """A model in the session at one moment. `load_s`: seconds of the last load; `loading_s`: seconds since the current
+    load began; `run_s`: mean seconds of a call; `wake_s`: seconds of the last wake; `asleep`: number of sleeping
+    libraries.
     """
 
     hot: int = 0
@@ -75,23 +76,23 @@ class FirstTokens(msgspec.Struct):
     """Number of one model's streams that wait for their first token (`waiting`), and the waits of recent streams."""
 
     waiting: int = 0
-    _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_SEEN))
-    """Per stream: the number waiting when it arrived, and its time to first token."""
+    _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
+    """Per stream: the number of waiting streams at its arrival, and its time to first token."""
 
     def begin(self) -> int:
-        """Count a new stream; return how many waited before it."""
+        """Count a new stream. Return the number of streams that waited before the new stream."""
         self.waiting += 1
         return self.waiting - 1
 
     def end(self, before: int, ttft_s: float | None) -> None:
-        """End a stream's wait. `ttft_s`: None without a token, or if forecasts should not use the time."""
+        """End the wait of a stream. `ttft_s`: None without a token, or if forecasts must not use the time."""
         self.waiting -= 1
         if ttft_s is not None:
             self._seen.append((before, ttft_s))
 
     def expected_s(self, waiting: int) -> float:
-        """Return the expected time to first token behind `waiting` others; 0 with too few measurements."""
-        if len(self._seen) < _LEAST_SEEN:
+        """Return the expected time to first token after `waiting` other streams; 0 with too few measurements."""
+        if len(self._seen) < _LEAST_SAMPLES:
             return 0.0
         count = len(self._seen)
         mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
@@ -112,7 +113,8 @@ class FirstTokenForecast(msgspec.Struct, frozen=True):
     def later_s(self, objective_s: float) -> float:
         """Return the seconds after which a request would be in time.
 
-        0 if it is in time now, or if it would be late even alone, because a refusal would not help.
+        Return 0 if a request is in time now. Also return 0 if a request would be late even alone, because a refusal
+        would not help.
         """
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
@@ -135,7 +137,7 @@ _RECENT = 500
 
 
 class ModelMeter(msgspec.Struct):
-    """Figures of one model. `ttft` and `tpot` are of recent requests. `refused`: requests that would have been late."""
+    """Figures of one model. `ttft`, `tpot`: of recent requests; `refused`: number of requests that would be late."""
 
     running: int = 0
     requests: int = 0
@@ -160,7 +162,7 @@ class ModelMeter(msgspec.Struct):
     def end(
         self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None, met: Collection[bool] = ()
     ) -> None:
-        """End a request. `met`: for each of its objectives, whether it was met."""
+        """End a request. `met`: True or False for each objective of the request."""
         self.running -= 1
         self.failed += failed
         if ttft_s is not None:
@@ -171,13 +173,12 @@ class ModelMeter(msgspec.Struct):
             self._met.append(all(met))
 
     def rate(self, now: float) -> float:
-        """Return tokens per second over the last ten seconds."""
         self._forget(now)
         return sum(tokens for _, tokens in self._written) / _RATE_S
 
     @property
     def met(self) -> float | None:
-        """Share of recent streams with objectives that met them; None without any."""
+        """Share of recent streams that met all their objectives; None without recent streams."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def counts(self) -> dict[str, Any]:
@@ -186,7 +187,9 @@ class ModelMeter(msgspec.Struct):
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
     def set_sums(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Set the figures to the sums of the `counts` of other processes; of recent values, take as many of each."""
+        """Set the figures to the sums of the `counts` of other processes. Each process contributes equally many recent
+        values.
+        """
         for name, own in self.counts().items():
             if isinstance(own, int):
                 setattr(self, name, sum(part[name] for part in parts))
@@ -206,7 +209,7 @@ def median(values: deque[float]) -> float | None:
 
 
 class ServedModel:
-    """One model. `honoured`: objectives that the session's policy supports."""
+    """One served model. `honoured`: objectives that the session's policy supports."""
 
     def __init__(self, name: str, settings: ModelSettings, *, honoured: frozenset[str] = frozenset()) -> None:
         self.name = name
@@ -216,10 +219,10 @@ class ServedModel:
         self.objectives = Objectives(float(settings.ttft or 0), float(settings.tpot or 0))
         self.lengths = RequestLengths(settings.path)
         self.is_admitted_by_policy = settings.kind is ModelKind.CHAT and "ttft_s" in honoured
-        """True if the session's policy, not the gateway, judges whether a request would be in time."""
+        """True if the policy, not the gateway, decides whether a request would be in time."""
         self.recipe: Recipe | None = None
         self.trouble = ""
-        """Why the model has no recipe."""
+        """Why the model has no recipe; empty if it has one."""
         self._longest: int | None = None
         self._apps: dict[str, StokerApp] = {}
 
@@ -249,16 +252,16 @@ class ServedModel:
 
     @property
     def longest(self) -> int:
-        """The model's context length in tokens; 0 if unknown."""
+        """The context length of the model in tokens; 0 if unknown."""
         if self._longest is None:
             models = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
             self._longest = self.settings.max_model_len or models
         return self._longest
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """Return the function that answers a request, with what the session's policy needs to know of its calls.
+        """Return the app that answers a request, with the features that the session's policy needs.
 
-        `objectives`: seconds by option, in place of the model's. Raises TryLater if the model is unusable.
+        `objectives`: seconds by option, which override the model's. Raises TryLater if the model is unusable.
         """
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
@@ -273,7 +276,7 @@ class ServedModels(dict[str, ServedModel]):
         self.honoured = honoured
 
     def named(self, name: str) -> ServedModel:
-        """Return a model. Raises RequestRefused (404)."""
+        """Return the model with this name. Raises RequestRefused (404)."""
         if name not in self:
             known = ", ".join(self)
             raise RequestRefused(
@@ -283,7 +286,7 @@ class ServedModels(dict[str, ServedModel]):
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
-        """Return the model of a request. Raises RequestRefused if it has another endpoint."""
+        """Return the model of a request. Raises RequestRefused if the model has another endpoint."""
         model = self.named(name)
         embeds = model.settings.kind is ModelKind.EMBEDDING
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
@@ -301,7 +304,7 @@ _FRESH_S = 1.0
 _WARM_EVERY_S = 2.0
 _WARM_TRIES = 3
 _RECENT_S = 5.0
-_OVER_EVERY_S = 1.0
+_END_CHECK_S = 1.0
 
 
 class SessionWatch:
@@ -309,20 +312,20 @@ class SessionWatch:
         self.session = session
         self.models = models
         self.status: Status | None = None
-        """The session's last status; None before the first, and while the manager does not answer."""
+        """The last status of the session; None before the first status, and while the manager does not answer."""
         self.trouble = ""
         self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._status_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
         self._failures: dict[str, str] = {}
-        """Errors of the last loads by model name."""
+        """Errors of the last loads, by model name."""
         self._failed_loads: dict[str, int] = {}
-        """Number of consecutive failed loads by model name."""
+        """Number of consecutive failed loads, by model name."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
-        """Return the session's status, at most `within_s` seconds old."""
-        async with self._asking:
+        """Return the status of the session, at most `within_s` seconds old."""
+        async with self._status_lock:
             if time.monotonic() - self._asked_at > within_s:
                 try:
                     self.status, self.trouble = await asyncio.to_thread(self.session.status), ""
@@ -339,29 +342,28 @@ class SessionWatch:
         age_s = time.monotonic() - self._asked_at
         if age_s > _RECENT_S:
             return await self.facts(model)
-        if age_s > _FRESH_S and not self._asking.locked():
-            self._keep(asyncio.create_task(self.now()))
+        if age_s > _FRESH_S and not self._status_lock.locked():
+            self._keep_task(asyncio.create_task(self.now()))
         return self.last(model)
 
     @property
     def journal_trouble(self) -> str:
-        """Why the session's journal could not be written at the last status; empty if it could."""
+        """Why the session's journal could not be written at the last status; empty without an error."""
         return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
         return facts_of(self.status, model)
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Load a model, unless it is already being loaded. Raises TryLater if the model is unusable."""
+        """Load a model unless the model is loading. Raises TryLater if the model is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
-            self._keep(asyncio.create_task(self._warm(model, count)))
+            self._keep_task(asyncio.create_task(self._warm(model, count)))
 
     async def until_over(self) -> None:
-        """Wait for the end of the session or the loss of its manager."""
         while self.session.over is None:
-            await asyncio.sleep(_OVER_EVERY_S)
+            await asyncio.sleep(_END_CHECK_S)
 
     async def keep_warm(self) -> None:
         while any(model.settings.min for model in self.models.values()):
@@ -369,25 +371,25 @@ class SessionWatch:
                 facts = await self.facts(model)
                 if facts.hot:
                     self._failed_loads.pop(model.name, None)
-                least = 0 if model.settings.base else model.settings.min  # a base has an adapter's libraries
+                least = 0 if model.settings.base else model.settings.min  # an adapter shares the libraries of its base
                 if facts.hot + facts.loading < least and self._may_warm(model):
-                    with contextlib.suppress(Exception):  # the error is logged, and the load is tried again
+                    with contextlib.suppress(Exception):  # the error is logged, and the load is retried
                         self.wake(model, count=model.settings.min)
             await asyncio.sleep(_WARM_EVERY_S)
 
     def _may_warm(self, model: ServedModel) -> bool:
-        """False if the model's loads failed repeatedly: then only a request loads it."""
+        """False after repeated failed loads of the model. Then only a request loads the model."""
         return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        """Keep a reference: a task without one may be collected before it ends."""
+    def _keep_task(self, task: asyncio.Task[Any]) -> None:
+        """Keep a reference to a task, which might otherwise be garbage-collected."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _warm(self, model: ServedModel, count: int) -> None:
         assert model.recipe is not None
         try:
-            # A policy that admits requests loads one library on request, and the rest of `min` itself.
+            # A policy that admits requests loads one library on request, and the remaining libraries of `min` itself.
             await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)
             self._failed_loads.pop(model.name, None)

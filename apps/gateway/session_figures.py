@@ -1,4 +1,4 @@
-"""A session's figures for the page: calls, maps, contexts, failures, slow calls, pilots. Lists are bounded."""
+"""A session's figures for the page, in bounded lists: calls, maps, contexts, failures, slow calls, pilots."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _NO_NAMES: Mapping[str, str] = {}
 def session_figures(
     status: Status | None, *, names: Mapping[str, str] = _NO_NAMES, with_texts: bool = True
 ) -> dict[str, Any]:
-    """Return the session's part of the page's figures.
+    """Return the part of the page's figures that describes the session.
 
     Args:
         status: None while the manager does not answer.
-        names: What the page calls some contexts, by the recipe's name.
-        with_texts: False to leave out messages of errors, which may quote inputs.
+        names: Display names of some contexts, by recipe name.
+        with_texts: False to omit error messages, which may quote inputs.
     """
     if status is None:
         return {"calls": {}, **{part: [] for part in _LISTS}, "more_pilots": 0, "kinds": {}}
     served, names = names, {each.name: names.get(each.name, _short_name(each)) for each in status.contexts}
     busiest = sorted(status.contexts, key=lambda each: -(each.running + each.queued))[:_MOST_ROWS]
     keys = {each.key for each in busiest}
-    contexts = [each for each in status.contexts if each.key in keys]  # in an order that stays
+    contexts = [each for each in status.contexts if each.key in keys]  # in a stable order
     return {
         "uptime_s": status.uptime_s,
         "calls": {
@@ -63,7 +63,7 @@ _LISTS = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiti
 
 
 def sample_of(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of the page's history; empty while the manager does not answer."""
+    """Return the values for the page's history; empty while the manager does not answer."""
     calls = figures["calls"]
     if not calls:
         return {}

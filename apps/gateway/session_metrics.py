@@ -1,7 +1,7 @@
 """A session's figures for Prometheus.
 
-Names follow vLLM's where they mean the same: `vllm:num_requests_running` is `stoker_num_requests_running` here, with
-the label `model_name`.
+Names follow vLLM's for equal meanings: `vllm:num_requests_running` becomes `stoker_num_requests_running`, with the
+label `model_name`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_NAMES: Mapping[str, str] = {}
 
 
 class SessionMetrics:
-    """A Prometheus collector. `status`: None while the manager does not answer. `names`: of contexts, by recipe."""
+    """A Prometheus collector. `status`: None while the manager does not answer; `names`: display names of contexts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.status: Status | None = None
@@ -40,7 +40,7 @@ class SessionMetrics:
 
 
 def _session(status: Status) -> Iterator[Metric]:
-    ended = CounterMetricFamily("stoker_calls", "Calls that ended, by how", labels=["finished_reason"])
+    ended = CounterMetricFamily("stoker_calls", "Ended calls, by result", labels=["finished_reason"])
     for reason, count in (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled)):
         ended.add_metric([reason], count)
     yield ended
@@ -85,7 +85,7 @@ def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
-    """Sums over a model's engines, from their last reports; the cache's use is the highest of them."""
+    """Yield sums over a model's engines from their last reports. For the cache usage, yield the maximum."""
     label = ["model_name"]
     read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     used: dict[str, float] = {}

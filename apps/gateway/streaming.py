@@ -30,9 +30,9 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""Limit of groups of pieces that wait for a slow client; above it the calls wait."""
+"""Maximum number of waiting groups of pieces for a slow client; at the maximum, calls wait."""
 Piece = Any
-"""A result of a function of `functions.py`, other than ApiError."""
+"""A result of a function in `functions.py`, other than ApiError."""
 
 
 class ModelRefused(RequestRefused):
@@ -53,9 +53,9 @@ async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[
 async def joined_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """Yield the pieces of one call per request as they arrive, with the request's index.
+    """Yield the pieces of one call per request as they arrive, with the index of the request.
 
-    Raises as `pieces_of`; the first error ends all calls.
+    Raises the errors of `pieces_of`. The first error ends all calls.
     """
     if len(requests) == 1:
         async with aclosing(pieces_of(app, requests[0])) as pieces:
@@ -92,9 +92,9 @@ async def joined_pieces(
 
 
 async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call, in the order of the requests. Raises as `joined_pieces`.
+    """Return all pieces of each call, in the order of the requests. Raises the errors of `joined_pieces`.
 
-    If a call runs again with other pieces, all calls run once more: the client has received no piece.
+    If a call runs again with other pieces, all calls run once more, because the client has received no piece.
     """
     try:
         return await _collected(app, requests)
@@ -117,35 +117,35 @@ _encode = msgspec.json.encode
 
 
 class AnswerEvents(Protocol):
-    """The events of one streamed answer, by its address. `read` and `written`: tokens so far."""
+    """The events of one streamed answer, in the form of its endpoint. `read`, `written`: tokens so far."""
 
     read: int
     written: int
 
     @property
     def tokens(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Why choices ended."""
+        """Finish reasons of ended choices."""
 
     def events(self, index: int, pieces: Sequence[TextPiece], /) -> bytes:
-        """Return the events of new pieces of a choice."""
+        """Return the events for new pieces of a choice."""
 
     def end(self) -> bytes:
         """Return the last events."""
 
 
 class Chunks:
-    """The chunks of one answer. `tokens`: read and written by all choices."""
+    """The chunks of one answer. `tokens`: tokens read and written by all choices."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """Prepare the chunks. `per_prompt`: choices per prompt. `usage`: the last chunk states the tokens;
-        `continuous`: each chunk does.
+        """Prepare the chunks. `per_prompt`: choices per prompt; `usage`: True if the last chunk states the tokens;
+        `continuous`: True if each chunk does.
         """
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
@@ -161,11 +161,11 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and after the text in a plain piece's event, by choice."""
+        """The bytes before and after the text in the event of a plain piece, by choice."""
         self.read, self.written = 0, 0
         self.is_whole = False
         self._completed = 0
-        """Tokens of ended choices."""
+        """Number of tokens of ended choices."""
         self.reasons: list[str] = []
         """Finish reasons of ended choices."""
 
@@ -194,7 +194,7 @@ class Chunks:
                 self.written += piece.tokens
                 return self._choice(index, delta=delta_body(piece.delta), likelihoods=piece.logprobs)
             case TextBegun():
-                if index % self._per_prompt == 0:  # choices of one prompt share it, so it is counted once
+                if index % self._per_prompt == 0:  # choices of one prompt share this prompt, so count it once
                     self.read += piece.prompt_tokens
                 return self._choice(index, first=True) if self._is_chat else b""
             case TextEnded():
@@ -211,8 +211,8 @@ class Chunks:
         return _event(last) + DONE
 
     def _plain_parts(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes around the text of a plain piece's event, encoded once: such events differ only in their
-        text.
+        """Return the bytes around the text in the event of a plain piece. These bytes are encoded once, because such
+        events differ only in the text.
         """
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
@@ -245,7 +245,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Return a comment, which clients ignore and which keeps connections open."""
+    """Return a comment event, which clients ignore and which keeps connections open."""
     return f": {text}\n\n".encode()
 
 
@@ -255,16 +255,16 @@ def _event(value: Any) -> bytes:
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""Seconds until a silent stream starts with comments (`_HOT_HEADERS_S`: of a loaded model). Until then an error has a
-status, so that clients retry.
+"""Seconds until a silent stream starts with comments (`_HOT_HEADERS_S`: for a loaded model). Before that, an error gets
+an error status, so that clients retry.
 """
 _COMMENT_S = 2.0
-_ENDS_S = 1.0
+_CANCEL_LIMIT_S = 1.0
 """Seconds within which a cancelled call ends."""
 
 
 class RunningRequest:
-    """An admitted request until its end: its figures, and its count among its key's requests."""
+    """An admitted request until its end: its figures, and its count for its key."""
 
     def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
         self.figures = figures
@@ -289,18 +289,17 @@ class RunningRequest:
             self.figures.end(error)
 
     def leave(self, error: BaseException) -> None:
-        """End the request of a client that has left."""
         if not self._over:
             self._over = True
-            asyncio.get_running_loop().call_later(_ENDS_S, self._held.end)
+            asyncio.get_running_loop().call_later(_CANCEL_LIMIT_S, self._held.end)
             self.figures.end(error)
 
 
 class StreamedAnswer:
     """The events of one answer.
 
-    `pieces`: (index of the choice, its new pieces). `waits_for` explains why no piece has arrived; `is_hot` is True if
-    the model is loaded; `failed` receives an error that ends the stream.
+    `pieces`: pairs of a choice's index and its new pieces; `waits_for`: explains why no piece has arrived; `is_hot`:
+    True if the model is loaded; `failed`: receives the error that ends the stream.
     """
 
     def __init__(
@@ -324,7 +323,7 @@ class StreamedAnswer:
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Wait up to 10 s for the first piece. Raises errors of the calls until then."""
+        """Wait up to 10 s for the first piece. Raises errors of calls that fail meanwhile."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
         if not self._first.done() and await self._is_hot():
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)
@@ -332,7 +331,7 @@ class StreamedAnswer:
             self._first.result()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield comments until the first piece, then chunks, then the end."""
+        """Yield comments until the first piece, then chunks, then the last events."""
         try:
             while not self._first.done():
                 yield comment(await self._waits_for())
@@ -357,7 +356,7 @@ class StreamedAnswer:
             raise
 
     async def close(self) -> None:
-        """Count the request and end its calls, after the response or when the client has left."""
+        """Count the request and end its calls, after the response or when the client has disconnected."""
         self._running.figures.read(self._chunks.read)
         self._running.count_tokens(self._chunks.read, self._chunks.written)
         self._running.figures.finished(self._chunks.reasons)
@@ -371,5 +370,5 @@ class StreamedAnswer:
         self._first.cancel()
         await asyncio.wait({self._first})
         if not self._first.cancelled():
-            self._first.exception()  # the client has received this error, or has left
+            self._first.exception()  # the client has this error, or has disconnected
         await self._pieces.aclose()

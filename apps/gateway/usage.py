@@ -1,8 +1,9 @@
 """Usage per key, model and day, in an SQLite file that all gateways of a user share.
 
-A thread adds the counts in memory to the file every second, so a killed gateway loses about one second.
+Every second, a thread adds the counts in memory to the file, so a killed gateway loses about one second of counts.
 
-A gateway reads the totals of a batch from its answers. The file keeps the counted totals, and adds the difference.
+A gateway reads the totals of a batch from its answers. The file contains the totals counted so far; the gateway adds
+the difference.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from stoker.contexts import may_be_shared, state_folder
 log = logging.getLogger("stoker.gateway")
 
 NOBODY = "-"
-"""The name of clients without a key. No key can have it."""
+"""The name for clients without a key. No key can have this name."""
 KEPT_DAYS = 400
 COLUMNS = ("key", "model", "day")
 DEFAULT_BY = ("key", "model")
 DEFAULT_SINCE = "7d"
 _EVERY_S = 1.0
 _LOCKED_S = 2.0
-"""Seconds to wait for a lock of another process."""
-_SAID_EVERY_S = 60.0
+"""Seconds to wait for the lock of another process."""
+_LOG_INTERVAL_S = 60.0
 _MOST_ROWS = 10_000
 _OTHERS = "(others)"
 
 
 class UsageCount(msgspec.Struct):
-    """Requests and their tokens. `refused`: by a limit, or because they would be late. `failed`: by another error."""
+    """Requests and tokens. `refused`: requests over a limit or too late; `failed`: requests with another error."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -59,7 +60,7 @@ Place = tuple[str, str, str]
 
 
 class UsageRow(UsageCount):
-    """A row of a report; empty texts for columns that it does not have."""
+    """A row of a report. Missing columns are empty texts."""
 
     key: str = ""
     model: str = ""
@@ -74,7 +75,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """A report. `since`: the first day; `by`: its columns; an empty `key` or `model` means all."""
+    """A query for a report. `since`: the first day; `by`: the columns; an empty `key` or `model` means all."""
 
     since: str
     key: str = ""
@@ -83,7 +84,7 @@ class UsageQuery(msgspec.Struct, frozen=True):
 
 
 def read_query(given: Mapping[str, str]) -> UsageQuery:
-    """Return the report that a request asks for. Raises RequestRefused."""
+    """Return the query in the parameters of a request. Raises RequestRefused."""
     for name in given:
         if name not in ("key", "model", "since", "by"):
             raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
@@ -126,17 +127,18 @@ _TABLES = (
     f"CREATE TABLE IF NOT EXISTS batches (batch TEXT, model TEXT, day TEXT, {_NUMBERS}, PRIMARY KEY (batch, model))"
     " WITHOUT ROWID",
 )
-_MARKS = ", ".join("?" for _ in _COUNTS)
-_ADD = (
-    f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_MARKS}) ON CONFLICT (day, key, model) DO UPDATE"
-    " SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+_PLACEHOLDERS = ", ".join("?" for _ in _COUNTS)
+_ADD_USAGE = (
+    f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
+    " ON CONFLICT (day, key, model) DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
 )
 _COUNTED = f"SELECT {_NAMES} FROM batches WHERE batch = ? AND model = ?"
-_NOTE = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_MARKS})"
+_REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
 
 
 class UsageFile:
-    """The file at `path`. Its methods raise OSError and sqlite3.Error."""
+    """The file at `path`. Methods raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -149,13 +151,12 @@ class UsageFile:
         """Add counts, and the part of the batches' totals that is not counted yet, in one transaction."""
         with self._changed() as database:
             for place, count in counts.items():
-                database.execute(_ADD, (*place, *msgspec.structs.astuple(count)))
+                database.execute(_ADD_USAGE, (*place, *msgspec.structs.astuple(count)))
             for id, batch in (batches or {}).items():
                 for model, total in batch.models.items():
                     _add_batch(database, id, model, total, key=batch.key)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
-        """Return the rows of a report, in the order of their columns."""
         if not self.path.exists() or not self.path.stat().st_size:
             return []
         columns = ", ".join(query.by)
@@ -174,7 +175,7 @@ class UsageFile:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with closing(sqlite3.connect(self.path, timeout=_LOCKED_S, isolation_level=None)) as database:
-            # A write-ahead log needs shared memory, which a network file system does not have.
+            # A write-ahead log needs shared memory, which network file systems lack.
             mode = "DELETE" if may_be_shared(self.path) else "WAL"
             database.execute(f"PRAGMA journal_mode = {mode}")
             database.execute("BEGIN IMMEDIATE")
@@ -192,12 +193,12 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
     counted = database.execute(_COUNTED, (id, model)).fetchone() or (0,) * len(new)
     more = [max(0, now - before) for now, before in zip(new, counted, strict=True)]
     if any(more):
-        database.execute(_ADD, (today(), key, model, *more))
-        database.execute(_NOTE, (id, model, today(), *new))
+        database.execute(_ADD_USAGE, (today(), key, model, *more))
+        database.execute(_REPLACE_BATCH, (id, model, today(), *new))
 
 
 class UsageRecorder:
-    """Counts of one gateway, until a thread has written them. Without a file nothing is counted."""
+    """Counts of one gateway, until a thread has written the counts. Without a file, no requests are counted."""
 
     def __init__(self, file: UsageFile | None = None) -> None:
         self._file = file
@@ -207,14 +208,13 @@ class UsageRecorder:
         self._writing = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
     def begin(self) -> None:
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Write the last counts, and stop the thread."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -250,17 +250,17 @@ class UsageRecorder:
                     for place, count in counts.items():
                         self._add(place, count)
                     self._batches = {**batches, **self._batches}
-                self._say(error)
+                self._log_error(error)
 
     def _add(self, place: Place, count: UsageCount) -> None:
         if place not in self._counts and len(self._counts) >= _MOST_ROWS:
             place = (place[0], _OTHERS, _OTHERS)
         self._counts.setdefault(place, UsageCount()).add(count)
 
-    def _say(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> None:
         now = time.monotonic()
-        if now >= self._said_at + _SAID_EVERY_S:
-            self._said_at = now
+        if now >= self._logged_at + _LOG_INTERVAL_S:
+            self._logged_at = now
             path = self._file.path if self._file is not None else ""
             log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 

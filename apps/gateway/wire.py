@@ -1,4 +1,4 @@
-"""Parts of HTTP that all routes use: bounded bodies, answers in OpenAI's form, server-sent events."""
+"""Parts of HTTP that all routes use: bounded bodies, answers in OpenAI's form, and server-sent events."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
-_DRAINED = 16
-"""Multiple of the limit up to which a too large body is read: clients read the answer only after sending the body."""
+_LARGEST_BODY_FACTOR = 16
+"""Factor on the limit up to which a larger body is read, because clients read an answer only after they sent the body.
+"""
 
 
 _SERVER_ERROR = 500
@@ -50,9 +51,9 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Answers pages of other sites (CORS) while the gateway requires keys. Without keys the guard refuses such pages.
+    """Supports pages of other sites (CORS) if the gateway requires keys. Without keys, the guard refuses these pages.
 
-    `origins`: the sites; empty: all, because a page needs a key anyway.
+    `origins`: the allowed sites; empty: all, because a page needs a key anyway.
     """
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
@@ -74,7 +75,7 @@ _PREFLIGHT_S = 600
 class ClientLeft(Exception): ...
 
 
-class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked into
+class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -82,7 +83,7 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked int
 
 
 class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded in parts while it is sent, to bound memory. A single part has a length header."""
+    """A JSON body that is encoded in parts during sending, to limit memory. A single part has a length header."""
 
     media_type = "application/json"
 
@@ -100,7 +101,7 @@ class JSONParts(Response):  # type: ignore[misc]
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in self._parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)  # let other requests run, even if sending never waits
+            await asyncio.sleep(0)  # let other requests run, even if the send does not wait
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -129,7 +130,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
         size += len(part)
         if size <= most:
             parts.append(part)
-        elif size > most * _DRAINED:
+        elif size > most * _LARGEST_BODY_FACTOR:
             break
         if not message.get("more_body", False):
             break
@@ -139,7 +140,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client leaves first, cancel it and raise ClientLeft."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientLeft."""
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(_gone(request.receive))
     try:
@@ -153,24 +154,24 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""Seconds without an event until a comment is sent, because proxies close connections after a silent minute."""
+"""Seconds without an event after which a comment is sent, because proxies close silent connections after a minute."""
 
 
 _FEW_STREAMS = 8
 _APART_S = 0.015
-"""Seconds between two writes to a stream while more than `_FEW_STREAMS` are open: a write is a third of the gateway's
-time for a token.
+"""Seconds between two writes to a stream while more than `_FEW_STREAMS` streams are open. A write costs a third of the
+gateway's time for a token.
 """
 
 
 class EventStream(Response):  # type: ignore[misc]
-    """Events that are sent as they come, with comments in between. `at_end` is called at the end or when the client
-    leaves. While many streams are open, events that come faster than `_APART_S` wait for each other, unless `at_once`.
+    """Server-sent events, with comments during silence. `at_end`: called at the end, or when the client disconnects.
+    While many streams are open, events closer than `_APART_S` seconds are sent together, unless `at_once` is true.
     """
 
     media_type = "text/event-stream"
     open_streams = 0
-    """Streams of this process that send events."""
+    """Number of streams in this process that send events."""
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], *, at_end: Callable[[], Awaitable[None]] | None = None,
@@ -242,7 +243,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait for its end. Its error was reported before, or is not needed."""
+    """Cancel a task and wait for its end. Errors of the task are ignored."""
     task.cancel()
     with suppress(BaseException):
         await task

@@ -1,6 +1,6 @@
-"""A worker of a gateway: it answers requests for models, and forwards all others to the process that started it.
+"""A worker of a gateway: answers requests for models, and forwards other requests to the gateway process.
 
-`workers` starts it with the gateway's listening socket, and a socket for calls as its standard input.
+`workers` starts this process with the gateway's listening socket, and with a socket for calls as standard input.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from stoker.apps.gateway.workers import WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
 _PR_SET_PDEATHSIG = 1
-_SENT = ("type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers",
-         "client", "server")  # fmt: skip
+_FORWARDED_FIELDS = (
+    "type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers", "client",
+    "server",
+)  # fmt: skip
 """Parts of a request that are forwarded."""
 
 
@@ -87,7 +89,7 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises TryLater if a limit does not allow it."""
+        """Start a request of a key. Raises TryLater if a limit is reached."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
@@ -106,7 +108,7 @@ class GatewayWorker:
         number = next(self._numbers)
         self._forwarded[number] = receive, send
         try:
-            await self._peer.call("forward", number, {name: scope[name] for name in _SENT if name in scope})
+            await self._peer.call("forward", number, {name: scope[name] for name in _FORWARDED_FIELDS if name in scope})
         finally:
             del self._forwarded[number]
 
@@ -132,7 +134,7 @@ def main() -> None:
     if not data:
         return
     task: WorkerTask = pickle.loads(data)
-    if os.getppid() != task.parent:  # it has ended before the kernel knew of prctl
+    if os.getppid() != task.parent:  # the parent ended before the call of prctl
         return
     with socket.socket(fileno=task.listener) as listener, stoker.load(session=task.session) as session:
         certificate, key = task.tls or (None, None)

@@ -1,9 +1,9 @@
-"""The worker processes of a gateway (`stoker serve --workers N`), seen from the process that starts them.
+"""The worker processes of a gateway (`stoker serve --workers N`), as seen by the gateway process.
 
-The workers inherit the gateway's listening socket, so a connection that waits for a worker is not lost when one ends. A
-worker answers requests for models over its own connection to the session. It sends all other requests here over a
-socket pair (`peers`), and asks here before it starts a request of a key. So this process alone counts for limits, runs
-batches, and knows all figures.
+The workers inherit the gateway's listening socket, so a waiting connection is not lost when one worker ends. A worker
+answers requests for models over its own connection to the session. The worker forwards all other requests to the
+gateway process over a socket pair (`peers`), and needs the gateway's permission to start a request of a key. The
+gateway process alone therefore enforces limits, runs batches, and collects all figures.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from stoker.sessions import WorkerFacts
 log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_STEADY_S = 60.0
-"""A worker that ran this long starts again after the shortest pause."""
+_STABLE_S = 60.0
+"""Seconds after which a worker's restart uses the shortest pause again."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
 
@@ -56,14 +56,14 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """The figures of a worker: of its models' meters, and for Prometheus."""
+    """The figures of a worker: meters of the models, and samples for Prometheus."""
 
     meters: dict[str, dict[str, Any]] = {}
     samples: tuple[Sample, ...] = ()
 
 
 class _Worker:
-    """A running worker. `held`: the running requests of keys, by the worker's number for them."""
+    """A running worker. `held`: the running requests of keys, by the worker's request numbers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -74,7 +74,7 @@ class _Worker:
 
 
 class GatewayWorkers:
-    """The workers, each started again after its end. `models`: their meters become the sums over all workers."""
+    """The workers, which are restarted after their end. `models`: their meters become the sums over all workers."""
 
     def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
         self._task = task
@@ -83,7 +83,7 @@ class GatewayWorkers:
         self._guard = guard
         self._workers: list[_Worker] = []
         self._ended = WorkerReport()
-        """The sums of the workers that have ended."""
+        """The sums of all ended workers."""
         self._restarts = 0
         self._stops = False
 
@@ -93,10 +93,10 @@ class GatewayWorkers:
 
     async def keep(self, app: ASGIApp) -> None:
         """Keep the workers running until cancelled. `app`: answers requests that are not for models."""
-        await asyncio.gather(*(self._keep_one(app) for _ in range(self._number)))
+        await asyncio.gather(*(self._keep_worker_running(app) for _ in range(self._number)))
 
     async def stop(self) -> None:
-        """Stop the workers; kill a worker that does not end."""
+        """Stop the workers. Kill workers that do not end in time."""
         self._stops = True
         ending = [asyncio.create_task(each.process.wait()) for each in self._workers]
         for number, wait_s in ((signal.SIGINT, _KILLED_AFTER_S), (signal.SIGKILL, None)):
@@ -115,11 +115,11 @@ class GatewayWorkers:
         return summed(sample for report in reports for sample in report.samples)
 
     async def _ask(self, worker: _Worker) -> None:
-        with suppress(ConnectionError, TimeoutError):  # the last report counts
+        with suppress(ConnectionError, TimeoutError):  # use the last report
             given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
             worker.report = msgspec.convert(given, WorkerReport)
 
-    async def _keep_one(self, app: ASGIApp) -> None:
+    async def _keep_worker_running(self, app: ASGIApp) -> None:
         pause_s = _PAUSE_S
         while True:
             began = time.monotonic()
@@ -129,7 +129,7 @@ class GatewayWorkers:
                 how = f"could not start: {error}"
             if self._stops:
                 return
-            if time.monotonic() - began >= _STEADY_S:
+            if time.monotonic() - began >= _STABLE_S:
                 pause_s = _PAUSE_S
             log.warning("a worker of the gateway %s; the next one starts in %g s", how, pause_s)
             await asyncio.sleep(pause_s)
@@ -137,7 +137,7 @@ class GatewayWorkers:
             self._restarts += 1
 
     async def _run_one(self, app: ASGIApp) -> int:
-        """Start a worker and serve its calls until its end. Return its exit status."""
+        """Start a worker and serve its calls until the worker ends. Return its exit status."""
         here, there = socket.socketpair()
         try:
             with there:
@@ -191,7 +191,7 @@ class GatewayWorkers:
                 worker.is_ready = True
 
     def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
-        """Start a request of a key, or return the error for its client."""
+        """Start a request of a key, or return the error for the client."""
         try:
             worker.held[number] = self._guard.begin_named(key)
         except RequestRefused as error:
@@ -204,5 +204,5 @@ class GatewayWorkers:
             held.end()
 
     async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
-        """Answer a request that a worker has received. Each message waits until the worker has passed it on."""
+        """Answer a request that a worker has received. Each message waits until the worker has forwarded it."""
         await app(scope, partial(worker.peer.call, "receive", number), partial(worker.peer.call, "send", number))

@@ -1,6 +1,6 @@
-"""Models x prompts x generation parameters over the rows of a data file.
+"""Run models x prompts x generation parameters over the rows of a data file.
 
-`functions.py` has the decorated function that runs on a pilot; start there.
+The decorated function in `functions.py` runs on a pilot. Read `functions.py` first.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _DEFAULT = SweepOptions()
     help="Rows instead of the sweep file's: .jsonl, .csv, .parquet, .arrow or a saved data set.",
 )
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
-@click.option("--batch-size", type=WholeNumber(), help=f"Rows a call. [{_DEFAULT.batch_size}]")
+@click.option("--batch-size", type=WholeNumber(), help=f"Rows per call. [{_DEFAULT.batch_size}]")
 @click.option(
     "--tensor-batch", type=WholeNumber(), help="Rows of a call that the model processes at a time, at most. [all]"
 )
@@ -37,7 +37,7 @@ def command(
     Models that fit a device together stay hot on it side by side. A run with the same options resumes a stopped sweep.
 
     If a model refuses a row (an empty prompt, too many tokens), the other rows still get results. The column `error`
-    has the reason, the exit status is 1, and --resume tries such rows again.
+    has the reason, the exit status is 1, and --resume retries these rows.
     """
     from stoker.apps.inference_sweep.run import run  # imported here, because Parsl would slow --help
 

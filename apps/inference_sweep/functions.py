@@ -1,8 +1,8 @@
-"""The function of this application that runs on a pilot, with a ready-made context: `causal_lm(path)`.
+"""The function of this application that runs on a pilot, with the built-in context `causal_lm(path)`.
 
     written = generate.with_options(context=causal_lm("models/small", dtype="bfloat16"))
 
-`run.py` makes a recipe for each model. The function gets the loaded model as its first argument.
+`run.py` makes a recipe for each model. The first argument of the function is the loaded model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Request(msgspec.Struct, frozen=True):
     """The work of one call: texts with the same generation parameters.
 
-    `tensor_batch`: limit of texts that the engine generates at once; 0 = the engine decides. `seeds`: a seed per text,
-    so that a row's text does not depend on its call.
+    `tensor_batch`: maximum number of texts that the engine generates in one batch, 0 = the engine decides; `seeds`: a
+    seed per text, so that a row's text does not depend on its call.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """The result of a call: a text per prompt, the call's start (seconds since the epoch), and its duration.
+    """The result of a call: a text per prompt, the start of the call (seconds since the epoch), and its duration.
 
     `errors`: why the model refuses a prompt; empty for a generated text.
     """
@@ -53,8 +53,8 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 @app
 def generate(model: CausalLM, request: Request) -> WrittenTexts:
-    """Generate texts. The time includes only inference. If the model refuses a prompt, the others still get their
-    texts.
+    """Generate texts. The returned time includes only inference. If the model refuses a prompt, the other prompts still
+    get texts.
     """
     started_at, begun = time.time(), time.perf_counter()
     texts: list[str] = []
@@ -63,9 +63,9 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
         texts = _write(model, request, request.texts, seeds=request.seeds)
         errors = [""] * len(texts)
     except ValueError:
-        # The model refuses a call before it writes, because of one of the prompts. Try each prompt alone to find it.
+        # The model refuses the whole call because of one prompt. Run each prompt alone to find it.
         for text, seed in zip(request.texts, request.seeds, strict=True):
-            written, error = _try_alone(model, request, text, seed=seed)
+            written, error = _generate_alone(model, request, text, seed=seed)
             texts.append(written)
             errors.append(error)
     infer_s = time.perf_counter() - begun
@@ -75,8 +75,8 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
     )
 
 
-def _try_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
-    """Return the generated text or the model's error; one of the two is empty."""
+def _generate_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
+    """Return the generated text and the model's error. One of the two is empty."""
     try:
         return _write(model, request, (text,), seeds=(seed,))[0], ""
     except ValueError as error:

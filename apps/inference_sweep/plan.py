@@ -10,13 +10,13 @@
     [[prompts]]
     name = "plain"
     text = "Q: {question}\\nA:"          {column} is that column of the row
-    chat = false                        true: a message in the model's own chat format
-    [parameters]                        every combination of these is tried
+    chat = false                        true: a message in the model's chat format
+    [parameters]                        the sweep runs every combination of these values
     max_new_tokens = [16, 64]
     temperature = [0.0, 0.7]
 
-A combination is one model, one prompt and one value of each parameter. A result is identified by the combination's
-digest and the row's id.
+A combination is one model, one prompt and one value of each parameter. The digest of the combination and the id of the
+row identify a result.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
 """The parameters of a sweep: type, minimum, default."""
 _MOST = 1 << 40
-"""Largest parameter: no model generates more tokens, and arithmetic still works."""
+"""Maximum value of a parameter. No model generates more tokens, and arithmetic still works."""
 _LEAST_ABOVE_0 = 1e-6
-"""Dividing by a smaller temperature overflows a float."""
+"""Minimum temperature above 0. A division by a smaller temperature overflows a float."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep; empty texts and `limit` 0 mean the defaults. `tensor_batch`: limit of rows of a call
-    that are written at a time; 0: the engine decides.
+    """The options of one sweep. Empty texts and `limit` 0 mean the defaults. `tensor_batch`: maximum number of rows of
+    a call that are generated in one batch; 0: the engine decides.
     """
 
     sweep: str = ""
@@ -70,7 +70,7 @@ class SweepModel(msgspec.Struct, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """One prompt of the sweep: a text with columns in braces. `chat`: a message in the model's own chat format."""
+    """One prompt of the sweep: a text with columns in braces. `chat`: True for a message in the model's chat format."""
 
     name: str
     text: str
@@ -81,7 +81,7 @@ class Template(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(_PLACES.findall(self.text)))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """Return the text for one row. An empty cell is no text; braces in a value stay."""
+        """Return the text for one row. An empty cell becomes an empty text; braces in a value are kept."""
         return _PLACES.sub(lambda place: "" if is_empty(value := fields[place[1]]) else str(value), self.text)
 
 
@@ -100,12 +100,12 @@ class Combination(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Readable name: `small, plain, max_new_tokens 16, temperature 0.0`."""
+        """Readable name, such as `small, plain, max_new_tokens 16, temperature 0.0`."""
         return ", ".join([self.model.name, self.prompt.name, *(f"{key} {one}" for key, one in self.parameters.items())])
 
     @property
     def digest(self) -> str:
-        """12 hex digits of the model, prompt and parameters."""
+        """12 hex digits of the digest of model, prompt and parameters."""
         what = (self.model.path, self.model.dtype, self.prompt.text, self.prompt.chat, sorted(self.parameters.items()))
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
@@ -127,8 +127,8 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
         for table in _tables(whole, "models", SweepModel, file=path)
     ]
     prompts = [Template(**table) for table in _tables(whole, "prompts", Template, file=path)]
-    _refuse_twins({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
-    _refuse_twins({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
+    _refuse_duplicates({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
+    _refuse_duplicates({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
     column = _text(whole, "id", file=path, where="top", empty=True)
@@ -162,8 +162,8 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
     return tables
 
 
-def _refuse_twins(asked: Mapping[str, object], table: str, *, file: Path) -> None:
-    """Raise ConfigError if two names mean the same: every call would run twice."""
+def _refuse_duplicates(asked: Mapping[str, object], table: str, *, file: Path) -> None:
+    """Raise ConfigError if two names mean the same, because every call would run twice."""
     first: dict[object, str] = {}
     for number, (name, what) in enumerate(asked.items(), start=1):
         if what in first:
@@ -183,7 +183,7 @@ def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: 
 
 
 def _model_path(path: str, *, folder: Path) -> str:
-    """Resolve a path relative to the sweep file; a missing path may be a hub name."""
+    """Resolve a path relative to the sweep file. A missing path may be a hub name."""
     return str((folder / path).absolute()) if path and (folder / path).exists() else path
 
 

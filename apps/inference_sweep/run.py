@@ -1,9 +1,9 @@
-"""Run one sweep, from its file to its results.
+"""Run one sweep, from the sweep file to the results.
 
-The calls of all models are submitted at once; the manager decides when to load each model.
+The calls of all models are submitted together. The manager decides when to load each model.
 
-The data file may be larger than memory: only keys and positions of records are in memory. If a model refuses a row, its
-column `error` has the reason. Such a row is only in the log of the attempt, so a resumed run tries it again.
+The data file may be larger than memory: only keys and positions of records are in memory. If a model refuses a row, the
+column `error` contains the reason. A refused row is only in the log of the attempt, so a resumed run retries the row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from stoker.run_folder import Record
 from stoker.units import show_seconds
 
 KEY = ("combination", "id")
-"""Fields that identify a result: the combination's digest and the row's id."""
+"""Fields that identify a result: the digest of the combination and the id of the row."""
 
 COLUMNS: dict[str, type] = {
     "model": str, "prompt": str, **{name: kind for name, (kind, _, _) in PARAMETERS.items()}, "id": str, "input": str,
@@ -62,7 +62,7 @@ class OpenSweepCall(msgspec.Struct, frozen=True):
 
 
 def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
-    """Return the records of a call's rows with texts, and of its failed rows. Raises StokerError for a wrong number of
+    """Return the records of a call's rows with texts, and of the failed rows. Raises StokerError for a wrong number of
     texts.
     """
     if not len(written.texts) == len(written.errors) == len(call.ids):
@@ -120,9 +120,9 @@ def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) 
 
 
 MOST_ROWS_AHEAD = 16_000
-"""Limit of a model's rows in flight, and of its rows with results that wait to be stored."""
+"""Maximum number of rows of a model in flight, and of rows with results that are not stored yet."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
-"""Bounds of one model's calls in flight; fewer would leave devices idle."""
+"""Minimum and maximum number of one model's calls in flight; fewer calls would leave devices idle."""
 
 
 def run(
@@ -196,7 +196,7 @@ def _infer(
         mine = [one for one in combined if one.model.name == name]
         requests = sent.of(plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size))
         first = next(requests, None)
-        if first is not None:  # do not load a model whose results are complete
+        if first is not None:  # do not load a model with complete results
             jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
 
     def take(written: WrittenTexts) -> int:
@@ -221,7 +221,7 @@ def _report(attempt: Attempt) -> Iterator[str]:
         yield f"  nothing was left to infer: {attempt.kept} results were kept"
         return
     facts, by_model = attempt.facts, attempt.by_context
-    # Calls of models on one device overlap, so their sum is not device time.
+    # Calls of models on one device overlap, so the sum of their times is not device time.
     beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
     yield (
         f"  {count(attempt.made, 'inference')} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
@@ -247,9 +247,9 @@ def _missing(rows: Iterable[DataItem], log: Container[tuple[str, str]], *, diges
 
 
 class SweepRequests:
-    """Makes the request of a call when it is sent, and keeps its row ids until it returns.
+    """Makes the request of a call when the call is sent, and keeps the row ids until the call returns.
 
-    Several threads may iterate over the requests; one thread calls `take`.
+    Several threads may iterate over the requests. Only one thread may call `take`.
     """
 
     def __init__(self, *, tensor_batch: int) -> None:
@@ -271,7 +271,7 @@ class SweepRequests:
 
 
 def calls_ahead(batch_size: int) -> int:
-    """Return the limit of one model's calls in flight."""
+    """Return the maximum number of one model's calls in flight."""
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 

@@ -26,10 +26,10 @@ def command(
 ) -> None:
     """Measure step times of MODEL (a folder, a .gguf file, a name on the hub; else the small default model) on a device
     of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then compare
-    100 random workloads with the table, and report the error. It takes minutes at most.
+    100 random workloads with the table, and report the error. The measurement takes minutes at most.
 
-    The results are kept with the other measurements, for this model and kind of device. Steps of calls are measured as
-    they run, too; a profile knows all sizes at once.
+    The results are kept with the other measurements, for this model and kind of device. Calls also measure their steps;
+    a profile covers all sizes.
     """
     from stoker.apps.model_profile.run import run  # imported here, because Parsl would slow --help
 

@@ -12,12 +12,12 @@ from stoker.contexts import progress
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
-_TAKEN_S = 5.0
-"""Seconds that the library may take to send the measurement to the manager."""
+_SEND_LIMIT_S = 5.0
+"""Maximum seconds for the library to send the measurement to the manager."""
 
 
 class MeasuredModel(msgspec.Struct, frozen=True):
-    """The result of a call: the profile as plain values. `kept`: the manager stores it."""
+    """The result of a call: the profile as plain values. `kept`: True if the manager stores the profile."""
 
     profile: dict[str, Any]
     kept: bool
@@ -26,4 +26,4 @@ class MeasuredModel(msgspec.Struct, frozen=True):
 @app
 def measure_steps(model: CausalLM, quick: bool) -> MeasuredModel:
     found = model.profile(quick=quick, told=lambda done, total: progress(done, total))
-    return MeasuredModel(msgspec.to_builtins(found), model.times_are_taken(timeout_s=_TAKEN_S))
+    return MeasuredModel(msgspec.to_builtins(found), model.times_are_taken(timeout_s=_SEND_LIMIT_S))

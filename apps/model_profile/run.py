@@ -17,12 +17,12 @@ _MOST_COLUMNS = 12
 _WIDTH = 8
 
 Cell = tuple[float, float, float, int]
-"""Tokens that a step reads, tokens that each attends to, seconds, number of samples."""
+"""Tokens that a step reads, tokens that each token attends to, seconds, and number of samples."""
 
 
 def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
     """Return a table of milliseconds per step. `rows` names the first column. Wide tables show every second column."""
-    found = {(_power(tokens), _power(length)): seconds for tokens, length, seconds, _ in cells}
+    found = {(_log2(tokens), _log2(length)): seconds for tokens, length, seconds, _ in cells}
     columns = sorted({length for _, length in found})
     while len(columns) > _MOST_COLUMNS:
         columns = columns[::-1][::2][::-1]
@@ -34,7 +34,7 @@ def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
 
 
 def show_error(error: Sequence[float]) -> str:
-    """Return an error such as `4.1 % over 100 other workloads`."""
+    """Return an error in words, such as `4.1 % over 100 other workloads`."""
     mean, count = error
     return (
         f"{100 * mean:.1f} % over {count:.0f} other workloads" if count else "not known: there was no time to compare"
@@ -48,7 +48,7 @@ def _show_ms(seconds: float | None) -> str:
     return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:,.0f}"
 
 
-def _power(value: float) -> int:
+def _log2(value: float) -> int:
     return round(math.log2(value)) if value > 1 else 0
 
 

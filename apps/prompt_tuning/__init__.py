@@ -1,9 +1,9 @@
-"""Prompt tuning with deadlines (PromptTuner): soft prompts tuned over real data, from a good initial text.
+"""Prompt tuning with deadlines (PromptTuner): tune soft prompts on data, from a good initial text.
 
     from stoker.apps.prompt_tuning import tune
 
-This application uses the tuner and the bank of `stoker.tuning`. `functions.py` has the context and the decorated
-functions; start there. `cli.py` has `stoker tune`, and `stoker run prompt_tuning`.
+This application uses the tuner and the prompt bank of `stoker.tuning`. The context and the decorated functions are in
+`functions.py`; read this file first. `cli.py` defines `stoker tune` and `stoker run prompt_tuning`.
 """
 
 from __future__ import annotations

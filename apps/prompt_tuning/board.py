@@ -1,4 +1,4 @@
-"""The state of each job: a small file in its run folder, written by its submitter, and its readable lines.
+"""The state of each tuning job: a small file in its run folder that the submitter writes, and readable lines.
 
     runs/facts-20261122-101502/
         run.json                 the submitted job, and the identity of the run
@@ -7,7 +7,7 @@
         adapter_model.safetensors, adapter_config.json, tuned.json      the result
         results.jsonl            the evaluations; marks a finished run
 
-If the submitter of an open job has died, no process locks the run folder.
+A submitter locks the run folder. An open job without a lock has lost its submitter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Phase(enum.Enum):
     QUEUED = "queued"
     """The job waits for devices."""
     LOADING = "loading"
-    """The job's model is being loaded."""
+    """The model of the job is loading."""
     TUNING = "tuning"
     """The job runs: it looks up its initial prompt, or iterates."""
     DONE = "done"
@@ -48,9 +48,9 @@ class Phase(enum.Enum):
     FAILED = "failed"
     """The job ended without a tuned prompt."""
     DROPPED = "dropped"
-    """The job could not meet its deadline and was dropped as requested."""
+    """The job could not meet its deadline and was dropped, as requested."""
     STOPPED = "stopped"
-    """The job's submitter has stopped; the checkpoint is kept."""
+    """The submitter of the job has stopped; the checkpoint is kept."""
 
     @property
     def is_over(self) -> bool:
@@ -60,10 +60,10 @@ class Phase(enum.Enum):
 class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one moment. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
-    `missed_since`: when its missed deadline became known. `looks_up`: it starts with a lookup of its initial prompt.
-    `metric`: of the last evaluation. `devices`: where it runs, since `seen_at` after `seen_iteration` iterations;
-    `measured_ends_at`: its end at this pace. `loading_s`: seconds before its first start in which it waited for its
-    model to load; `loading_at`: start of the current wait. `why`: why it waits or failed.
+    `missed_since`: when the missed deadline became known; `looks_up`: True if the job starts with a lookup of its
+    initial prompt; `metric`: value of the last evaluation; `devices`: the current devices, used since `seen_at`, after
+    `seen_iteration` iterations; `measured_ends_at`: the end at the current pace; `loading_s`: seconds of model loading
+    before the first start; `loading_at`: start of the current load; `why`: why the job waits or failed.
     """
 
     name: str
@@ -98,8 +98,8 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_at if self.phase.is_over else self.ends_at
 
     def in_time(self, now: float) -> bool | None:
-        """True if the job meets its deadline; None without a deadline, and while its end is too close to the deadline
-        to decide.
+        """True if the job meets its deadline. None without a deadline, or while the forecast end is too close to the
+        deadline.
         """
         if self.deadline_at is None:
             return None
@@ -115,7 +115,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """A job on the board. `abandoned`: the job is open, and its submitter has ended."""
+    """A job on the board. `abandoned`: True if the job is open and its submitter has ended."""
 
     folder: str
     entry: BoardEntry
@@ -135,7 +135,7 @@ def read_entry(folder: Path) -> BoardEntry | None:
 
 
 def read_board(root: Path = RUNS) -> list[BoardRow]:
-    """Return every job below a folder, in order of submission. Raises ConfigError if the path is a file."""
+    """Return every job in a folder, in order of submission. Raises ConfigError if the path is a file."""
     if root.exists() and not root.is_dir():
         raise ConfigError(f"{root}: is no folder of runs", file=str(root))
     folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
@@ -162,12 +162,12 @@ def _is_held(folder: Path) -> bool:
 
 
 DEVICES = 8
-"""Default device limit of a job: more devices cost more communication than they gain."""
+"""Default maximum number of devices per job; more devices mostly add communication."""
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a submission. `bank`: empty: each model's own; None: no bank. `serve`: the tuned prompt's name in
-    the models file `models`; empty: it is not added.
+    """The options of a submission. `bank`: folder of the prompt bank, empty: the model's own, None: no bank; `serve`:
+    the tuned prompt's name in the models file `models`, empty: do not add it.
     """
 
     site: str = ""
@@ -182,7 +182,7 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
-    """Return a line per job, in columns; below a waiting or failed job, the reason."""
+    """Return a line per job, in columns. Below a waiting or failed job, a line states the reason."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -200,7 +200,7 @@ def job_line(entry: BoardEntry, *, now: float) -> str:
 
 
 def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
-    """Return the lines of `stoker tune status`. Of ended jobs only the last `most_over` are shown."""
+    """Return the lines of `stoker tune status`. At most `most_over` ended jobs are shown, the latest."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
     counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
@@ -247,7 +247,7 @@ def ended_by(margin_s: float) -> str:
 
 
 def clock(at: float | None, *, now: float) -> str:
-    """Return a time of day, with the date unless it is today."""
+    """Return a time of day, with the date unless the date is today."""
     if at is None:
         return ""
     moment, today = datetime.datetime.fromtimestamp(at), datetime.datetime.fromtimestamp(now).date()
@@ -295,16 +295,16 @@ _LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Shows jobs repeatedly. `drops`: late jobs are dropped."""
+    """Shows jobs repeatedly. `drops`: True if late jobs are dropped."""
 
     def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
         self._screen = screen
-        self._drops = drops
+        self._drops_late = drops
         self._place = place
         self._before: dict[str, BoardEntry] = {}
-        self._said_at: dict[str, float] = {}
+        self._shown_at: dict[str, float] = {}
         self._late: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._shown_lines: set[str] = set()
 
     def show(self, entries: Sequence[BoardEntry]) -> None:
         now = time.time()
@@ -318,23 +318,23 @@ class Display:
             return
         for entry in entries:
             before = self._before.get(entry.name)
-            aged = time.monotonic() - self._said_at.get(entry.name, 0.0) >= _LINE_EVERY_S
+            aged = time.monotonic() - self._shown_at.get(entry.name, 0.0) >= _LINE_EVERY_S
             moved = before is not None and entry.iteration != before.iteration
             if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is Phase.TUNING):
-                self._before[entry.name], self._said_at[entry.name] = entry, time.monotonic()
+                self._before[entry.name], self._shown_at[entry.name] = entry, time.monotonic()
                 self._screen.line(f"  {job_line(entry, now=now)}")
 
     def tell(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._shown_lines:
+            self._shown_lines.add(line)
             self._screen.line(f"  {line}")
 
     def _tell_late(self, entry: BoardEntry, *, now: float) -> None:
         if entry.name not in self._late:
-            self._late[entry.name] = line = told_late(entry, now=now, drops=self._drops)
-            if self._place is None and entry.name not in self._told:
+            self._late[entry.name] = line = told_late(entry, now=now, drops=self._drops_late)
+            if self._place is None and entry.name not in self._shown_lines:
                 self._screen.line(f"  {line}")
-            self._told.add(entry.name)
+            self._shown_lines.add(entry.name)
 
 
 @contextlib.contextmanager

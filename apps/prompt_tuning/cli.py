@@ -1,4 +1,4 @@
-"""The options of `stoker tune`. `stoker run prompt_tuning` is `stoker tune submit`."""
+"""The options of `stoker tune`. `stoker run prompt_tuning` is an alias of `stoker tune submit`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.errors import ConfigError
 _FOLDER = click.Path(path_type=Path)
 _WATCH_EVERY_S = 1.0
 _RECENT = 20
-"""Number of finished jobs shown."""
+"""Number of finished jobs to show."""
 
 
 def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -153,8 +153,8 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 def bank(
     context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
 ) -> None:
-    """Add prompts to the bank of a model: from the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and
-    the shipped ones. The model reads each prompt once, and all prompts are grouped again.
+    """Add prompts to the bank of a model: from the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and the
+    shipped ones. The model reads each prompt once, and all prompts are grouped again.
     """
     from stoker.apps.prompt_tuning.run import fill_bank  # imported here, because Parsl would slow --help
 
@@ -167,7 +167,7 @@ command = submit_jobs
 
 
 class InOrder(click.Group):
-    """Lists its commands in order of use."""
+    """A command group that lists its commands in order of use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(self.commands)

@@ -3,8 +3,8 @@
     recipe = model_recipe(language_model, "models/small", preload=PRELOAD)      a value: nothing is loaded yet
     tuned = tune_prompt.with_options(context=recipe, gang=(1, 4), deadline="15 min")(order)      a future
 
-The loader under `@context` runs once in a library; a function under `@app` gets its result as first argument. A gang
-calls the function on several devices at once, one rank each.
+The loader under `@context` runs once in a library. The first argument of a function under `@app` is the result of the
+loader. A gang calls the function on several devices simultaneously, with one rank per device.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 PRELOAD = ("peft", "stoker.tuning.call")
-"""Modules that a pilot imports in advance, in addition to the model's: importing PEFT takes seconds."""
+"""Modules that a pilot imports in advance, in addition to the model's, because the import of PEFT takes seconds."""
 
 
 @context
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """Load the model once; the process then serves call after call."""
+    """Load the model once. The process then runs call after call."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
 @app
 def tune_prompt(model: CausalLM, order: Order) -> Tuned:
-    """Tune a soft prompt for this job. Every rank of a gang calls this function; rank 0's result counts.
+    """Tune a soft prompt for this job. Every rank of a gang calls this function; the result of rank 0 counts.
 
-    Raises as `stoker.tuning.run_job`.
+    Raises the errors of `stoker.tuning.run_job`.
     """
     return tuning.run_job(model, order)
 
 
 @app
 def build_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
-    """Add candidate prompts to the model's bank, created if missing; return the bank's size.
+    """Add candidate prompts to the bank of the model, created if missing. Return the number of prompts in the bank.
 
     Raises StokerError for the bank of another model, or a folder that cannot be written.
     """

@@ -1,8 +1,8 @@
-"""Run jobs from files to results, here or in a detached process; and `stoker tune bank`.
+"""Run tuning jobs from files to results, in this process or in a detached process; and `stoker tune bank`.
 
-All errors in a job's file, data or model path are reported before anything is submitted. `--detach` forks a process
-after the check and before any thread starts. This process locks the run folders, keeps the session's client, and logs
-the display.
+All errors in the file, data or model path of a job are reported before any job is submitted. `--detach` forks a process
+after the check and before any thread starts. The forked process locks the run folders, keeps the session's client, and
+logs the display.
 """
 
 from __future__ import annotations
@@ -47,23 +47,24 @@ from stoker.sessions import facts_of
 from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 POLICY = "prompt-tuner"
-"""The policy of a session started for tuning jobs, unless its site file names one."""
+"""The policy of a new session for tuning jobs, unless the site file names another."""
 _LOOK_EVERY_S = 0.5
 
 Submitted = Callable[[str, Sequence[str]], None]
-"""Receives the session's id and the run folders."""
+"""A function that receives the session's id and the run folders."""
 
 
 def submit(
     files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
-    """Submit these jobs and wait for them. Return 0; 1 if a job has no result; 130 after Ctrl-C (checkpoints are kept).
+    """Submit jobs and wait for their results. Return 0; 1 if a job has no result; 130 after Ctrl-C (checkpoints are
+    kept).
 
     Args:
         submitted: called when all jobs are submitted.
 
     Raises:
-        ConfigError: for an invalid job, data or option, before anything is submitted.
+        ConfigError: for an invalid job, data or option, before any job is submitted.
         RecipeError: for a missing model.
         SessionError: for a session that cannot be started or joined.
     """
@@ -160,14 +161,14 @@ def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> No
             running = [future for future in left if not future.done()]
             if running:
                 concurrent.futures.wait(running, timeout=_LOOK_EVERY_S, return_when=concurrent.futures.FIRST_COMPLETED)
-            else:  # a result cannot be written
+            else:  # the last write of a result failed
                 time.sleep(_LOOK_EVERY_S)
     finally:
         asker.close()
 
 
 def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
-    """Yield the first lines: the session, the number of jobs, and whether its policy supports deadlines."""
+    """Yield the first lines: the session, the number of jobs, and a note if the policy does not support deadlines."""
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
@@ -200,7 +201,7 @@ def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: Su
 
 
 def site_of(given: str) -> Site | str | None:
-    """Return the site to load, with tuning's policy unless the file names one; None: the session in the environment."""
+    """Return the site, with a default policy for tuning; None for the session in the environment."""
     if not given and joined_session():
         return None
     site = load_site(given or None)
@@ -216,7 +217,7 @@ def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen:
     if options.serve and done:
         try:
             served = add_served(options, jobs[0].ready, adapter=jobs[0].folder.path)
-        except ConfigError as why:  # the result is reported first
+        except ConfigError as why:  # report the result first
             error = why
     if json:
         said = {"served": msgspec.to_builtins(served)} if options.serve else {}
@@ -243,9 +244,9 @@ class DetachedReport(msgspec.Struct, frozen=True):
 
 
 def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
-    """Submit these jobs from a separate process and leave it running. Return 0 once they are submitted.
+    """Submit jobs from a detached process, which continues to run. Return 0 once the jobs are submitted.
 
-    Raises as `run.submit` until then.
+    Raises the errors of `run.submit`.
     """
     checked(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -311,7 +312,7 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add this file's prompts and the shipped prompts to a model's bank; return 0.
+    """Add the prompts of this file and the shipped prompts to the bank of a model; return 0.
 
     Raises ConfigError for an unreadable file, RecipeError for a missing model, SessionError, and StokerError for the
     bank of another model.

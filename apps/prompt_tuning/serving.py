@@ -1,4 +1,4 @@
-"""The entry of a models file that serves a tuned prompt: `stoker tune submit --serve NAME`."""
+"""The models file entry for a tuned prompt: `stoker tune submit --serve NAME`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ServedPrompt(msgspec.Struct, frozen=True):
 
 
 def check_serving(options: SubmissionOptions, ready: CheckedJob) -> None:
-    """Check that a job's prompt can be added to the models file.
+    """Check that the prompt of a job can be added to the models file.
 
     Raises:
-        ConfigError: The models file is invalid, has a model of this name, or has no folder.
+        ConfigError: The models file is invalid, contains a model of this name, or its folder is missing.
     """
     folder = options.models.parent
     if not folder.is_dir():
@@ -41,11 +41,11 @@ def check_serving(options: SubmissionOptions, ready: CheckedJob) -> None:
 
 
 def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedPrompt:
-    """Add a job's prompt, and its base if it is missing, to the models file. `adapter`: the folder of the prompt.
+    """Add the prompt of a job, and its base if missing, to the models file. `adapter`: the folder of the prompt.
 
     Raises:
-        ConfigError: The models file is invalid, cannot be written, or has a model of this name; or the base model
-            cannot have this adapter.
+        ConfigError: The models file is invalid, cannot be written, or contains a model of this name; or the base model
+            does not support this adapter.
     """
     file = options.models
     try:
@@ -54,7 +54,7 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
             base, text = _with_base(before, options, ready)
-            entry = {"base": base, "adapter": _seen_from(file.absolute().parent, adapter)}
+            entry = {"base": base, "adapter": _path_from(file.absolute().parent, adapter)}
             text += _table(options.serve, entry, after=text)
             parse_models(text, file=str(file), folder=file.absolute().parent)
             opened.write(text.removeprefix(before))
@@ -65,7 +65,7 @@ def add_served(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) 
 
 
 def _with_base(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
-    """Return the name of the base in a models file, and the file's text with the base."""
+    """Return the name of the base in a models file, and the text of the file with the base."""
     file, name = options.models, options.serve
     folder = file.absolute().parent
     models = parse_models(text, file=str(file), folder=folder) if text.strip() else {}
@@ -87,13 +87,13 @@ def _may_be_base(settings: ModelSettings) -> bool:
     return not settings.base and settings.kind is ModelKind.CHAT and settings.engine != "static"
 
 
-def _seen_from(folder: Path, adapter: Path) -> str:
+def _path_from(folder: Path, adapter: Path) -> str:
     there = adapter.absolute()
     return str(there.relative_to(folder)) if there.is_relative_to(folder) else str(there)
 
 
 def _table(name: str, settings: dict[str, str], *, after: str) -> str:
-    """Return a table of a models file, to be appended to a text."""
+    """Return a table of a models file, to be appended to the text `after`."""
     key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
     lines = [f"[models.{key}]", *(f"{each} = {_quoted(value)}" for each, value in settings.items())]
     gap = "" if not after else "\n" if after.endswith("\n") else "\n\n"

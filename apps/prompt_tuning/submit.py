@@ -1,4 +1,4 @@
-"""`tune(job)`: run a job as one call on its loaded model, on as many devices as its deadline needs."""
+"""`tune(job)`: run a job as one call on its loaded model, with enough devices for its deadline."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from stoker.tuning import (
 if TYPE_CHECKING:
     from stoker.sessions import AppCallFuture, StokerApp
 
-_LETTERS_A_TOKEN = 4.0
+_LETTERS_PER_TOKEN = 4.0
 _PROMPT_TOKENS = 32
 
 
 class CheckedJob(msgspec.Struct, frozen=True):
-    """A job that passed all checks that need no model."""
+    """A job that has passed all checks that need no model."""
 
     job: Job
     samples: tuple[Sample, ...]
     recipe: Recipe
     model: str
-    """The model's identity: its content, or its name on the hub."""
+    """The identity of the model: the digest of its content, or its name on the hub."""
 
     @property
     def digest(self) -> str:
-        """The digest of all parts that decide the result; it identifies a job."""
+        """The digest of all inputs that determine the result. The digest identifies a job."""
         return digest_job(self.job, digest_samples(self.samples), self.model)
 
 
@@ -65,14 +65,14 @@ def tune(
 
     Args:
         job: a `Job`, or the path of a `job.toml`.
-        samples: its data, if not in the file that the job names.
+        samples: the data of the job, if not in the file that the job names.
         gang: the number of replicas, or the range `(smallest, largest)` for the scheduler.
-        late: for a job that cannot meet its deadline: `"run"` it on idle devices, or `"drop"` it, so that the future
-            raises CallDroppedError.
+        late: for a job that cannot meet its deadline: `"run"` the job on idle devices, or `"drop"` the job, so that the
+            future raises CallDroppedError.
         bank: the folder of the prompt bank; empty: the model's own, in the state folder; None: no bank.
 
     Returns:
-        The future of its `Tuned`.
+        The future of the `Tuned` result.
 
     Raises:
         ConfigError: for an invalid job or invalid data.
@@ -102,7 +102,7 @@ def call_of(
     bank: str | os.PathLike[str] | None = "",
     start: bytes = b"",
 ) -> tuple[StokerApp, Order]:
-    """Return the app that runs a job, and its argument. `start`: the state of an earlier attempt."""
+    """Return the app that runs a job, and the argument of the app. `start`: the state of an earlier attempt."""
     job, now = ready.job, time.time()
     deadline = job.deadline_s(submitted_s=now)
     slo_s = 0.0 if deadline is None else deadline - now
@@ -117,15 +117,15 @@ def call_of(
 
 
 def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
-    # vLLM models cannot be tuned
+    # vLLM models cannot be tuned.
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD, devices=devices)
     return recipe, identity_of(recipe, model)
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest and the largest gang in which each rank gets a sample of a batch.
+    """Return the smallest and the largest gang in which each rank gets at least one sample of a batch.
 
-    Raises ConfigError if even the smallest is too large.
+    Raises ConfigError if even the smallest gang is too large.
     """
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
@@ -135,17 +135,18 @@ def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _features(order: Order) -> Features:
-    """Return a job's facts for the scheduler: its work grows with its iterations and their tokens."""
+    """Return the features of a job for the scheduler. The work grows with iterations and tokens."""
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
-    prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
-    tokens = round(job.training.batch * (letters / _LETTERS_A_TOKEN + prompt))
+    prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_PER_TOKEN or _PROMPT_TOKENS
+    tokens = round(job.training.batch * (letters / _LETTERS_PER_TOKEN + prompt))
     kind = _kind(order)
     return Features(items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=_lookup_s(order))
 
 
 def _kind(order: Order) -> str:
-    """Return the kind of a job, by what ends it: no target, a looked-up prompt (fewer iterations), or neither."""
+    """Return the kind of a job: without a target, with a looked-up prompt (fewer iterations), or with a given
+    prompt."""
     if order.job.until.reach is None:
         return "all iterations"
     return "bank" if _bank_of(order) is not None else "prompt"

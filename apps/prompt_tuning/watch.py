@@ -1,6 +1,6 @@
-"""One submitted job: its state in the session, and its results in its run folder.
+"""One submitted job: its state in the session, and its results in the run folder.
 
-If the policy does not forecast ends, the end is extrapolated from the iterations so far.
+If the policy does not forecast the end of calls, the end is extrapolated from the iterations so far.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 
 _MOST_CALLS = 1000
-_MEASURED = 10
-"""Iterations on its present devices after which a job's own pace predicts its end."""
+_LEAST_ITERATIONS = 10
+"""Number of iterations on the current devices after which the measured pace predicts the end."""
 
 
 class SessionPicture(msgspec.Struct, frozen=True):
     calls: tuple[ListedCall, ...] = ()
     contexts: tuple[ContextStatus, ...] = ()
     loading_on: dict[str, tuple[str, ...]] = {}
-    """Devices on which a context loads, by the context's name."""
+    """Devices on which a context loads, by the name of the context."""
 
     def ahead(self, call: ListedCall) -> int:
-        """Return the number of waiting calls of its context before this call."""
+        """Return the number of waiting calls of the same context before this call."""
         same = [one.call for one in self.calls if one.state is ListedState.WAITING and one.context == call.context]
         return same.index(call.call) if call.call in same else 0
 
@@ -91,7 +91,7 @@ class Asker:
 
 
 def saved_in(progress: CallProgress | None) -> Saved | None:
-    """Return the last state in a call's reports, from which the call can resume."""
+    """Return the last state in a call's progress reports, from which the call can resume."""
     return unpack(checkpoint_of(progress) or b"")
 
 
@@ -103,8 +103,8 @@ def updated_entry(
     now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:
-    """Return a job's updated state. `now`: seconds since the epoch, on a clock `ahead_s` seconds ahead of the wall
-    clock.
+    """Return the updated state of a job. `now`: seconds since the epoch, on a clock that is `ahead_s` seconds ahead of
+    the wall clock.
     """
     now = time.time() if now is None else now
     if call is None:
@@ -117,7 +117,7 @@ def updated_entry(
         entry = _placed(entry, listed, picture, now)
     entry = _forecast(entry, call.forecast, ahead_s)
     if call.progress is not None:
-        entry = _told(entry, call.progress, now)
+        entry = _with_progress(entry, call.progress, now)
     match entry.in_time(now):
         case False if entry.missed_since is None:
             return msgspec.structs.replace(entry, missed_since=now)
@@ -129,11 +129,11 @@ def updated_entry(
 def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
     if listed.state is ListedState.FAILED:
         return entry
-    if entry.devices and entry.devices != listed.where:  # the call has lost a device, or was preempted
+    if entry.devices and entry.devices != listed.where:  # the call has lost a device or was preempted
         entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
-        entry = _loaded(entry, since)
+        entry = _end_loading(entry, since)
         return msgspec.structs.replace(
             entry, phase=Phase.TUNING, devices=listed.where, why="",
             started_at=since if entry.started_at is None else entry.started_at,
@@ -144,11 +144,11 @@ def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now:
             entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}",
             loading_at=now if entry.loading_at is None else entry.loading_at,
         )  # fmt: skip
-    return msgspec.structs.replace(_loaded(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
+    return msgspec.structs.replace(_end_loading(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
 
 
-def _loaded(entry: BoardEntry, at: float) -> BoardEntry:
-    """End the job's wait for its model, if it waits."""
+def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
+    """End the job's wait for its model, if any."""
     if entry.loading_at is None:
         return entry
     before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
@@ -171,7 +171,7 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
     return context.waits_for if context is not None else ""
 
 
-def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
+def _with_progress(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
         entry, iterations=int(progress.total) or entry.iterations,
@@ -181,9 +181,9 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     if entry.seen_at is None or done < entry.seen_iteration:
         return msgspec.structs.replace(entry, iteration=done, seen_at=now, seen_iteration=done)
     made = done - entry.seen_iteration
-    if made < _MEASURED or entry.phase is not Phase.TUNING:
+    if made < _LEAST_ITERATIONS or entry.phase is not Phase.TUNING:
         return msgspec.structs.replace(entry, iteration=done)
-    # Times measured on these devices are more accurate than the scheduler's forecast, which is a bound.
+    # Times measured on these devices are more accurate than the scheduler's forecast, which is an upper bound.
     if done == entry.iteration and entry.measured_ends_at is not None:
         return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
     ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
@@ -191,7 +191,7 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
 
 
 def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
-    if forecast is None or not math.isfinite(forecast.ends_at):  # not known yet
+    if forecast is None or not math.isfinite(forecast.ends_at):  # unknown yet
         return entry
     return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)
 
@@ -200,7 +200,7 @@ class SubmittedJob:
     def __init__(self, ready: CheckedJob, *, name: str, folder: RunFolder, start: bytes) -> None:
         until = ready.job.until
         self._clock = Clock()
-        """A clock that does not follow changes of the wall clock, which must not make a job late."""
+        """A clock that ignores changes of the wall clock, which must not make a job late."""
         self.ready = ready
         self.folder = folder
         self.future: AppCallFuture | None = None
@@ -209,13 +209,13 @@ class SubmittedJob:
         self._kept = b""
         self._ended_at: float | None = None
         self.unwritten = ""
-        """Why the last write to the run folder failed."""
+        """The error of the last write to the run folder; empty after a success."""
         self.entry = BoardEntry(
             name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
         )  # fmt: skip
 
     def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
-        """Submit the job to the loaded session; the time to its deadline starts now."""
+        """Submit the job to the loaded session. The time to its deadline starts now."""
         app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
         now = self._clock.now()
         self.future = app(order)
@@ -226,7 +226,6 @@ class SubmittedJob:
         )  # fmt: skip
 
     def refresh(self, picture: SessionPicture | None) -> None:
-        """Update the entry and write it."""
         if self.future is None or self.entry.phase.is_over:
             return
         call, before = sent_call(self.future), self.entry

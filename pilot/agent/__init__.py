@@ -1,1 +1,1 @@
-"""The agent: one process per node that executes the manager's orders and reports results."""
+"""The agent: one process per node that executes the manager's orders and reports the results."""

@@ -1,10 +1,12 @@
-"""The parts of an agent: the connection to the manager, the pilot's core, and the parts that execute its commands.
+"""The agent of a pilot: the connection to the manager, the pilot's core, and the parts that execute the core's
+commands.
 
-Messages that change the manager's records travel in numbered frames, which are kept until they are acknowledged. After
-each reconnect, the pilot sends a hello, then these frames again in order. So the hello describes the state *before*
-them: a call whose end is in one of the frames still counts as held (`UnacknowledgedFacts`).
+Messages that change the manager's records are sent in numbered frames. The pilot keeps each numbered frame until the
+manager acknowledges the frame. After each reconnect, the pilot sends a hello, then the unacknowledged frames in order.
+The hello therefore describes the state before these frames: a call that ended in one of these frames still counts as
+held (`UnacknowledgedFacts`).
 
-All code runs in the loop's thread. Other threads pass their results with `Agent.later`.
+All code of the agent runs in the thread of the loop. Other threads pass their results with `Agent.later`.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ from stoker.protocol.wire import Outbox
 
 log = logging.getLogger("stoker.pilot")
 
-FRAME_BYTES = 16_000_000  # larger batches of messages are split into several frames
-_REFUSED_HANDSHAKES = 10  # after this many in a row, the manager does not accept the pilot's key
-_PART_S = 1.0  # seconds that an ending pilot waits for the acknowledgement of its last frames
-_SEARCH_S = 1.0  # seconds between two readings of the session's folder while the manager is away
+FRAME_BYTES = 16_000_000  # a batch of messages above this size is split into several frames
+_REFUSED_HANDSHAKES = 10  # failed handshakes in a row that mean a refused key
+_PART_S = 1.0  # seconds that an exiting pilot waits for its last acknowledgement
+_SEARCH_S = 1.0  # seconds between two readings of the session's folder while disconnected
 
 
 class ManagerLink:
-    """The connection to the manager (`dealer`), and messages to send."""
+    """The pilot's connection to the manager (`dealer`), with the messages to send."""
 
     def __init__(self, folder: SessionFolder, *, pilot: str, block: str = "") -> None:
         self._folder = folder
@@ -64,7 +66,7 @@ class ManagerLink:
         self._search_at = 0.0
         self._refusals = SeldomLog(log)
         self._batch: list[to_manager.FromPilot] = []
-        self._passing: list[to_manager.CallYielded] = []  # pieces of results for the next frames
+        self._passing: list[to_manager.CallYielded] = []  # pieces of results to send in the next frames
         self.outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
         pair = folder.read_pilot_key(block)
@@ -86,15 +88,15 @@ class ManagerLink:
             yield from messages
 
     def post(self, message: to_manager.FromPilot) -> None:
-        """Queue a message that must arrive for the next frame."""
+        """Queue a message for the next numbered frame, which is kept until acknowledged."""
         self._batch.append(message)
 
     def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Queue pieces for the next frames, or drop them without a connection."""
+        """Queue pieces of a result for the next frame, or drop them without a connection."""
         self._passing.append(pieces)
 
     def flush(self) -> None:
-        """Send the queued frames; keep numbered frames while there is no connection."""
+        """Send the queued frames. Without a connection, keep the numbered frames and drop the other frames."""
         if self._passing:
             passing, self._passing = self._passing, []
             if self.dealer.connected:
@@ -119,12 +121,11 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def say(self, message: to_manager.FromPilot) -> None:
-        """Send a message that may be lost."""
+        """Send a message if connected. The message may be lost."""
         if self.dealer.connected:
             self.dealer.send(wire.encode([message]))
 
     def greet(self, hello: to_manager.PilotHello) -> None:
-        """Send a hello, then all unacknowledged frames."""
         self.dealer.send(wire.encode([hello]))
         for frame in self.outbox.unacked():
             self.dealer.send(frame)
@@ -137,14 +138,14 @@ class ManagerLink:
         session_over = ""
         if now >= self._search_at:
             self._search_at = now + _SEARCH_S
-            session_over = self._folder.over()  # a pilot that does not see the session's folder cannot know
+            session_over = self._folder.over()
             if not session_over:
                 try:
                     address = self._folder.read().address
-                except Exception as error:  # the file is being replaced, or the file system is away: look again later
+                except Exception as error:  # the file is being replaced, or the file system hangs
                     log.debug("session file: %s", error)
                 else:
-                    self.dealer.move_to(address)  # a restarted manager may listen elsewhere
+                    self.dealer.move_to(address)  # after a restart of the manager
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
@@ -163,7 +164,6 @@ class ManagerLink:
 
 
 def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
-    """Return the facts in frames that change the manager's records."""
     known = UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:
@@ -190,7 +190,7 @@ def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
 GRACE_S = 2.0
 """Seconds that running calls may continue after a signal from the batch system."""
 
-PROBE_EVERY_S = 300.0  # seconds between two probes of a device without libraries
+PROBE_EVERY_S = 300.0  # seconds between two probes of a device that no library uses
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
@@ -198,17 +198,17 @@ class PilotOptions(msgspec.Struct, frozen=True):
     block: str = ""
     lease_s: float = 60.0
     grace_s: float = GRACE_S
-    walltime_s: float = 0.0  # seconds of the job, from the site file; 0 = unknown
-    probe: str = ""  # the command that probes a device (see `observing`); empty: our own, on GPUs
+    walltime_s: float = 0.0  # walltime of the job in seconds, from the site file; 0 if unknown
+    probe: str = ""  # command that probes a device (see `observing`); empty: Stoker's probe on GPUs
     probe_every_s: float = PROBE_EVERY_S
-    in_batch: bool = False  # True if a batch system started the pilot, which then ends with its parent
+    in_batch: bool = False  # True in a batch job: the pilot exits with its parent
     driver_limit_s: float = DRIVER_LIMIT_S
-    """Seconds after which an unanswered GPU driver counts as hanging, a fault of the device."""
-    umask: int = -1  # umask for libraries; -1: the pilot's own
+    """Seconds without an answer after which a GPU driver counts as hung, a fault of the device."""
+    umask: int = -1  # umask of libraries; -1: umask of the pilot
 
 
 class Agent:
-    """One pilot's agent. Its parts (`loop`, `processes`, `objects`, `observing`) work on it."""
+    """The agent of one pilot. `loop`, `processes`, `objects` and `observing` act on an `Agent`."""
 
     def __init__(
         self,
@@ -227,8 +227,8 @@ class Agent:
         self.session = session
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
-        self.monitors: dict[str, Monitor] = {}  # by UUID of the GPU
-        self.bare_bytes: dict[DeviceId, int] = {}  # memory in use on each GPU while no library was on it
+        self.monitors: dict[str, Monitor] = {}  # the monitor of each GPU, by UUID
+        self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU without libraries
         self.sees_all_processes = monitor.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
@@ -239,20 +239,20 @@ class Agent:
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
         self.search_path = folders_here()
-        """Folders where libraries search modules after all others: the program's folder, if the pilot was started
-        there.
+        """Folders where libraries search for modules after all other folders: the program's folder, if the pilot was
+        started there.
         """
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
-        self.is_over = False  # True once the core has said `Leave`
+        self.is_over = False  # True once the core has issued the command `Leave`
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Tells the core if the pilot lost a resource of its job, before the core sees failures that this causes."""
+        """Reports a lost resource of the job before the core sees failures that the loss causes."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
-        # A signal or a thread writes to `wake_write` to end the loop's wait.
+        # A signal handler or a thread writes to `wake_write` to wake the loop.
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
@@ -262,11 +262,10 @@ class Agent:
     # ---- events
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the core, and execute its commands."""
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
-        """Pass a library's messages to the core: those that arrived, or all (`to_end`)."""
+        """Pass the received messages of a library to the core, or all messages until the end (`to_end`)."""
         said, is_open = process.receive(to_end=to_end)
         if said:
             self.handle(FromLibrary(process.library, said))
@@ -278,11 +277,11 @@ class Agent:
             self.handle(LibraryHungUp(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Run `action` in the loop's thread; thread-safe."""
+        """Run `action` in the thread of the loop. Any thread may call this method."""
         self._done.append(action)
         try:
             os.write(self.wake_write, b"x")
-        except OSError:  # the pipe is full: the loop wakes anyway
+        except OSError:  # the pipe is full, so the loop wakes anyway
             pass
 
     def take_done(self) -> None:
@@ -294,7 +293,7 @@ class Agent:
         while self._done:
             self._done.popleft()()
 
-    # ---- what its parts ask
+    # ---- queries of its modules
 
     def devices_of(self, library: LibraryId) -> tuple[PilotDevice, ...]:
         return tuple(self.devices[device] for device in self.state.libraries[library].devices)

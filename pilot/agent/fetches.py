@@ -1,4 +1,4 @@
-"""Fetches objects into this pilot's cache, and serves cached objects to other pilots."""
+"""Fetches objects into the pilot's cache, and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def is_pilots_fault(error: BaseException) -> bool:
-    """True if this pilot's disk caused an error: another pilot may succeed."""
+    """True if the disk of this pilot caused the error. Another pilot may then succeed."""
     return isinstance(error, DiskError) or takes_no_writes(error)
 
 
-# ---- what this pilot serves
+# ---- serving objects to other pilots
 
 log = logging.getLogger("stoker.pilot")
 
 
 class Peers:
-    """The transfer server of one pilot, and its keys."""
+    """The transfer server of one pilot, with its keys."""
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
-        self.carried = session.is_carried  # the pilot has a copy of the session's folder, and sees no other file of it
-        self.host = "127.0.0.1"  # this machine's address for other pilots
+        self.carried = session.is_carried  # True if the pilot has only a copy of the session's folder
+        self.host = "127.0.0.1"  # address of this machine for other pilots
         with suppress(OSError, ValueError, SessionError):
             self.host = wire.route_to(split_address(session.read().address.removeprefix("tcp://"))[0])
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
-        # Libraries derive keys of gangs from this secret, which gives no access to transfers.
+        # Libraries derive the keys of gangs from this secret, which does not permit transfers.
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
         self._session = session
         self._server: ObjectServer | None = None
@@ -64,7 +64,6 @@ class Peers:
 
     @property
     def address(self) -> str:
-        """Address for other pilots; empty if this pilot serves none."""
         return self._server.address if self._server is not None else ""
 
     @property
@@ -72,7 +71,7 @@ class Peers:
         return self._server is not None and bool(self._server.serving)
 
     def seed(self) -> str:
-        """Return the address of the session's seed; empty if none runs."""
+        """Return the address of the session's seed; empty if no seed runs."""
         try:
             return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
         except OSError:
@@ -109,13 +108,13 @@ class Fetches:
     def __init__(self, agent: _Agent) -> None:
         self._agent = agent
         self._fetches: dict[str, _Fetching] = {}
-        self.arrived: dict[str, Pin] = {}  # new objects, until the waiting libraries have them
+        self.arrived: dict[str, Pin] = {}  # new objects, pinned until libraries have pinned them
 
     def order(self, order: FetchObject) -> None:
-        """Fetch an object from the order's sources, which replace earlier sources."""
+        """Fetch an object from the sources in `order`, which replace earlier sources."""
         fetching = self._fetches.setdefault(order.object.name, _Fetching(order))
         fetching.order = order
-        if order.origin:  # in a thread, because the file system may hang
+        if order.origin:  # in a thread, because the file system may not answer
             find = threading.Thread(
                 target=self._find_origin, args=(fetching, order), name="objects-origin", daemon=True
             )
@@ -172,7 +171,7 @@ class Fetches:
                 here, outcome = bringing.run()
             except StokerError as error:
                 text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
-            except Exception as error:  # a bug of ours: fail the fetch, because libraries wait for it
+            except Exception as error:  # a bug: fail the fetch, because libraries wait
                 log.exception("bringing %s failed", ref.name)
                 text = f"the object {ref.name} could not be fetched: {type(error).__name__}: {error}"
                 ours = is_in_use = False
@@ -185,7 +184,7 @@ class Fetches:
         return bringing
 
     def _arrived(self, fetching: _Fetching, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
-        if self._fetches.get(ref.name) is fetching:  # else the fetch was stopped just before the object arrived
+        if self._fetches.get(ref.name) is fetching:  # False if the fetch was stopped just now
             del self._fetches[ref.name]
             self._agent.peers.served.settled(ref.name)
         self.arrived[ref.name] = here

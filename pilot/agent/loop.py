@@ -1,7 +1,7 @@
 """The agent's loop, and `carry_out`, which has one case per command of the core.
 
-An iteration waits for an event, reads all input, tells the core, executes its commands, and sends one frame to the
-manager and one to each library. No message is delayed for a larger batch.
+Each iteration waits for an event, reads all input, passes the input to the core, executes the core's commands, and
+sends one frame to the manager and one frame to each library. The loop never delays a message to fill a larger batch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ EVERY_S = 10.0
 
 
 class LogWatch:
-    """Shortens libraries' long logs, in a thread because the session's folder may hang."""
+    """Shortens long logs of libraries, in a thread because the file system may hang."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._thread: threading.Thread | None = None
         self._due_at = 0.0
-        self._refused: set[Path] = set()  # logs whose file system cannot free their middle
+        self._refused: set[Path] = set()  # logs on file systems that cannot punch a hole in a file
 
     def shorten_if_due(self, now: float) -> None:
         if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
@@ -63,10 +63,10 @@ class LogWatch:
 
 # ---- the loop
 
-TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals at which a pilot drains
+TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the pilot drains when it receives one of these signals
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
-_ECHO_S = 1.0  # the same signal within this time counts once: srun and Slurm both send it
+_REPEATED_SIGNAL_S = 1.0  # ignore a repeated signal in this time: srun and Slurm both send it
 _PROBE_S = 15.0
 
 
@@ -77,21 +77,20 @@ class Loop:
         agent.check_standing = functools.partial(check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
-        """Signals that the core does not know yet, and whether each is repeated."""
-        self._signalled_at = 0.0
+        """Signals that the core has not received yet, with True for a repetition."""
+        self._signal_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
-        self._due = 0.0  # time of the next timer, tick or measurement
-        self._turned_at = 0.0  # end of the last wait; 0 before the first
+        self._due = 0.0  # time of the next timer, tick or measurement, on the monotonic clock
+        self._wait_ended_at = 0.0  # time when the last wait ended; 0 before the first wait
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
-        """True if the manager may have sent frames; True if its connection may have changed."""
+        """True if the manager may have sent frames; True if the connection may have changed."""
         for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 
     def run(self) -> int:
-        """Work until the pilot ends; return the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
         observing.start_walltime(agent)
@@ -104,7 +103,7 @@ class Loop:
                 if self._has_frames:
                     for message in link.receive():
                         agent.handle(events.FromManager(message))
-                if link.dealer.connected and presence.wants_hello(agent.state):  # one hello answers all requests for it
+                if link.dealer.connected and presence.wants_hello(agent.state):
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
@@ -122,13 +121,13 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        """Wait for an event and read it, except frames of the manager.
+        """Wait for an event and read all input except the manager's frames.
 
-        ZeroMQ's descriptor reports only frames after the socket's last use, so this also checks for frames before
-        waiting.
+        The descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. This method
+        therefore checks for frames before it waits.
         """
         agent, wires = self.agent, self.agent.wires
-        has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
+        has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
         now = time.monotonic()
         self._due = self._next_due(now)
         timeout = 0.0 if has_frames else max(0.0, self._due - now)
@@ -155,16 +154,16 @@ class Loop:
         self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
-        """Report a suspension of this process to the core, before any limit is checked."""
-        now, before = time.monotonic(), self._turned_at
-        self._turned_at = now
+        """Report a suspension of this process before the loop checks time limits."""
+        now, before = time.monotonic(), self._wait_ended_at
+        self._wait_ended_at = now
         stopped_s = now - before - waited_s
         if before and stopped_s > limits.STOPPED_S:
             self.agent.handle(events.WasSuspended(stopped_s))
 
     def _next_due(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
-        if state.leaving:  # a leaving pilot may have no event to wait for
+        if state.leaving:  # a draining pilot may receive no further event
             self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
         due = min(presence.next_at(state), agent.timers.next_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
@@ -204,14 +203,14 @@ class Loop:
     def _take_signals(self) -> None:
         signal.set_wakeup_fd(self.agent.wake_write, warn_on_full_buffer=False)
         for how in TOLD_TO_GO:
-            if signal.getsignal(how) is not signal.SIG_IGN:  # nohup, or a shell's background job
+            if signal.getsignal(how) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(how, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD_TO_GO)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        now, before = time.monotonic(), self._signalled_at
-        self._signalled_at = now
-        if not before or now - before > _ECHO_S:
+        now, before = time.monotonic(), self._signal_at
+        self._signal_at = now
+        if not before or now - before > _REPEATED_SIGNAL_S:
             self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:

@@ -1,7 +1,7 @@
-"""Moves objects of libraries, large arguments and results, snapshots and the environment to and from the cache.
+"""Moves data to and from the object cache: objects, large arguments and results, snapshots, and the environment.
 
-If a pilot sees the session's folder, a large payload is a file in it. Otherwise payloads over 1 MB are sent through the
-session's seed.
+If a pilot sees the session's folder, a large payload is a file in this folder. Otherwise the pilot sends payloads over
+1 MB through the session's seed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _failed(agent: Agent, library: LibraryId, lack: FetchFailure) -> None:
 
 def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
     process = agent.processes.get(library)
-    if process is None:  # the library has ended meanwhile
+    if process is None:  # the library has ended in the meantime
         for one in found.values():
             one.release()
         return
@@ -83,7 +83,7 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
 log = logging.getLogger("stoker.pilot")
 
 _T = TypeVar("_T")
-_PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry: the seed may be restarting
+_PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry, because the seed may be restarting
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
@@ -96,7 +96,7 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
             except (StokerError, OSError) as error:
                 what = f"its arguments could not be fetched from the session's seed: {error}"
                 lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
-        agent.later(lambda: _brought(agent, command, pins, lacks))
+        agent.later(lambda: _report_arguments(agent, command, pins, lacks))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
 
@@ -122,9 +122,11 @@ def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> No
 # ---- inside
 
 
-def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]) -> None:
+def _report_arguments(
+    agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]
+) -> None:
     process = agent.processes.get(command.library)
-    if process is None:  # the library has ended meanwhile
+    if process is None:  # the library has ended in the meantime
         for pin in pins.values():
             pin.release()
         return
@@ -148,8 +150,8 @@ def _retried(exchange: Callable[[], _T], what: str) -> _T:
             return exchange()
         except DiskError:
             raise
-        except (StokerError, OSError) as error:  # a connection may break
-            log.warning("%s: %s; it is tried again in %g s", what, error, pause_s)
+        except (StokerError, OSError) as error:  # the connection may have failed
+            log.warning("%s: %s; retrying in %g s", what, error, pause_s)
             time.sleep(pause_s)
     return exchange()
 
@@ -185,13 +187,13 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """Put a library's snapshot into the cache, in a thread; report it to the core."""
+    """Put a library's snapshot into the cache in a thread, and report to the core."""
 
     def run() -> None:
         try:
             ref = object_of(made.folder)
             manifest = manifest_of(ref)
-            _take_in(agent.cache, ref, manifest)
+            _add_to_cache(agent.cache, ref, manifest)
             store.note_snapshot(agent.cache, Path(made.folder), name=ref.name)
         except (StokerError, OSError) as error:
             log.warning("the snapshot %s is not offered to other pilots: %s", made.folder, error)
@@ -203,7 +205,7 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
     threading.Thread(target=run, name="snapshot-offer", daemon=True).start()
 
 
-def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
+def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
     here = cache.find(ref.name)
     if here is None:
         with cache.claim(ref) as draft:
@@ -219,17 +221,17 @@ def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_here(form: str) -> bool:
-    """True if a library on this node finds a snapshot of this form."""
+    """True if a library on this node finds a snapshot with the form `form`."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
 # ---- the carried environment
 
-_SAID_S = 60.0  # seconds between two reports to the seed that this pilot has the archive
+_REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this pilot serves the archive
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:
-    """Offer the carried environment's archive to other pilots, in a thread."""
+    """Offer the archive of the carried environment to other pilots, in a thread."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()
@@ -237,13 +239,13 @@ def hand_on_environment(agent: Agent, archive: str) -> None:
 
 def _hand_on(agent: Agent, name: str, path: str) -> None:
     try:
-        if os.path.exists(path):  # else another pilot of this host has taken it
+        if os.path.exists(path):  # otherwise another pilot of this host has moved the archive
             facts = os.stat(path)
             ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
             bringing = Bringing(agent.cache, ref, key=agent.peers.key)
             bringing.offer([ObjectSource(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()
-            os.unlink(path)  # from now on, the cache decides when to remove it
+            os.unlink(path)  # the cache now contains the archive
     except FileNotFoundError:
         pass
     except (StokerError, OSError) as error:
@@ -252,6 +254,6 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
     while name in agent.cache.sizes():
         seed = agent.peers.seed()
         if seed and agent.peers.address:
-            with suppress(PeerError):  # retried at the next report
-                meet(name, agent.peers.address, wants=False, again_s=_SAID_S, seed=seed, key=agent.peers.key)
-        time.sleep(_SAID_S)
+            with suppress(PeerError):  # the next report follows after `_REPORT_INTERVAL_S`
+                meet(name, agent.peers.address, wants=False, again_s=_REPORT_INTERVAL_S, seed=seed, key=agent.peers.key)
+        time.sleep(_REPORT_INTERVAL_S)

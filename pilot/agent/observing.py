@@ -1,12 +1,12 @@
-"""Measures libraries, devices and memory, runs probes, and finds the job's walltime.
+"""Measures libraries, devices and memory, probes devices, and finds the walltime of the job.
 
     Slurm         SLURM_JOB_END_TIME (not set by 22.05), else `squeue -h -j JOB -o %e`
     HTCondor      the job's ad: AllowedExecuteDuration, AllowedJobDuration, StokerWalltime (from our submit description)
     LSF           `bjobs -noheader -o time_left JOB`
-    others        `--walltime-s` from the site file, counted from the pilot's start; PBS_WALLTIME
+    others        `--walltime-s` from the site file, counted from the start of the pilot; PBS_WALLTIME
 
-The job's end is kept on the monotonic clock. A command runs once, in a thread, for at most 10 s. A probe is a separate
-process, because a driver may hang or crash.
+The pilot stores the end time of the job on the monotonic clock. A command of the batch system runs once, in a thread,
+for at most 10 s. A probe of a device is a separate process, because a driver may hang or crash.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COMMAND_LIMIT_S = 10.0
 
 
 def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
-    """Report when the job ends; ask the batch system if no variable says it."""
+    """Report the end of the job, from environment variables or the batch system."""
 
     def ask() -> None:
         left_s, asked_at = ask_batch_system(environ), time.monotonic()
@@ -66,7 +66,7 @@ def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> Non
 
 
 def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
-    """Return the seconds until the job ends, by its variables and HTCondor's ad; NO_END if unknown."""
+    """Return the seconds until the job ends, from variables or HTCondor's job ad; NO_END if unknown."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
@@ -75,8 +75,10 @@ def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
 
 
 def node_of_job(environ: Mapping[str, str]) -> str:
-    """Return the node's name in the batch system, by Slurm's variable or HTCondor's ad of the machine; empty if
-    unknown. It may differ from the host's name."""
+    """Return the node's name in the batch system, from Slurm's variable or HTCondor's machine ad; empty if unknown.
+
+    The name may differ from the host name.
+    """
     if node := environ.get("SLURMD_NODENAME", ""):
         return node
     try:
@@ -90,7 +92,7 @@ def node_of_job(environ: Mapping[str, str]) -> str:
 def ask_batch_system(environ: Mapping[str, str]) -> float:
     job = environ.get("SLURM_JOB_ID", "")
     if job:
-        if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # a task's id may also name the whole array
+        if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # SLURM_JOB_ID of one task may be the id of the whole array
             job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
         return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
     job = environ.get("LSB_JOBID", "")
@@ -129,10 +131,10 @@ def _run(command: list[str]) -> str:
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_LIMIT_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("%s: %s; the walltime is taken from the site file", command[0], error)
+        log.warning("%s: %s; using the walltime of the site file", command[0], error)
         return ""
     if ran.returncode:
-        log.warning("%s: %s; the walltime is taken from the site file", command[0], ran.stderr.strip())
+        log.warning("%s: %s; using the walltime of the site file", command[0], ran.stderr.strip())
         return ""
     return ran.stdout.strip()
 
@@ -144,7 +146,7 @@ def _number(text: str) -> float:
         return 0.0
 
 
-# ---- what the job gave
+# ---- resources of the job
 
 _NO_FOLDER = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
@@ -152,7 +154,7 @@ _NO_FOLDER = frozenset(
 
 
 def check_job(agent: Agent) -> bool:
-    """Tell the core if the pilot lost a resource of its job. True if it did."""
+    """Report a lost resource of the job to the core. True if a resource is lost."""
     agent.oom_kills.note_kills()
     if why := agent.scratch.fault():
         agent.handle(ResourceLost(why, LossReason.SCRATCH_GONE))
@@ -162,7 +164,7 @@ def check_job(agent: Agent) -> bool:
 
 
 def cannot_make_folders(agent: Agent, error: OSError) -> bool:
-    """Report `error` if it means that this pilot can make no folders. True if it does."""
+    """Report `error` to the core if this pilot can create no folders. True in this case."""
     if check_job(agent):
         return True
     if error.errno in _NO_FOLDER:
@@ -173,7 +175,7 @@ def cannot_make_folders(agent: Agent, error: OSError) -> bool:
 
 # ---- measurements
 
-_END_BYTES = 4096
+_LOG_TAIL_BYTES = 4096
 _LONGEST = 160
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -223,8 +225,8 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """Return the last log line with text, without terminal control; may be empty."""
-    text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
+    """Return the last log line with text, without terminal escape codes; may be empty."""
+    text = _ESCAPES.sub("", tail(log, most_bytes=_LOG_TAIL_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
         if shown:
@@ -243,13 +245,13 @@ def measure_devices(agent: Agent) -> None:
             continue
         name = device.facts.device
         taken[name], at[name] = reading.taken_bytes, reading.at
-        for number, size in _used_on(agent, device, reading).items():
+        for number, size in _library_bytes(agent, device, reading).items():
             used.setdefault(number, {})[name] = size
     if taken:
         agent.handle(events.DevicesMeasured(used, taken, at))
 
 
-def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
+def _library_bytes(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:
@@ -275,7 +277,7 @@ _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
 def probe_command(options: PilotOptions) -> tuple[str, ...]:
-    """Return the command that probes a device; empty if devices are not probed."""
+    """Return the command that probes a device; empty if probes are off."""
     return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
@@ -288,7 +290,7 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """Return the command by which a library may probe its devices; empty if it may not."""
+    """Return the command with which a library may probe its devices; empty if probes are forbidden."""
     devices = tuple(devices)
     may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -305,7 +307,7 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 
 
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait until each device has been probed once, so that no context is loaded on a faulty device."""
+    """Wait until every device has been probed, so that no context loads on a faulty device."""
     until = time.monotonic() + limit_s
     while not probes.are_known(agent.state):
         if time.monotonic() > until or interrupted():
@@ -325,7 +327,7 @@ def report_drivers(agent: Agent) -> None:
 
 
 def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
-    """Probe a device; return the verdict and the probe's last line."""
+    """Probe a device. Return the verdict and the last line that the probe printed."""
     name = device.facts.device
     try:
         process = subprocess.Popen(
@@ -341,7 +343,7 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.Pro
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # do not wait: the driver may block its end
+        process.kill()  # without a wait, because the driver may block the end of the process
         return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode

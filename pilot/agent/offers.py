@@ -1,7 +1,7 @@
-"""Reads the work of the engines on a library's devices when it is offered a call.
+"""Reads the work of the engines on a library's devices when the manager offers a call to the library.
 
-Each engine writes its work next to its row on the board of turns (`library_turns`). A newly accepted call is on no
-board yet, so it counts as an unread prompt until the engine reports another request.
+Each engine writes its work next to its row on the board of turns (`library_turns`). A newly accepted call counts as an
+unread prompt until the engine reports one more request.
 """
 
 from __future__ import annotations
@@ -26,42 +26,43 @@ from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 
-BOARD = "turns"  # the board's file in the pilot's scratch folder
+BOARD = "turns"  # name of the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0  # seconds; a row whose step ends later is wrong
-_READS = 3  # attempts to read a row that is being written
+_LONGEST_STEP_S = 60.0  # a row whose step ends later is invalid (seconds)
+_READS = 3  # attempts to read a row during writes
 
 
 class OfferInspector:
-    """Weighs offers by the board of turns, in the agent's thread."""
+    """Evaluates offers of calls with the board of turns, in the thread of the agent."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._path = board
         self._clock = clock
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """Functions for step seconds, by the id of their table of step times. The table is kept, so that its id stays
-        unique.
+        """Functions that compute step seconds, by the id of the table of step times. The value contains the table, so
+        that Python does not reuse the id.
         """
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
-        """Calls that each library was given and that no engine seems to have."""
-        self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had received at the last reading
+        """Calls that each library has accepted and that no engine has reported yet."""
+        self._reported_requests: dict[LibraryId, int] = {}
+        """Number of requests that each engine reported at the last reading."""
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
         try:
-            return self._weigh(order)
-        except Exception:  # an offer that cannot be weighed is accepted
-            log.exception("an offer for lib-%d cannot be judged; it is not rejected", order.library)
+            return self._evaluate(order)
+        except Exception:  # if an offer cannot be evaluated, the pilot accepts the call
+            log.exception("the offer of a call to lib-%d cannot be evaluated and is accepted", order.library)
             return OfferWeighed(order)
 
-    def _weigh(self, order: RunCalls) -> OfferWeighed:
+    def _evaluate(self, order: RunCalls) -> OfferWeighed:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferWeighed(order)
         engines_here, beside = self._read(library), self._beside(library)
         self._count_taken_up(engines_here)
         self._forget(beside)
-        new = _asks(order, now)
+        new = _unread_prompt(order, now)
         own_work = [work for row, work in engines_here if row.library == library.number]
         required, why_full = self._required_bytes(order, library, own_work)
         self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
@@ -96,10 +97,10 @@ class OfferInspector:
         else:
             number = LibraryId(-1 - number)
         rows, length = work.rows, work.length
-        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # a request will come
+        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # the library will get a request
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
-        if due_at < now:  # the token has become late since
+        if due_at < now:  # the token is late by now
             due_at, late_at = math.inf, min(due_at, late_at)
         answers = tuple([OpenAnswer(*answer) for answer in work.answers])
         return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at, answers=answers)
@@ -116,7 +117,7 @@ class OfferInspector:
                     continue
                 read = unpacked(beside)
                 if (read is None or read[0] != row.library) and again and any(beside):
-                    break  # the row is being written
+                    break  # an engine is writing the row
                 found.append((row, read[1] if read is not None and read[0] == row.library else EngineWork()))
             else:
                 return found
@@ -126,7 +127,7 @@ class OfferInspector:
         mine = set(library.devices)
         return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
 
-    # ---- what is known
+    # ---- costs and memory
 
     def _cost(self, library: PilotLibrary) -> StepSeconds | None:
         times = starting.known_step_times(self._state, library)
@@ -140,8 +141,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes needed per device if all requests peak at once (SLINFER eq. 2; 0 = unknown), and why a cache
-        that cannot be resized has no room.
+        """Return the bytes needed on each device if all requests have their maximum length simultaneously (SLINFER eq.
+        2; 0 = unknown), and why a cache of fixed size is too small.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
@@ -165,19 +166,19 @@ class OfferInspector:
         for row, work in engines:
             counts[row.library] = counts.get(row.library, 0) + work.accepted_requests
         for library, count in counts.items():
-            more = count - self._taken_up.get(library, 0)
-            self._taken_up[library] = count
+            more = count - self._reported_requests.get(library, 0)
+            self._reported_requests[library] = count
             if more > 0 and library in self._taken:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Forget ended or refused calls, and ended libraries.
+        """Remove the records of ended or refused calls and of ended libraries.
 
-        Only for libraries in `looked_at`: the request of an ended call must be counted first, or it counts for another
-        call.
+        Remove calls only for libraries in `looked_at`: the request of an ended call must be counted first, or
+        it would count for another call.
         """
         libraries = self._state.libraries
-        for notes in (self._taken, self._taken_up):
+        for notes in (self._taken, self._reported_requests):
             for number in [number for number in notes if number not in libraries]:
                 del notes[number]
         for library in looked_at:
@@ -185,7 +186,7 @@ class OfferInspector:
                 taken[:] = [(call, prompt) for call, prompt in taken if call in library.held]
 
 
-def _asks(order: RunCalls, now: float) -> UnreadPrompt:
+def _unread_prompt(order: RunCalls, now: float) -> UnreadPrompt:
     features, objective = order.calls[0].features, order.options.objective
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)

@@ -1,6 +1,6 @@
-"""What the agent uses to reach its child processes: libraries, zygotes, and the poller of their sockets.
+"""The agent's view of its child processes: libraries, zygotes, and the poller of their sockets.
 
-Each set of preloaded modules has one zygote, so imports of one recipe do not affect others.
+Each set of preloaded modules has a separate zygote, so the imports of one recipe do not affect other recipes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """A library's process, until the core forgets it."""
+    """A library's process, until the core forgets the library."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -39,8 +39,8 @@ class LibraryProcess:
         self.pid = 0
         self.memory = MemoryLimit()
         self.pins: list[Pin] = []
-        self.arguments: dict[CallId, Pin] = {}  # large arguments of its calls that were brought here
-        self.garbled = ""  # why its socket is no longer read; set once it sent an invalid message
+        self.arguments: dict[CallId, Pin] = {}  # large arguments of calls, pinned in the object cache
+        self.garbled = ""  # why the socket is no longer read, after an invalid message
         self._socket: socket.socket | None = None
         self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
@@ -48,7 +48,6 @@ class LibraryProcess:
     # ---- its socket
 
     def connect(self) -> socket.socket:
-        """Make the socket pair; return the library's end."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -57,7 +56,6 @@ class LibraryProcess:
         return theirs
 
     def fileno(self) -> int:
-        """Return the socket's descriptor for a poller; -1 without a socket."""
         return self._socket.fileno() if self._socket is not None else -1
 
     @property
@@ -65,7 +63,7 @@ class LibraryProcess:
         return bool(self._unsent)
 
     def send(self, messages: list[Any]) -> None:
-        """Send messages in one frame. `push` sends bytes that do not fit now."""
+        """Send messages in one frame. `push` sends the bytes that do not fit now."""
         self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
@@ -87,13 +85,13 @@ class LibraryProcess:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
-        except OSError:  # the process has ended; its end is reported elsewhere
+        except OSError:  # the process has ended, which the zygote reports
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or to the socket's end; return the messages, and whether it is open.
+        """Read once, or until the socket's end (`to_end`). Return the messages, and True if the socket is open.
 
-        User code may write to the socket: unreadable bytes make the library `garbled`, and never raise.
+        User code may write to the socket. Invalid bytes set the attribute `garbled` and never raise an error.
         """
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
@@ -120,12 +118,12 @@ class LibraryProcess:
     # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
-        """Return the running calls, each with the seconds since it began."""
+        """Return the running calls, each with the seconds since the call began."""
         now = time.monotonic_ns()
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._marked()]
 
     def surely_running(self) -> list[tuple[CallId, float]]:
-        """Return the running calls, read twice to ignore half-written records."""
+        """Return the running calls. The records are read twice, to ignore half-written records."""
         first = {(run.call, run.start_ns) for run in self._marked()}
         now = time.monotonic_ns()
         second = self._marked() if first else []
@@ -135,7 +133,7 @@ class LibraryProcess:
         return tuple(CallId(run.call) for run in self._marked())
 
     def printed_last(self) -> Printed | None:
-        """Return the output of the call that ran when the process ended, if only one did."""
+        """Return the output of the call that ran at the end of the process; None unless exactly one ran."""
         ran = self._marked()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
@@ -162,7 +160,7 @@ Source = LibraryProcess | Zygote
 
 
 class Wires:
-    """The loop's poller, its sockets, and messages for libraries."""
+    """The poller of the loop, its sockets, and queued messages for libraries."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -174,14 +172,14 @@ class Wires:
         self._epoll.register(number, select.EPOLLIN)
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Return the ready file descriptors, each with the events of `select.epoll`."""
+        """Return the ready file descriptors, each with the event mask of `select.epoll`."""
         return self._epoll.poll(timeout_s)
 
     def source(self, number: int) -> Source | None:
         return self._sources.get(number)
 
     def watch(self, source: Source) -> None:
-        """Poll a source for input, and for output if it has unsent bytes."""
+        """Poll `source` for input, and for output if it has unsent bytes."""
         number = source.fileno()
         if number < 0:
             return
@@ -194,7 +192,7 @@ class Wires:
         self._sources[number] = source
 
     def unwatch(self, source: Source) -> None:
-        """Stop polling a source; call before its socket is closed."""
+        """Stop polling `source`. Call this before its socket is closed."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)
@@ -219,7 +217,7 @@ class Wires:
 # ---- zygotes
 
 _IDLE_S = 600.0
-_CLEAN_S = 3.0 + LIMIT_S  # seconds for a zygote to end its libraries and their leftovers
+_CLEANUP_LIMIT_S = 3.0 + LIMIT_S  # seconds that a zygote needs to end its libraries and their remaining processes
 
 
 class Zygotes:
@@ -232,7 +230,7 @@ class Zygotes:
         self._made = 0
 
     def get(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
-        """Return the zygote for these modules, and whether it is new. Raises OSError."""
+        """Return the zygote for these modules, and True if the zygote is new. Raises OSError."""
         key = tuple(dict.fromkeys(preload))
         self._used_at[key] = time.monotonic()
         found = self._by_preload.get(key)
@@ -248,13 +246,13 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """Kill a zygote and the leftovers of its libraries."""
+        """Kill a zygote and the remaining processes of its libraries."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
-        """Return zygotes without libraries that have been unused for 10 minutes."""
+        """Return the zygotes that have no library and have been unused for 10 minutes."""
         now = time.monotonic()
         return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
 
@@ -263,8 +261,8 @@ class Zygotes:
         for zygote in here:
             zygote.close()
         for zygote in here:
-            if zygote.ready:  # a zygote that still imports does not read orders for seconds, and has no library
-                zygote.wait(_CLEAN_S)
+            if zygote.ready:  # a zygote that still imports modules has no library
+                zygote.wait(_CLEANUP_LIMIT_S)
             zygote.destroy()
         self._by_preload.clear()
         processes.kill_strays(())

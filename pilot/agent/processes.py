@@ -1,4 +1,4 @@
-"""Starts the processes of libraries through zygotes, ends them, and removes what they leave."""
+"""Starts the processes of libraries through zygotes, ends the processes, and removes their files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_PROCESS = (
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
-    """Make a library's folder, and report facts of this node."""
+    """Create a library's folder, and report facts of this node to the core."""
     number, recipe = ordered.library, ordered.recipe
     try:
         folder = agent.scratch.library(number)
@@ -83,7 +83,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
             **visible(devices),
             "STOKER_LIBRARY": str(number),
             "STOKER_PILOT": agent.options.pilot,
-            "PARSL_WORKER_BLOCK_ID": agent.options.block,  # Parsl's monitoring reads it
+            "PARSL_WORKER_BLOCK_ID": agent.options.block,  # for Parsl's monitoring
         },
         cores=cores,
         threads=max(1, len(cores)),
@@ -108,7 +108,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
 
 
 def kill(agent: Agent, number: LibraryId) -> None:
-    """Kill a library's process; its zygote reports the end."""
+    """Kill the process of a library. The zygote reports when the process has ended."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.kill(number)
@@ -123,7 +123,7 @@ def kill_zygote(agent: Agent, number: LibraryId) -> None:
 
 
 def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
-    for call in ran:  # a call that died while it wrote a large result has left a partial file
+    for call in ran:  # a call that was killed while it wrote a large result leaves a partial file
         for draft in agent.session.objects.glob(f"result-{call:x}-*"):
             draft.unlink(missing_ok=True)
     process = agent.processes.pop(number, None)
@@ -156,7 +156,7 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                 zygote.ready = True
                 modules = ", ".join(zygote.preload)
                 for module, why in failed.items():
-                    log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
+                    log.warning("%s could not be preloaded, so each library imports this module: %s", module, why)
                 for module, started in threads.items():
                     log.warning(
                         "%s started threads (%s) when imported: libraries start without the zygote", module, started
@@ -187,7 +187,7 @@ def _ended(
     process = agent.processes.get(number)
     if process is None:
         return
-    agent.hear(process, to_end=True)  # its last messages
+    agent.hear(process, to_end=True)  # read the last messages of the library
     observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.printed_last()

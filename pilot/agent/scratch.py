@@ -1,7 +1,7 @@
-"""The pilot's scratch folder, and the batch system's process that started the pilot (`Parent`).
+"""The scratch folder of the pilot, and the batch system's process that started the pilot (`Parent`).
 
-If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that now belong to another job.
-The kernel then gives it another parent, which `Parent` detects.
+If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues to run on resources that may now be part of
+another job. The kernel then gives the pilot another parent process, which `Parent` detects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOCK = "alive"
 
 
 def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user's pilots and caches on this host."""
+    """Return the folder of this user's pilots and object cache on this host."""
     given = os.path.expandvars(given)
     if given.startswith("$"):
         raise SessionError(f"this node sets no {given}, which --scratch names; name an existing folder")
@@ -42,7 +42,9 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
 
 
 class Scratch:
-    """One pilot's folder, locked while the pilot lives, so that other pilots recognize dead pilots' folders."""
+    """The folder of one pilot. The pilot locks its folder while it runs, so that other pilots recognize folders of dead
+    pilots.
+    """
 
     def __init__(self, base: Path, *, pilot: str) -> None:
         with (base / _LOCK).open("ab") as turn:  # no other pilot may sweep before the new folder is locked
@@ -50,23 +52,23 @@ class Scratch:
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # An open folder keeps its inode number, so a new folder at this path has another number.
+            # An open folder keeps its inode number, so a new folder has another number.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            locks.take(self._pinned)  # in case the other lock's file is removed
-            self._is = _identity(self.path)
+            locks.take(self._pinned)  # in case a cleanup job removes the other lock
+            self._folder_identity = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """Return how the folder was damaged; empty if it was not."""
+        """Return how the folder was damaged; empty if the folder is intact."""
         try:
-            same = _identity(self.path) == self._is
+            same = _identity(self.path) == self._folder_identity
         except OSError as error:
             return f"its scratch folder {self.path} is gone: {error.strerror}"
         return "" if same else f"its scratch folder {self.path} was removed while it ran"
 
     def library(self, number: int) -> Path:
-        """Return a library's folder, made if needed. Raises OSError."""
+        """Return the folder of a library, created if missing. Raises OSError."""
         folder = self.path / f"lib-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -87,7 +89,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def sweep(base: Path) -> None:
-    """Remove folders of dead pilots."""
+    """Remove the folders of dead pilots."""
     for folder in base.glob("pilot-*"):
         with suppress(OSError):
             try:
@@ -108,7 +110,7 @@ _INIT = 1
 
 
 class Parent:
-    """The process that started this one. `watched`: True in a batch job, which ends with that process."""
+    """The process that started the pilot. `watched`: True in a batch job, which ends with this process."""
 
     def __init__(self, *, watched: bool) -> None:
         self.pid = os.getppid()
@@ -116,7 +118,7 @@ class Parent:
         self._name = _name_of(self.pid) if self._watched else ""
 
     def fault(self) -> str:
-        """Return how the parent ended; empty while it lives or is not watched."""
+        """Return how the parent process ended; empty while it runs or is not watched."""
         if not self._watched or os.getppid() == self.pid:
             return ""
         return f"its parent, {self._name} (process {self.pid}), has ended, and with it its batch job"

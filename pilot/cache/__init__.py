@@ -1,4 +1,4 @@
-"""The object cache on this host's disk, shared by one user's pilots."""
+"""The object cache on this host's disk. All pilots of one user share the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings an object into the cache (by a link, a clone or a fetch), and serves cached objects to other pilots."""
+"""Brings objects into the cache by a link, a clone or a fetch, and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
-    """One object on its way into the cache. `run` blocks a thread; `offer` and `stop` are thread-safe."""
+    """Brings one object into the cache. `run` blocks its thread; `offer` and `stop` are thread-safe."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Bringing:
         self._ref = ref
         self._key = key
         self._lost = lost
-        self._begun = begun
+        self._on_begin = begun
         self._lock = threading.Lock()
         self._fetch: ObjectFetch | None = None
         self._offer: tuple[tuple[ObjectSource, ...], bytes] = ((), b"")
@@ -56,7 +56,7 @@ class Bringing:
             fetch.offer(offer[0], manifest=offer[1])
 
     def stop(self) -> None:
-        """Stop: `run` raises CacheError soon."""
+        """Stop the fetch. `run` then raises CacheError."""
         with self._lock:
             self._stopped = True
             fetch = self._fetch
@@ -64,14 +64,14 @@ class Bringing:
             fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
-        """Fetch the object. Raises DiskError without disk space, CacheError without a source or after `stop`."""
+        """Fetch the object. Raises DiskError if disk space is missing, CacheError without a source or after `stop`."""
         try:
             with self._cache.claim(self._ref) as draft:
-                here = self._cache.find(self._ref.name)  # another pilot of this host may have brought it meanwhile
+                here = self._cache.find(self._ref.name)
                 if here is not None:
                     return here, _NOTHING
                 self._cache.make_room(self._ref)
-                look = self._have(draft)
+                look = self._link_or_share(draft)
                 if look:
                     with suppress(ChangedError):
                         return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
@@ -88,7 +88,7 @@ class Bringing:
         except wire.PeerError as error:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
-    def _have(self, draft: Path) -> str:
+    def _link_or_share(self, draft: Path) -> str:
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):
@@ -105,11 +105,11 @@ class Bringing:
 
         def begun(copy: ObjectCopy) -> None:
             copies.append(copy)
-            self._begun(copy)
+            self._on_begin(copy)
 
         with self._lock:
             if self._stopped:
-                raise wire.PeerError(f"{self._ref.name} is no longer wanted")
+                raise wire.PeerError(f"the fetch of {self._ref.name} was stopped")
             fetch = self._fetch = ObjectFetch(
                 self._ref.name,
                 draft,
@@ -125,11 +125,11 @@ class Bringing:
             if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
                 for copy in copies:
                     copy.give_up()
-                disk.delete_tree(draft)  # after an OSError it takes disk space; without pieces it is useless
+                disk.delete_tree(draft)  # after a failed write, this frees disk space
             raise
         finally:
             with self._lock:
-                self._fetch = None  # the fetch keeps the copy open, which would take disk space after its eviction
+                self._fetch = None  # the fetch keeps files open, which would occupy disk space after an eviction
         return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
 
 
@@ -139,7 +139,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 class ServedCache:
-    """A cache's objects, as a transfer server's `ServedObjects`. Thread-safe."""
+    """Serves the objects of a cache to a transfer server (`ServedObjects`). Thread-safe."""
 
     def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
@@ -153,7 +153,7 @@ class ServedCache:
         self._coming[copy.name] = copy
 
     def settled(self, name: str) -> None:
-        """Record that an object's fetch has ended."""
+        """Record that the fetch of an object has ended."""
         self._coming.pop(name, None)
 
     def expects(self, name: str) -> bool:
@@ -161,7 +161,7 @@ class ServedCache:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield the object: whole and pinned, or with its present pieces."""
+        """Yield a cached object, pinned, or a partial object with the pieces that have arrived."""
         growing = self._coming.get(name)
         if growing is not None:
             yield growing

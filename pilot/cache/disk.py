@@ -1,10 +1,10 @@
-"""The cache's files: objects, entries, claims, and marks of objects that were synced to disk.
+"""The files of the cache: objects, entries, claims, and marks of objects that were synced to disk.
 
-*Marks.* A crash may leave zeros in a new object. So, after a boot, an object without a mark is fetched again. One
-thread syncs and marks new objects after half a second.
+*Marks.* After a crash of the machine, a new object may contain zeros. After a boot, the cache therefore fetches
+unmarked objects again. One thread syncs and marks new objects half a second after they arrive.
 
-*Claims.* A claim, the right to fetch an object, is a lock on `drafts/NAME.lock`. It ends with its process; the draft
-stays.
+*Claims.* A claim is the right to fetch an object: a lock on `drafts/NAME.lock`. The claim ends with its process. The
+draft remains.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file into the cache; return its signature, empty on failure.
+    """Link a file into the cache. Return the signature of the file; empty on failure.
 
-    The content is not read: the file must be unchanged since it got its cache name (`ref.changed_ns`).
+    The content is not read, so the file must be unchanged since the recipe was made (`ref.changed_ns`).
     """
     try:
         facts = source.stat()
@@ -62,7 +62,7 @@ def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
 
 
 def was_changed(ref: ObjectRef) -> bool:
-    """True if a file was written to after it got its cache name."""
+    """True if a file was changed after the recipe was made."""
     try:
         return bool(ref.changed_ns) and not _is_as_named(os.stat(ref.source), ref)
     except OSError:
@@ -70,7 +70,7 @@ def was_changed(ref: ObjectRef) -> bool:
 
 
 def share(source: Path, draft: Path) -> bool:
-    """Clone a file if the file system can; callers check the clone like a copy."""
+    """Clone a file if the file system can. Callers verify the clone like a copy."""
     if not source.is_file() or draft.exists():
         return False
     try:
@@ -83,7 +83,7 @@ def share(source: Path, draft: Path) -> bool:
 
 
 def stat_signature(place: Path) -> str:
-    """Return facts from `stat` that change with an object's content."""
+    """Return a signature from `stat` that changes when the content changes."""
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
@@ -121,17 +121,16 @@ def boot() -> str:
 
 
 def frees_bytes(place: Path) -> int:
-    """Return the bytes that removing it frees: files with another link free none."""
+    """Return the bytes that a deletion frees. A file with another hard link counts as 0."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 
 def size(place: Path) -> int:
-    """Return the length of a file, or of a folder's files."""
+    """Return the length in bytes of a file or of a folder's files."""
     return sum(facts.st_size for facts in _stat_files(place))
 
 
 def bytes_on_disk(place: Path) -> int:
-    """Return the bytes on disk of a file, or of a folder's files."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place))
 
 
@@ -157,13 +156,12 @@ def delete_tree(place: Path) -> None:
 
 log = logging.getLogger("stoker.pilot")
 
-PAUSE_S = 0.5  # seconds to wait for further new objects, to sync them together
+PAUSE_S = 0.5  # seconds to wait for more new objects, which are then synced together
 
 
 class SafeMarks:
-    """One cache's marks. `while_same(place, look, action)` calls `action` if the signature of the object is still
-    `look`.
-    """
+    """The marks of one cache. `while_same(place, look, action)` calls `action` if the object's signature is still
+    `look`."""
 
     def __init__(self, folder: Path, while_same: Callable[[Path, str, Callable[[], None]], None]) -> None:
         self.folder = folder
@@ -173,11 +171,11 @@ class SafeMarks:
         self._is_at_work = False
 
     def has(self, place: Path) -> bool:
-        """True if the object was synced to disk."""
+        """True if the object at `place` was synced to disk."""
         return (self.folder / place.name).exists()
 
     def make_soon(self, place: Path) -> None:
-        """Sync and mark an object, in the background."""
+        """Sync and mark an object in a background thread."""
         with self._lock:
             self._fresh.append(place)
             if self._is_at_work:
@@ -185,11 +183,11 @@ class SafeMarks:
             self._is_at_work = True
         try:
             threading.Thread(target=self._make, name="cache-safe", daemon=True).start()
-        except RuntimeError as error:  # this user may have no more threads
+        except RuntimeError as error:  # the user has reached the limit of threads
             with self._lock:
                 self._fresh.clear()
                 self._is_at_work = False
-            log.debug("%s may not outlive a crash of this machine: %s", place, error)
+            log.debug("%s is not synced to disk and may be lost in a crash: %s", place, error)
 
     def remove(self, place: Path) -> None:
         delete_tree(self.folder / place.name)
@@ -208,14 +206,14 @@ class SafeMarks:
                     flush(place)
                     self._while_same(place, look, (self.folder / place.name).touch)
                 except OSError as error:
-                    log.debug("%s may not outlive a crash of this machine: %s", place, error)
+                    log.debug("%s is not synced to disk and may be lost in a crash: %s", place, error)
 
 
 # ---- entries
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """An object's cache name, length, signature on arrival, and boot (while unsynced)."""
+    """An object's name, length, signature on arrival, and boot id (until synced)."""
 
     name: str
     size_bytes: int
@@ -224,7 +222,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """A listed object: its entry's file, its facts, and its time of last use."""
+    """A listed object: the file of its entry, its facts, and the time of last use."""
 
     file: Path
     facts: EntryFacts
@@ -232,19 +230,18 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
 
 class Entries:
-    """The entries in a folder. The caller holds the cache's lock if needed."""
+    """The entries in a folder. The caller locks the cache if needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._listed: dict[str, tuple[tuple[int, int], EntryFacts]] = {}
-        """Facts of entries that were listed before, with the inode and length of their files."""
+        """Facts of entries from the last listing, with the inode and length of each file."""
 
     def read_all(self) -> list[CacheEntry]:
-        """Return every readable entry."""
         found, listed = [], {}
         try:
             entries = list(os.scandir(self.folder))
-        except OSError:  # a batch system clears the scratch folder
+        except OSError:  # the batch system may clear the scratch folder
             entries = []
         for entry in entries:
             if entry.name.startswith("."):
@@ -269,12 +266,12 @@ class Entries:
         self.forget(file)
 
     def forget(self, file: Path) -> None:
-        """Make the next listing read this entry again."""
+        """Read this entry again at the next listing."""
         self._listed.pop(file.name, None)
 
 
 def read_facts(file: Path) -> EntryFacts | None:
-    """Return the facts in an entry or a claim; None if unreadable."""
+    """Return the facts in the file of an entry or a claim; None if unreadable."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=EntryFacts)
     except (OSError, *UNREADABLE):
@@ -282,21 +279,21 @@ def read_facts(file: Path) -> EntryFacts | None:
 
 
 def write_small(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all. Raises OSError."""
+    """Write a file completely or not at all. Raises OSError."""
     with draft_of(
         file, draft=file.with_name(f".{file.name}"[:200])
-    ) as draft:  # a killed pilot leaves one draft file at most
+    ) as draft:  # a killed pilot leaves at most one draft file
         draft.write_bytes(data)
 
 
 # ---- claims
 
-STUCK_S = 30.0  # seconds without progress after which a claim no longer makes others wait (its session may be cut off)
+STUCK_S = 30.0  # seconds without progress after which other pilots no longer wait for a claim
 _POLL_S = 0.05
 
 
 class Claims:
-    """The claims in a folder of drafts. `make_folders` repairs the cache's folders."""
+    """The claims in a folder of drafts. `make_folders` creates missing folders of the cache."""
 
     def __init__(self, folder: Path, *, make_folders: Callable[[], None]) -> None:
         self.folder = folder
@@ -304,19 +301,19 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """Claim an object for this process; yield its draft's path. May wait for another pilot."""
+        """Claim an object and yield the path of its draft. May wait for another pilot."""
         name = file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
             self._make_folders()
             with open(claim, "a+b") as file:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
-                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # the claim's pilot makes no progress
+                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # the claiming pilot makes no progress
                     continue
                 try:
                     if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):
                         continue
-                except OSError:  # another pilot has removed the lock file
+                except OSError:  # another pilot removed the lock file
                     continue
                 file.truncate(0)
                 file.write(msgspec.json.encode(EntryFacts(name=ref.name, size_bytes=ref.size_bytes, look="")))
@@ -330,7 +327,7 @@ class Claims:
                 return
 
     def coming(self, ref: ObjectRef) -> list[CachedObject]:
-        """Return other objects that pilots are fetching: they need space."""
+        """Return other objects that pilots are fetching into the cache."""
         found = []
         for claim in self.folder.glob("*.lock"):
             facts = read_facts(claim)
@@ -339,7 +336,7 @@ class Claims:
         return found
 
     def sweep(self, *, kept_s: float) -> None:
-        """Remove drafts that made no progress for `kept_s`."""
+        """Remove drafts without progress for `kept_s` seconds."""
         for claim in self.folder.glob("*.lock"):
             with suppress(OSError), claim.open("rb") as file:
                 if not locks.take(file.fileno()):

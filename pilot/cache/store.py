@@ -1,17 +1,17 @@
-"""The object cache: a folder on local disk that pilots of one user share across sessions.
+"""The object cache: a folder on local disk. All pilots of one user on a host share the cache, across sessions.
 
-    <cache>/lock             held (flock) while entries change
-    <cache>/identity         the cache's id, for pilots that share it
+    <cache>/lock             locked (flock) while entries change
+    <cache>/identity         the id of the cache, which its pilots share
     <cache>/objects/NAME     a complete file or folder
-    <cache>/entries/NAME     facts of the object; its modification time is the time of last use
-    <cache>/manifests/NAME   the manifest, for serving the object to other pilots
-    <cache>/drafts/NAME      an object that is being fetched, claimed by a lock on NAME.lock
+    <cache>/entries/NAME     facts of the object; the modification time is the time of last use
+    <cache>/manifests/NAME   the manifest for serving the object to other pilots
+    <cache>/drafts/NAME      a partial object; the fetching pilot locks NAME.lock
 
-A pin is a shared lock on the entry's file. An object arrives by a rename. Objects that others changed on disk are
-fetched again. Objects unused for `KEPT_S` are removed when a pilot starts.
+A pin is a shared lock on the file of an entry. A complete object enters the cache by a rename. If an object was changed
+on disk, the cache fetches the object again. When a pilot starts, objects unused for `KEPT_S` are removed.
 
-Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` has the name of the cached
-object that shares its files. When the cache evicts that object, it removes the snapshot too.
+Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` contains the name of the
+cached object that shares files with the snapshot. If the cache evicts this object, the snapshot is removed too.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from stoker.units import show_bytes
 
 # ---- the cache
 
-KEPT_S = 14 * 86400.0  # seconds that an unused object stays, unless a site sets another time
+KEPT_S = 14 * 86400.0  # default seconds after which an unused object is removed
 _DRAFT_KEPT_S = 3600.0
 
 
 class CacheError(ContextError):
-    """An object could not be brought into the cache. Facts: `object`, `cache`."""
+    """An object could not be brought into the cache. Attributes: `object`, `cache`."""
 
 
 class DiskError(CacheError):
-    """This pilot's disk cannot take an object; another pilot's may."""
+    """The disk of this pilot cannot store an object. Another pilot may succeed."""
 
 
 class InUseError(DiskError):
-    """An object would fit if libraries did not use other cached objects."""
+    """An object does not fit because running libraries use other cached objects."""
 
 
 class ChangedError(OSError):
-    """The object changed while it entered the cache."""
+    """An object changed while it entered the cache."""
 
 
 class Pin:
-    """Keeps the object at `path` in the cache until `release`."""
+    """Keeps the object at `path` in the cache until `release` is called."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -65,14 +65,13 @@ class Pin:
         return Pin(self.path, os.dup(self._descriptor))
 
     def release(self) -> None:
-        """Release the object; repeated calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class ObjectCache:
-    """The cache of this host. Its methods block on disks."""
+    """The object cache of this host. Methods block during disk access."""
 
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
@@ -89,7 +88,7 @@ class ObjectCache:
         with self._locked():
             self._expire(kept_s)
             self._sweep(kept_s=_DRAFT_KEPT_S)
-            self.identity = self._name()  # the same for all pilots that use this cache
+            self.identity = self._name()
 
     def find(self, name: str) -> Pin | None:
         place, entry = self._place(name)
@@ -97,11 +96,11 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """Claim an object for this process; return its draft's path. May wait for another pilot."""
+        """As `Claims.claim`."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Move a complete draft into the cache. Raises OSError, ChangedError if it was changed."""
+        """Move a complete draft into the cache. Raises OSError, or ChangedError if the draft was changed."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -125,7 +124,6 @@ class ObjectCache:
         return found
 
     def manifest(self, name: str) -> bytes:
-        """Return the manifest of an object; empty if unknown."""
         try:
             return (self._manifests / file_name(name)).read_bytes()
         except OSError:
@@ -136,7 +134,7 @@ class ObjectCache:
             write_small(self._manifests / file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
-        """Evict objects for a claimed object. Raises DiskError if it does not fit."""
+        """Evict objects to make room for a claimed object. Raises DiskError."""
         with self._locked():
             coming = self._claims.coming(ref)
             listed = self._entries.read_all()
@@ -193,7 +191,7 @@ class ObjectCache:
             )
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """Return the bytes of pinned objects that must be evicted before these objects fit."""
+        """Return the bytes of pinned objects that must be evicted before the objects `refs` fit."""
         with self._locked():
             listed = self._entries.read_all()
             here = {entry.facts.name for entry in listed}
@@ -247,7 +245,7 @@ class ObjectCache:
             return file.read_text() or uuid.uuid4().hex
         except FileNotFoundError:
             name = uuid.uuid4().hex
-            with suppress(OSError):  # the disk is full: then the id is this pilot's alone
+            with suppress(OSError):  # without disk space, this pilot uses an id of its own
                 write_small(file, name.encode())
             return name
 
@@ -257,7 +255,7 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._make_folders()  # the folders may have been removed
+        self._make_folders()
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             locks.wait(descriptor)
@@ -278,7 +276,7 @@ class ObjectCache:
         ):
             locks.wait(descriptor, shared=True)
             now = time.time()
-            os.utime(entry, (now, now))  # finer than the file system's clock
+            os.utime(entry, (now, now))  # this time is more precise than the file system's
             return Pin(str(place), descriptor)
         os.close(descriptor)
         self._remove(place, entry)
@@ -287,7 +285,7 @@ class ObjectCache:
     def _remove(self, place: Path, entry: Path) -> None:
         self._entries.forget(entry)
         with suppress(OSError):
-            entry.unlink()  # first: an object without an entry does not exist
+            entry.unlink()  # the entry first, because a lookup starts at the entry
         disk.delete_tree(place)
         disk.delete_tree(self._manifests / place.name)
         self._safe.remove(place)
@@ -326,7 +324,7 @@ def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
 
 
 def tidy_snapshots(cache: ObjectCache) -> None:
-    """Remove snapshots whose objects were evicted."""
+    """Remove the snapshots whose objects were evicted."""
     here = cache.sizes()
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
         with suppress(OSError):
@@ -336,7 +334,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
 
 
 def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove old snapshots that never became objects, and unfinished snapshots."""
+    """Remove unfinished snapshots, and old snapshots that no cached object shares."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

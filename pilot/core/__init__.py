@@ -1,1 +1,1 @@
-"""A pilot's decisions, as pure functions of state, event and time."""
+"""The decisions of a pilot, as pure functions of state, event and time."""

@@ -1,4 +1,4 @@
-"""Commands of the pilot's core, carried out in order after the event that caused them."""
+"""Commands of the pilot's core. The pilot executes the commands of an event in order."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-# ---- say
+# ---- messages
 
 
 class Tell(_Command, frozen=True, gc=False):
-    """Send the manager a message that must arrive."""
+    """Send the manager a message, which is resent until acknowledged."""
 
     message: FromPilot
 
 
 class Beat(_Command, frozen=True):
-    """Send a heartbeat if connected; it may be lost."""
+    """Send a heartbeat if connected. The heartbeat may be lost."""
 
     message: Heartbeat
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results, without a frame number, after this event; drop them if not connected."""
+    """Send pieces of results in a frame without a number, or drop them without a connection."""
 
     message: CallYielded
 
@@ -48,7 +48,7 @@ class Greet(_Command, frozen=True):
 
 
 class Acknowledged(_Command, frozen=True):
-    """Drop kept frames up to this number: they were acknowledged."""
+    """Drop the kept frames up to `sequence`, which the manager has acknowledged."""
 
     sequence: int
 
@@ -62,13 +62,13 @@ class TellLibrary(_Command, frozen=True, gc=False):
 
 
 class Prepare(_Command, frozen=True):
-    """Make a library's folder; answered with `LibraryPrepared`."""
+    """Create a library's folder. The answer is `LibraryPrepared`."""
 
     ordered: StartLibrary
 
 
 class StartProcess(_Command, frozen=True):
-    """Start a library's process, which loads its context from these paths (by cache name or form)."""
+    """Start the process of a library. `objects`: paths by cache name or snapshot form."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -76,32 +76,32 @@ class StartProcess(_Command, frozen=True):
 
 
 class KillProcess(_Command, frozen=True):
-    """Kill a library's process; answered with `ProcessEnded`."""
+    """Kill the process of a library. The answer is `ProcessEnded`."""
 
     library: LibraryId
 
 
 class KillZygote(_Command, frozen=True):
-    """Kill the zygote that should fork this library and hangs in an import."""
+    """Kill the zygote that hangs in an import before it forks this library."""
 
     library: LibraryId
 
 
 class Forget(_Command, frozen=True):
-    """Close a library's socket, release its objects, remove its folder and partial results."""
+    """Close a library's socket, release its objects, and remove its folder and partial results."""
 
     library: LibraryId
     ran: Sequence[CallId]
 
 
 class Observe(_Command, frozen=True):
-    """Read a library's running calls and memory now; answered with `Observed`."""
+    """Read the running calls and the memory of a library now. The answer is `Observed`."""
 
     library: LibraryId
 
 
 class WeighOffer(_Command, frozen=True):
-    """Examine the engines on a library's devices; answered with `OfferWeighed`."""
+    """Examine the engines on a library's devices. The answer is `OfferWeighed`."""
 
     order: RunCalls
 
@@ -110,20 +110,20 @@ class WeighOffer(_Command, frozen=True):
 
 
 class PinObjects(_Command, frozen=True):
-    """Pin these objects if cached; answered with `Pinned`."""
+    """Pin these objects if cached. The answer is `Pinned`."""
 
     library: LibraryId
     objects: Sequence[ObjectRef]
 
 
 class Expect(_Command, frozen=True):
-    """Serve the parts of an object that is being fetched to peers."""
+    """Serve peers the pieces of an object that this pilot is fetching."""
 
     name: str
 
 
 class StartFetch(_Command, frozen=True):
-    """Fetch an object from the order's sources, which replace earlier sources."""
+    """Fetch an object from the sources in `order`, which replace earlier sources."""
 
     order: FetchObject
 
@@ -133,11 +133,11 @@ class StopFetch(_Command, frozen=True):
 
 
 class TidySnapshots(_Command, frozen=True):
-    """Remove snapshots that were made from evicted objects."""
+    """Remove the snapshots that were made from evicted objects."""
 
 
 class BringArguments(_Command, frozen=True):
-    """Bring large arguments of calls from the session; answered with `ArgumentsBrought`."""
+    """Fetch large arguments of calls from the session. The answer is `ArgumentsBrought`."""
 
     library: LibraryId
     ticket: int
@@ -150,30 +150,30 @@ class ReleaseArguments(_Command, frozen=True):
 
 
 class UploadResults(_Command, frozen=True):
-    """Write large results to the session's folder; answered with `ResultsUploaded`."""
+    """Write large results to the session's folder. The answer is `ResultsUploaded`."""
 
     library: LibraryId
     ends: list[CallEnd]
 
 
 class OfferSnapshot(_Command, frozen=True):
-    """Put a context's snapshot into the cache; answered with `SnapshotTaken`."""
+    """Put the snapshot of a context into the cache. The answer is `SnapshotTaken`."""
 
     recipe: RecipeKey
     made: SnapshotMade
 
 
-# ---- the rest
+# ---- devices, timers, exit and log
 
 
 class Probe(_Command, frozen=True):
-    """Probe a device; answered with `Probed`."""
+    """Probe a device. The answer is `Probed`."""
 
     device: DeviceId
 
 
 class SetTimer(_Command, frozen=True):
-    """Set the timer `key`; answered with `TimerFired(key)` at the time `at`."""
+    """Set the timer `key`. The answer is `TimerFired(key)` at the time `at`."""
 
     at: float
     key: str
@@ -184,7 +184,7 @@ class Leave(_Command, frozen=True):
 
 
 class Severity(enum.IntEnum):
-    """Levels of Python's `logging`."""
+    """Log levels, as in Python's `logging`."""
 
     INFO = 20
     WARNING = 30

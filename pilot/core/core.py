@@ -1,6 +1,6 @@
 """A pilot as a pure function: `PilotCore.handle(event, now) -> [Command]`.
 
-The agent, the simulator and the TaskVine pool each carry out its commands.
+The agent, the simulator and the TaskVine pool execute these commands in different ways.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.pilot.core.state import CoreState, PilotFacts
 
 
 class PilotCore:
-    """One pilot. Callers only read `state`."""
+    """The core of one pilot. Callers only read `state`."""
 
     def __init__(self, facts: PilotFacts) -> None:
         self.state = CoreState(facts)
@@ -30,7 +30,7 @@ class PilotCore:
 
 
 class EventQueue:
-    """Passes events to a core and carries out its commands."""
+    """Passes events to a core and executes the core's commands."""
 
     def __init__(self, core: PilotCore, carry_out: Callable[[Command], None], *, clock: Callable[[], float]) -> None:
         self._core = core
@@ -46,7 +46,7 @@ class EventQueue:
             events.append(event)
             return 0
         self._is_handling = True
-        if events:  # an earlier command failed and left queued events
+        if events:  # an earlier command raised and left queued events
             events.append(event)
             event = events.popleft()
         handled = 1

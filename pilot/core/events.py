@@ -19,35 +19,35 @@ from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 
 class ProbeVerdict(enum.Enum):
-    """A probe's answer, by its exit code; other codes count as FAILED."""
+    """The verdict of a probe, by the probe's exit code. Other exit codes count as FAILED."""
 
     SOUND = 0
     UNKNOWN = 3  # the probe could not test the device
-    FAILED = 4  # the device refused an operation or failed during it; the fault may be temporary
+    FAILED = 4  # the device refused an operation, or an operation failed; the fault may be temporary
     WRONG = 5  # the device computed a wrong result
 
 
 class DeviceHealth:
     def __init__(self) -> None:
-        self.known = False  # True once a probe or the driver has given a usable answer
+        self.known = False  # True after a usable answer of a probe or the driver
         self._failed = 0
-        self._sound = 0
-        self._lasting = False
-        self._found = ""  # the fault that a probe found or the driver reported
-        self._silence = ""  # why the driver does not answer; empty while it answers
+        self._sound_probes = 0
+        self._is_permanent = False
+        self._found = ""  # the fault that a probe found or that the driver reported
+        self._silence = ""  # why the driver does not answer; empty if it answers
 
     @property
     def fault(self) -> str:
-        """Why no context should be loaded on the device; empty if sound."""
+        """Why no context should load on the device; empty if the device is sound."""
         return self._found or self._silence
 
     @property
     def suspected(self) -> bool:
-        """True if the device has failed once: probe it again at once."""
+        """True if the device has failed one probe and is probed again soon."""
         return self._failed == 1
 
     def heard(self, answer: ProbeVerdict, said: str) -> bool:
-        """Record a probe's answer and message. True if the fault has changed."""
+        """Record the answer and the message of a probe. True if the fault has changed."""
         before = self.fault
         if answer is ProbeVerdict.UNKNOWN:
             self.known = True
@@ -55,28 +55,28 @@ class DeviceHealth:
         if answer is ProbeVerdict.SOUND:
             self.known = True
             self._failed = 0
-            self._sound += 1
-            if self._sound >= 2 and not self._lasting:
+            self._sound_probes += 1
+            if self._sound_probes >= 2 and not self._is_permanent:
                 self._found = ""
             return self.fault != before
-        self._sound = 0
+        self._sound_probes = 0
         self._failed += 1
         if self._failed < 2:
             return False
         self.known = True
-        self._lasting |= answer is ProbeVerdict.WRONG
+        self._is_permanent |= answer is ProbeVerdict.WRONG
         self._found = self._found or f"{said}, twice"
         return self.fault != before
 
     def reported(self, reason: str) -> bool:
         """Record a fault that the driver reports. True if the fault has changed."""
         before = self.fault
-        self.known = self._lasting = True
+        self.known = self._is_permanent = True
         self._found = self._found or reason
         return self.fault != before
 
     def silent(self, reason: str) -> bool:
-        """Record why the driver does not answer; empty: it answers. True if the fault has changed."""
+        """Record why the driver does not answer; empty if it answers. True if the fault has changed."""
         before = self.fault
         self.known |= bool(reason)
         self._silence = reason
@@ -98,7 +98,7 @@ class FromManager(_Event, frozen=True, gc=False):
 
 
 class UnacknowledgedFacts(msgspec.Struct):
-    """Facts in unacknowledged frames: calls that left libraries, ended libraries, ready libraries."""
+    """Facts in unacknowledged frames: calls that left libraries, ended libraries, and ready libraries."""
 
     left: dict[int, list[int]] = msgspec.field(default_factory=dict)
     gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
@@ -114,7 +114,7 @@ class HelloDue(_Event, frozen=True):
 
 
 class ManagerAway(_Event, frozen=True):
-    """No connection for `away_s`. `session_over`: why the session has ended, from its folder."""
+    """The pilot is disconnected for `away_s` seconds. `session_over`: why the session has ended, if known."""
 
     away_s: float
     refuses_key: bool = False
@@ -125,7 +125,7 @@ class ManagerAway(_Event, frozen=True):
 
 
 class LibraryPrepared(_Event, frozen=True):
-    """Facts of this node for an ordered library. `error`: why it has no folder."""
+    """Facts of this node for a library to start. `error`: why its folder could not be created."""
 
     library: LibraryId
     free_disk_bytes: int = 0
@@ -140,17 +140,17 @@ class ProcessMade(_Event, frozen=True):
 
 
 class MemoryShortage(msgspec.Struct, frozen=True):
-    """Host memory after a kill for lack of it: bytes left below the limit, and bytes of processes outside the pilot."""
+    """Host memory after an out-of-memory kill: free bytes, and bytes of processes outside the pilot."""
 
     room_bytes: int
     others_bytes: int
 
 
 class ProcessEnded(_Event, frozen=True):
-    """A library's process has ended, or could not be made.
+    """The process of a library has ended, or could not be created.
 
-    `running`: its running calls; `tail`: its log's last lines; `cause`: why, if the agent knows; `is_pilots_fault`: the
-    pilot lacks a requirement; `verdict`: the whole failure, from TaskVine.
+    `running`: its running calls; `tail`: the last lines of its log; `cause`: the reason, if known to the agent;
+    `is_pilots_fault`: True if this pilot is the cause; `verdict`: the complete failure, from TaskVine.
     """
 
     library: LibraryId
@@ -176,20 +176,20 @@ class LibraryGarbled(_Event, frozen=True):
 
 
 class LibraryHungUp(_Event, frozen=True):
-    """A library's socket is closed: its process ends, or user code closed it by mistake."""
+    """The socket of a library is closed, by the end of the process or by user code."""
 
     library: LibraryId
 
 
 class DevicesWanted(_Event, frozen=True):
-    """Another library needs this library's devices: drain this library."""
+    """Another library needs the devices of this library, which must drain."""
 
     library: LibraryId
     reason: str
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A library's running calls with their seconds, and its host memory if above its limit (else 0)."""
+    """A library's running calls with their seconds, and its host memory in bytes if over the limit (else 0)."""
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -197,22 +197,20 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Observed(_Event, frozen=True):
-    """Observations of libraries, every `limits.EVERY_S` and after `Observe`."""
+    """Observations of libraries, every `limits.EVERY_S` seconds and after `Observe`."""
 
     libraries: Sequence[Observation]
 
 
 class WasSuspended(_Event, frozen=True):
-    """The pilot's processes were suspended for `seconds`."""
-
     seconds: float
 
 
 class OfferWeighed(_Event, frozen=True):
     """The answer to `WeighOffer`: the engines on a library's devices, and the offered prompt (`new`; None if unknown).
 
-    `free_at`: when the current step ends; `required_bytes`: per device, with the offered call; 0 = unknown. `why_full`:
-    why a cache that cannot be resized has no room for it.
+    `free_at`: end of the current step; `required_bytes`: bytes per device including the offered call (0 = unknown);
+    `why_full`: why a cache of fixed size has no room for the call.
     """
 
     order: RunCalls
@@ -224,7 +222,7 @@ class OfferWeighed(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """A heartbeat is due: usage of libraries and cache, and last log lines of slow loads."""
+    """A heartbeat is due: usage of libraries and cache, and the last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -237,7 +235,7 @@ class UsageMeasured(_Event, frozen=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not in the cache. `in_use_bytes`: used cache bytes that block it, by waiting library."""
+    """Why an object is not in the cache. `in_use_bytes`: pinned cache bytes in the way, by waiting library."""
 
     reason: str
     is_pilots_fault: bool = False
@@ -251,7 +249,7 @@ class Pinned(_Event, frozen=True):
 
 
 class ObjectArrived(_Event, frozen=True):
-    """An object has entered the cache, with its bytes from origin and peers."""
+    """An object has entered the cache, with the bytes read from its origin and from peers."""
 
     name: str
     size_bytes: int
@@ -289,14 +287,14 @@ class ArgumentsBrought(_Event, frozen=True):
 
 
 class ResultsUploaded(_Event, frozen=True):
-    """Large results were written to the session's folder; `ends` now refer to them."""
+    """Large results were written to the session's folder; `ends` refer to these files."""
 
     library: LibraryId
     ends: list[CallEnd]
 
 
 class SnapshotTaken(_Event, frozen=True):
-    """A context's snapshot is in the cache, and other pilots can fetch it."""
+    """The snapshot of a context is in the cache, and other pilots can fetch it."""
 
     here: SnapshotHere
 
@@ -305,7 +303,7 @@ class SnapshotTaken(_Event, frozen=True):
 
 
 class DevicesMeasured(_Event, frozen=True):
-    """Bytes per device and library, bytes in use (-1 = unknown), and the time of the measurement."""
+    """Bytes used per library and device, bytes in use per device (-1 = unknown), and the time of the measurement."""
 
     used: Mapping[LibraryId, Mapping[DeviceId, int]]
     taken: Mapping[DeviceId, int]
@@ -319,7 +317,7 @@ class Probed(_Event, frozen=True):
 
 
 class DriverSaid(_Event, frozen=True):
-    """A device's driver reported a `fault`, or does not answer (`hangs`)."""
+    """The driver of a device reported a `fault`, or does not answer (`hangs`)."""
 
     device: DeviceId
     fault: str = ""
@@ -341,21 +339,21 @@ class WalltimeKnown(_Event, frozen=True):
 
 
 class Signalled(_Event, frozen=True):
-    """A signal told the pilot to end. `again`: for the second time."""
+    """The pilot received a signal to end. `again`: True for the second signal."""
 
     name: str
     again: bool = False
 
 
 class ResourceLost(_Event, frozen=True):
-    """The pilot lost a resource of its job, so no library can work here."""
+    """The pilot lost a resource of its job, so no library can run on this pilot."""
 
     reason: str
     loss: LossReason
 
 
 class TaskVineEnded(_Event, frozen=True):
-    """TaskVine's factory, which starts the pool's workers, has ended."""
+    """The TaskVine factory, which starts workers, has ended."""
 
     reason: str
 
@@ -365,13 +363,13 @@ class TimerFired(_Event, frozen=True):
 
 
 class Tick(_Event, frozen=True):
-    """Time has passed. `serves_peers`: other pilots fetch objects from this pilot now."""
+    """The clock advanced. `serves_peers`: True while other pilots fetch objects from this pilot."""
 
     serves_peers: bool = False
 
 
 class Farewell(_Event, frozen=True):
-    """The pilot ends now. `running`: the calls that each library was running."""
+    """The pilot exits now. `running`: the running calls of each library."""
 
     running: Mapping[LibraryId, tuple[CallId, ...]] = {}
 

@@ -1,8 +1,8 @@
-"""Tables of failures that devices, disks or networks cause: exceptions, disk errors, exit codes of libraries.
+"""Tables of failures that devices, disks or networks cause: exceptions, disk errors, and exit codes of libraries.
 
-A row of `ROWS` has exception types (by name, to import nothing), an errno or a text, the meaning, and the proof
-required. An exception that matches no row is the user's. A text that both a bug and a faulty device may cause counts
-only if a probe of the device fails.
+A row of `ROWS` contains exception types (by name, to avoid imports), an errno or a text, the meaning, and the required
+proof. An exception without a matching row is the user's fault. If both a bug and a faulty device can cause a text, the
+text counts only if a probe of the device fails.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import msgspec
 
 
 class Proof(enum.Enum):
-    """A condition under which an exception counts as the infrastructure's."""
+    """The condition under which an exception is a fault of the infrastructure."""
 
-    NONE = "none"  # the exception's text is enough
-    DISK_IS_FULL = "disk is full"  # the file is on a disk of this node that others have filled
+    NONE = "none"  # the text of the exception is enough
+    DISK_IS_FULL = "disk is full"  # the file is on a disk of this node that other programs have filled
     FILE_IS_THERE = "file is there"
-    """The file in the text exists: it can be opened now, or its server fails again."""
+    """The file in the text exists: an open succeeds now, or the file server fails again."""
     WITHIN_BUDGET = "within budget"
-    """The library holds less of its device than its recipe declares, even with the failed allocation."""
+    """The library uses less device memory than its recipe declares, even with the failed allocation."""
     DEVICE_FAILS = "device fails"  # a probe of the device fails
 
 
 class Sign(msgspec.Struct, frozen=True):
     """A kind of exception that the infrastructure causes.
 
-    `number`: its errno (0 = any); `text`: a pattern in its text (empty = any); `probed`: True to probe its device and
-    end the library.
+    `number`: its errno (0 = any); `text`: a pattern in its text (empty = any); `probed`: True if the pilot must probe
+    the device and end the library.
     """
 
     types: tuple[str, ...]
@@ -43,12 +43,12 @@ class Sign(msgspec.Struct, frozen=True):
     text: str = ""
     proof: Proof = Proof.NONE
     probed: bool = False
-    names_file: bool = False  # True if only an exception that names a file counts
+    names_file: bool = False  # True if only exceptions with a file name match
 
 
 _OS = ("builtins.OSError",)
-_ANY = ("builtins.Exception",)  # for texts that libraries in Rust or C++ put into their own exceptions
-_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # all errors of PyTorch
+_ANY_ERROR = ("builtins.Exception",)  # for texts of libraries in Rust or C++, which define their own exceptions
+_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # the exception types of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
 _LINUX = "errno(3), strerror"
@@ -57,7 +57,7 @@ _TORCH_FILES = "PyTorch, torch/csrc/serialization.cpp"
 _HDF5 = "HDF5, H5FDsec2.c, `errno = %d, error message = `: h5py"
 
 ROWS: tuple[Sign, ...] = (
-    # ---- devices, whose errors say so themselves
+    # ---- devices, with unambiguous errors
     Sign(_RUNTIME, "the device met a memory error that it cannot correct", _CUDA + ", 214",
          text=r"uncorrectable ECC error|ECC_UNCORRECTABLE", probed=True),
     Sign(_RUNTIME, "a link between devices failed", _CUDA + ", 220", text=r"uncorrectable NVLink error", probed=True),
@@ -65,7 +65,7 @@ ROWS: tuple[Sign, ...] = (
          text=r"GPU is lost|fallen off the bus", probed=True),
     Sign(_RUNTIME, "the node's fabric of devices is not up", _CUDA + ", 802",
          text=r"CUDA.*system not yet initialized", probed=True),
-    # ---- devices, whose errors a mistake in a kernel may cause as well
+    # ---- devices, with errors that a bug in a kernel may also cause
     Sign(_RUNTIME, "the device failed while a kernel ran", _CUDA + ", 719 (Xid 13, 48, 79)",
          text=r"(CUDA|HIP) error: unspecified launch failure", proof=Proof.DEVICE_FAILS, probed=True),
     Sign(_RUNTIME, "the device failed in hardware", _CUDA + ", 714, 715, 721",
@@ -96,8 +96,8 @@ ROWS: tuple[Sign, ...] = (
     Sign(_OS, "a file system's server has ended (ENOTCONN)", _LINUX + "; FUSE", number=errno.ENOTCONN,
          names_file=True),
     Sign(_OS, "a disk of the node is full (ENOSPC)", _LINUX, number=errno.ENOSPC, proof=Proof.DISK_IS_FULL),
-    Sign(_ANY, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
-    Sign(_ANY, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)", proof=Proof.DISK_IS_FULL),
+    Sign(_ANY_ERROR, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
+    Sign(_ANY_ERROR, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)", proof=Proof.DISK_IS_FULL),
     Sign(_OS, "a disk or file server failed (EIO, ESTALE)", _HDF5, text=r"\berrno = (5|116), error message"),
     Sign(_OS, "a disk of the node is full (ENOSPC)", _HDF5, text=r"\berrno = 28, error message",
          proof=Proof.DISK_IS_FULL),
@@ -134,34 +134,34 @@ _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def takes_no_writes(error: BaseException | None) -> bool:
-    """True if a disk is full, over its quota, or read-only."""
+    """True if the error means a full disk, an exceeded quota, or a read-only file system."""
     return isinstance(error, OSError) and error.errno in _NO_WRITES
 
 
 # ---- exit codes
 
-SOCKET_LOST = 117  # the library's code closed the library's own socket
-FOLDER_GONE = 116  # the pilot lost its scratch folder: not the call's fault
+SOCKET_LOST = 117  # code in the library closed the library's socket
+FOLDER_GONE = 116  # the pilot lost its scratch folder, which is not the call's fault
 NO_DESCRIPTORS = 115  # the calls left too many files open
-OTHER_MODULES = 113  # a library without context got a function that needs other versions of loaded modules
+OTHER_MODULES = 113  # a library without a context received a function that needs other versions of loaded modules
 RUINED = 114  # a call damaged the interpreter or its limits permanently
 NOT_SETTLED = 118  # the library could not open its log or its folder
-DEVICE_FAILED = 119  # the device failed in a call, so the process can use no device any more
-NODE_FAILED = 120  # several calls in a row failed by a fault of the node
+DEVICE_FAILED = 119  # the device failed in a call, so this process can no longer use devices
+NODE_FAILED = 120  # several calls in a row failed because of a fault of the node
 
-NOT_CLEARED = 121  # the library could not remove data that a call left
+NOT_CLEARED = 121  # the library could not remove data of a call
 
 OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})
-"""Exit codes during a load that are not the context's fault."""
+"""Exit codes during a load that are not the fault of the context."""
 OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
-"""Exit codes after the load that are not the calls' fault."""
+"""Exit codes after the load that are not the fault of the calls."""
 
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: code in it closes files that it did not open",
     FOLDER_GONE: "found that its pilot's scratch folder is gone",
-    NO_DESCRIPTORS: "had hardly any file descriptors left: calls in it leave files open",
-    OTHER_MODULES: "got a function with other versions of modules that it had imported",
-    RUINED: "can run no more calls: one of them emptied sys.modules, or lowered a limit permanently",
+    NO_DESCRIPTORS: "had almost no free file descriptors: its calls leave files open",
+    OTHER_MODULES: "received a function that needs other versions of loaded modules",
+    RUINED: "can run no more calls: a call emptied sys.modules, or lowered a limit permanently",
     NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
     NOT_CLEARED: "could not remove the files of a call; its log says why",

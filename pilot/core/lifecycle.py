@@ -1,10 +1,10 @@
 """Ends libraries, stops running calls, and ends the pilot.
 
-Only this module changes a library's stage or makes the pilot leave. To stop a call,
+Only this module changes the stage of a library or starts the exit of the pilot. To stop a call, the pilot
 
-1. it asks the call to stop: the function ends at its next wait for a model or its next progress report,
-2. after a grace period, it reports the call's end and drains the library, and
-3. it kills the library when only calls that do not react still run.
+1. requests the stop: the function ends at its next wait for a model or its next progress report,
+2. after a grace period, reports the end of the call and drains the library, and
+3. kills the library if only calls that do not react are still running.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMEMBERED = 10_000
 
 
 def move_to(library: PilotLibrary, stage: Stage) -> None:
-    """Change a library's stage. Raises ValueError if the transition is not in `NEXT`."""
+    """Change the stage of a library. Raises ValueError if the transition is not in `NEXT`."""
     if stage not in NEXT[library.stage]:
         raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
     library.stage = stage
@@ -52,13 +52,13 @@ def kill_library(
 
 
 def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
-    """Release an ended library's calls and memory, and tell the manager."""
+    """Release the calls and the memory of an ended library, and report the end to the manager."""
     if library.stage is Stage.GONE:
         return
     number = library.number
     is_ready = library.is_loaded
     running = [call for call in ending.running if call in library.held]
-    if library.garbled and not running:  # the unread bytes may contain ends of running calls
+    if library.garbled and not running:  # the unread bytes may contain the ends of running calls
         running = list(library.held)
     failure = _why(state, library, ending, running)
     if failure is not None and state.is_unfit:
@@ -96,7 +96,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if library.told_to_end or (library.retires and not how and not code and not running):
         return None
     name, log = library.recipe.name, state.log_of(library.number)
-    crowded = _crowded_out(library, ending)
+    crowded = _outside_use(library, ending)
     if crowded:
         what = f"was killed by SIGKILL ({crowded})"
     elif how:
@@ -129,8 +129,8 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     )
 
 
-def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
-    """Return a message if processes outside the pilot used the ended library's declared memory; empty if not proved."""
+def _outside_use(library: PilotLibrary, ending: ProcessEnded) -> str:
+    """Return a message if processes outside the pilot used the library's declared memory; empty without proof."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
         return ""
@@ -148,7 +148,7 @@ _OUT_OF_MEMORY = " (no Stoker process sent it: most often the system had no memo
 
 # ---- stopping calls
 
-LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # minimum and maximum seconds for a call to react
+LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # minimum and maximum seconds for a call to react to a stop
 ANSWER_S = 1.0  # seconds for a draining library to return its unstarted calls
 
 
@@ -163,7 +163,7 @@ def stop_calls(
 
 
 def grace_s(library: PilotLibrary) -> float:
-    """Return a call's seconds to react to a stop: its library's load time, within bounds."""
+    """Return the seconds that a call has to react to a stop: the load time of its library, within bounds."""
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
@@ -173,7 +173,7 @@ def extend_graces(library: PilotLibrary, seconds: float) -> None:
 
 
 def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
-    """Report calls that did not stop in time as ended; kill the library if only such calls run."""
+    """Report the ends of calls that did not stop in time. Kill the library if no other calls are running."""
     stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
     if stuck:
         _give_up(state, library, stuck)
@@ -211,8 +211,8 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
 
 # ---- leaving
 
-HAND_ON_S = 5.0  # seconds that a leaving pilot without libraries still serves current transfers
-FORCED_S = 1.0  # seconds past `leave_by` after which a leaving pilot exits in any case
+HAND_ON_S = 5.0  # seconds that a leaving pilot without libraries continues to serve transfers
+FORCED_S = 1.0  # seconds after `leave_by` when a leaving pilot exits in any case
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
@@ -225,7 +225,7 @@ def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to leave: running calls may finish within `within_s`; unstarted calls are returned."""
+    """Begin to leave. Running calls may finish within `within_s` seconds; unstarted calls are returned."""
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop_library(state, number, drain=within_s > 0, reason=reason)
@@ -246,7 +246,7 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
 
 
 def has_left(state: CoreState, *, serves_peers: bool) -> bool:
-    """True if a leaving pilot has no work or no time left."""
+    """True if a leaving pilot has no remaining work or time."""
     if not state.leaving:
         return False
     if state.now > state.leave_by + FORCED_S:

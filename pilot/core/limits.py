@@ -1,8 +1,8 @@
-"""Enforces limits of libraries (memory, loading time, call time, silence), and reserves device memory as measured.
+"""Enforces limits of libraries (memory, load time, call time, silence), and adjusts reservations to measured memory.
 
-Suspensions of the whole pilot count for no limit. A reservation grows with the library's use while the device has free
-memory. The pilot kills a library for its device memory only if it takes far more than it declares, and other libraries
-can no longer get their reserved memory.
+Suspensions of the whole pilot do not count for any limit. A reservation grows with the library's use while the device
+has free memory. The pilot kills a library for its device memory only if the library far exceeds its declared memory and
+prevents other libraries from using their reserved memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from stoker.units import show_bytes, show_seconds
 
 EVERY_S = 0.25  # seconds between two observations of a library
 NO_CALL_STARTED_LIMIT_S = 30.0
-"""Seconds after which a library that holds calls and runs none is killed.
+"""Seconds after which the pilot kills a library that holds calls and runs none.
 
-Its process was stopped by a signal, or a thread of an earlier call holds the interpreter lock.
+A signal stopped the process, or a thread of an earlier call holds the interpreter lock.
 """
 NO_ANSWER_LIMIT_S = 10.0
-"""Seconds until a library counts as blocked if it does not answer an order to return calls."""
+"""Seconds without an answer to `GiveBack` after which a library counts as blocked."""
 CLOSED_SOCKET_LIMIT_S = (
-    1.0  # seconds in which a library that closed its socket should end; otherwise it closed the socket by mistake
+    1.0  # seconds in which a library must exit after its socket closes; a longer life means a close by mistake
 )
-STOPPED_S = 3.0  # a pilot whose loop is this late was suspended, together with its libraries
+STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilot was suspended
 
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     if library.serves:
-        _unbegun(state, library, seen)
+        _check_call_starts(state, library, seen)
     if library.is_killed:
         return
     if library.has_limits or library.stopping or library.stuck:
@@ -54,7 +54,7 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
         declared = memory_limit(state, library)
         too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
     if library.asked_back_at and state.now - library.asked_back_at > NO_ANSWER_LIMIT_S:
-        _give_back_for(state, library, seen)
+        _return_unstarted_calls(state, library, seen)
     if (
         library.hung_up_at
         and state.now - library.hung_up_at > CLOSED_SOCKET_LIMIT_S
@@ -65,7 +65,9 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 
 def extend_limits(state: CoreState, seconds: float) -> None:
-    state.log(f"the pilot was stopped for {show_seconds(seconds)}: that counts for no limit of a call or a load")
+    state.log(
+        f"the pilot was suspended for {show_seconds(seconds)}, which does not count for the limits of calls and loads"
+    )
     state.stops.append((state.now - seconds, state.now))
     for library in state.libraries.values():
         if library.started_at:
@@ -80,7 +82,7 @@ def extend_limits(state: CoreState, seconds: float) -> None:
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
-    """Return the run seconds of a call that began `ran_s` ago, without suspensions of the pilot."""
+    """Return the run time of a call that began `ran_s` seconds ago, without suspensions of the pilot."""
     began = state.now - ran_s
     for start, end in reversed(state.stops):
         if end <= began:
@@ -90,9 +92,10 @@ def _without_stops(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Return the bytes of host memory that a library may take; 0 = no limit.
+    """Return the maximum bytes of host memory for a library; 0 = no limit.
 
-    The limit on CPU devices is at least the library's reservation. A context that sleeps adds its host memory.
+    On CPU devices, the limit is at least the reservation of the library. The limit includes the host memory of a
+    sleeping context.
     """
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
@@ -119,7 +122,7 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
         " raise load_limit if it may take longer"
     )
     cause = failure_of(state, library, FailureKind.CONTEXT, what)
-    if not library.pid:  # stuck in an import, before there is a process
+    if not library.pid:  # an import hangs before the process exists
         library.cause = Cause(cause, printed=True)
         state.out.append(KillZygote(library.number))
         return
@@ -146,12 +149,12 @@ def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
         lifecycle.check_stopping(state, library, [call for call, _ in seen.running])
 
 
-def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def _check_call_starts(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     is_at_work = any(call in library.held for call, _ in seen.running)
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
         return
-    library.times_idle += 1  # counted, not timed: this process may have been suspended too
+    library.times_idle += 1  # counted instead of timed, because this process may have been suspended
     if library.times_idle * EVERY_S >= NO_CALL_STARTED_LIMIT_S:
         what = (
             f"lib-{library.number} has not begun any of its calls for {show_seconds(NO_CALL_STARTED_LIMIT_S)}: its"
@@ -160,10 +163,10 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
         lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
-def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Return an unresponsive library's unstarted calls to the manager.
+def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+    """Return the unstarted calls of an unresponsive library to the manager.
 
-    Calls whose end the library did not report run again elsewhere; later messages about them are ignored.
+    Calls without a reported end run again elsewhere. Later messages about these calls are ignored.
     """
     at_work = {call for call, _ in seen.running}
     rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
@@ -180,10 +183,10 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 # ---- device memory
 
-_MARGIN = 1.1  # a library without a declaration gets 1.1 times its measured memory
-_STEP = 0.02  # a reservation grows by at least this fraction, to save messages to the manager
+_MARGIN = 1.1  # a library without declared memory gets 1.1 times its measured memory
+_STEP = 0.02  # smallest relative growth of a reservation, to save messages
 _WORKSPACES_BYTES = 2_000_000_000
-"""Bytes that NCCL, cuBLAS and cuDNN may take in addition to the declared memory."""
+"""Bytes that NCCL, cuBLAS and cuDNN may use in addition to the declared memory."""
 
 
 def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
@@ -196,7 +199,7 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
             continue
         if state.devices[library.devices[0]].processes != 1:
             _settle(state, library, at=max(event.at[device] for device in sizes))
-        over = _harms(state, library, sizes, event.taken)
+        over = _harmed_device(state, library, sizes, event.taken)
         if over is not None:
             declared = library.recipe.needs.device_memory_bytes
             too_large(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
@@ -204,7 +207,7 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
     if library.stage in (Stage.SLEEPING, Stage.WAKING) or (library.stage is Stage.ASLEEP and at <= library.asleep_at):
-        return  # measured before its memory moved
+        return  # the memory use has changed since the measurement
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
     wanted = held
@@ -225,7 +228,7 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
         state.tell(LibraryResized(number, wanted, measured=True))
 
 
-def _harms(
+def _harmed_device(
     state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
 ) -> DeviceId | None:
     declared = library.recipe.needs.device_memory_bytes

@@ -1,9 +1,9 @@
-"""Device memory: claims, reservations, and declarations of recipes.
+"""Device memory: claims, reservations, and memory that recipes declare.
 
-The manager's ledger is a budget; the pilot's ledger has the memory that each library really holds. A library that
-starts or grows has a *claim* until its memory, and a process place on the device, are free. The pilot meets claims in
-order of arrival, but a claim that fits does not wait for an earlier one that does not. After `PROSPECT_S` it refuses a
-claim that waiting cannot meet, and the manager loads the context elsewhere. See docs/decisions/050 and SLINFER §VII-C.
+The manager's ledger is a budget. The pilot's ledger contains the memory that each library actually uses. A library that
+starts or grows has a *claim* until memory and a process place on the device are free. The pilot grants claims in order
+of arrival, but a claim that fits does not wait for an earlier claim that does not fit. After `PROSPECT_S` seconds, the
+pilot refuses a claim that cannot be granted. See docs/decisions/050 and SLINFER §VII-C.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PROSPECT_S = 1.0  # seconds that a claim waits for an order that frees memory
 
 
 def is_declared(state: CoreState, library: PilotLibrary) -> bool:
-    """True if a library's recipe declares its device memory."""
+    """True if the recipe of a library declares its device memory."""
     needs = library.recipe.needs
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
 
 
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
-    """Reserve memory on a library's devices now (True), or claim it for later."""
+    """Reserve memory on the devices of a library now and return True, or claim the memory for later."""
     withdraw_claim(state, library)
     if _reserve_if_free(state, library, memory_bytes):
         return True
@@ -43,7 +43,6 @@ def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> 
 
 
 def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
-    """Set a timer to check a library's claim."""
     state.out.append(SetTimer(state.now + PROSPECT_S, f"memory/{library.number}"))
 
 
@@ -79,7 +78,7 @@ def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
 def has_room(
     state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId] = ()
 ) -> bool:
-    """True if a library can grow to `memory_bytes` after the libraries `leaving` have ended, without other waits."""
+    """True if a library can grow to `memory_bytes` immediately after the libraries `leaving` have ended."""
     more = memory_bytes - state.ledger.held(library.number)
     if more <= 0:
         return True
@@ -93,7 +92,7 @@ def has_room(
 
 
 def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
-    """Return why waiting cannot meet a library's claim; empty if it may."""
+    """Return why the claim of a library cannot be granted by waiting; empty if it can."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
@@ -103,7 +102,7 @@ def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
             return state.ledger.why_not((device,), more)
         staying = [other for other in _on(state, device) if not other.told_to_end]
         if not library.has_process and _lacks_place(state, device, staying):
-            return f"{device} takes {state.devices[device].processes} process at a time, and its process stays"
+            return f"{device} takes {state.devices[device].processes} process at a time, and another process uses it"
     return ""
 
 
@@ -119,7 +118,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
     if ledger.why_not(library.devices, memory_bytes):
         return False
     ledger.reserve(number, devices=library.devices, memory_bytes=memory_bytes)
-    library.has_process = True  # it occupies its process place
+    library.has_process = True  # from now on, the library occupies a process place
     return True
 
 
@@ -149,7 +148,7 @@ def coming_bytes(state: CoreState, device: DeviceId) -> int:
 
 
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """Resize a library to `size` bytes on each device; replaces its claim to grow."""
+    """Resize a library to `size` bytes on each device. The new size replaces its claim to grow."""
     library = state.libraries.get(number)
     if library is None:
         return
@@ -168,7 +167,7 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
 
 
 def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
-    """Tell a library that it may use `size` bytes of each of its devices."""
+    """Order a library to use at most `size` bytes on each of its devices."""
     library.resizes.append(size)
     library.is_settled = True
     state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
@@ -186,10 +185,10 @@ def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: 
 
 
 def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """Record a library's new size; below zero, its context refused the change.
+    """Record the new size of a library. A negative size means that its context refused the change.
 
-    Sizes of later orders stay reserved: the library may already have shrunk and grown again within its old reservation,
-    which made no claim.
+    The sizes of later orders stay reserved, because the library may have shrunk and grown again within its old
+    reservation without a claim.
     """
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
@@ -205,7 +204,7 @@ def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """Return the bytes that a recipe declares for a device; 0 if none."""
+    """Return the bytes that a recipe declares for a device; 0 without a declaration."""
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
     if facts.on_host:
         return max(memory, device_memory)
@@ -219,9 +218,9 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
 def token_cache(
     needs: Needs, facts: DeviceFacts, reported: TokenCache | None, *, measured_bytes: int
 ) -> TokenCache | None:
-    """Return the weights and the cache of a context on a device: as a library reported, else as the recipe declares.
+    """Return the weights and the cache of a context on a device, from the library's report or else the recipe.
 
-    A declared memory includes the cache. `measured_bytes`: memory of a loaded library without a cache; 0 = unknown.
+    Declared memory includes the cache. `measured_bytes`: memory of a loaded library without a cache; 0 = unknown.
     """
     declared = declared_bytes(needs, facts)
     if reported is None:
@@ -236,12 +235,12 @@ def token_cache(
 
 
 def takes_one_process(facts: DeviceFacts) -> bool:
-    """True if a second process would fail (compute mode EXCLUSIVE_PROCESS)."""
+    """True if a second process on the device would fail (compute mode EXCLUSIVE_PROCESS)."""
     return facts.processes == 1
 
 
 def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
-    """Replace a guessed reservation by the measured bytes, as far as they fit."""
+    """Replace a guessed reservation by the measured bytes, within the free memory."""
     if is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)

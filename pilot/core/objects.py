@@ -1,7 +1,7 @@
 """Objects that the pilot lacks, and the choice of cached objects to evict.
 
-Only this module changes which objects are wanted or reported. The pilot asks for a missing object (`WantObjects`), and
-the manager names its sources (`FetchObject`). The pilot reports each object that arrives or leaves the cache, and each
+Only this module changes which objects are wanted or reported. The pilot requests a missing object (`WantObjects`), and
+the manager names the sources (`FetchObject`). The pilot reports each object that enters or leaves the cache, and each
 source that fails.
 """
 
@@ -33,7 +33,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
             unasked.append(ref)
         elif not found.is_begun:
             sourceless = found.order is not None and not (found.order.origin or found.order.peers)
-            if sourceless or ref.name in state.told:  # no known source, or believed to be cached here
+            if sourceless or ref.name in state.told:  # without a known source, or reported as cached on this pilot
                 unasked.append(ref)
             _begin(state, found)
         found.libraries[library.number] = None
@@ -42,7 +42,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
 
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
-    """Record objects whose sources the manager will name. No fetch starts until the cache has been searched."""
+    """Record objects whose sources the manager will name. No fetch starts before the cache has been searched."""
     planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
         if ref.name not in planned:
@@ -55,7 +55,7 @@ def plan_objects(state: CoreState, library: PilotLibrary) -> None:
 
 
 def report_found(state: CoreState, names: Iterable[str]) -> None:
-    """Report objects that are cached although the manager planned to have them fetched."""
+    """Report cached objects for which the manager planned a fetch."""
     for name in names:
         found = state.wants.get(name)
         if found is not None and not found.is_begun:
@@ -70,12 +70,12 @@ def ask_for_objects_again(state: CoreState) -> None:
 
 
 def set_sources(state: CoreState, order: FetchObject) -> Want | None:
-    """Fetch an object from the order's sources; return its `Want` if the order names no source."""
+    """Fetch an object from the sources in `order`. Return its `Want` if the order names no source."""
     name = order.object.name
     found = state.wants.get(name)
     if found is None and order.keep and name not in state.told:
         found = _expect(state, order.object)
-    if found is None:  # the object has arrived, or no library waits for it
+    if found is None:  # the object has arrived, or no library waits for the object
         if name in state.told:
             state.tell(ObjectsHere((ObjectArrival(name, order.object.size_bytes),)))
         else:
@@ -91,7 +91,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Report an object that arrived; return its `Want`, if a library waited."""
+    """Report an object that arrived. Return its `Want` if a library waited."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     state.tell(
@@ -118,7 +118,7 @@ def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> No
 
 
 def give_up_object(state: CoreState, name: str) -> Want | None:
-    """Stop fetching an object without source; return its `Want`, if a library waited."""
+    """Stop the fetch of an object without a source. Return its `Want` if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -127,7 +127,7 @@ def give_up_object(state: CoreState, name: str) -> Want | None:
 
 
 def forget_wants(state: CoreState, library: PilotLibrary) -> None:
-    """Remove a library from all wants. Fetches that have begun continue."""
+    """Remove a library from all wants. Running fetches continue."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -137,10 +137,8 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
-    """Report objects that other pilots brought into the cache or evicted."""
-    gone = (
-        state.told - sizes.keys() - state.wants.keys()
-    )  # the manager already knows that this pilot lacks wanted objects
+    """Report objects that other pilots added to the cache or evicted."""
+    gone = state.told - sizes.keys() - state.wants.keys()  # the manager already has the names of the missing objects
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
         state.out.append(TidySnapshots())
@@ -160,7 +158,7 @@ def _begin(state: CoreState, found: Want) -> None:
 
 def _expect(state: CoreState, ref: ObjectRef) -> Want:
     found = state.wants[ref.name] = Want(ref)
-    state.told.discard(ref.name)  # a cached copy was damaged or is gone
+    state.told.discard(ref.name)  # the cached copy is damaged or missing
     state.out.append(Expect(ref.name))
     return found
 
@@ -171,7 +169,7 @@ _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
 class CachedObject(msgspec.Struct, frozen=True):
-    """A cached object; `used_at`: time of last use on any clock."""
+    """A cached object. `used_at`: time of the last use (one clock for all objects)."""
 
     name: str
     size_bytes: int
@@ -180,14 +178,14 @@ class CachedObject(msgspec.Struct, frozen=True):
 
 
 class Shortage(enum.Enum):
-    """Why eviction cannot free enough bytes."""
+    """The reason why eviction cannot free enough bytes."""
 
-    TOO_LARGE = "too large"  # the object is larger than the cache may be
+    TOO_LARGE = "too large"  # the object is larger than the whole cache
     PINNED = "pinned"  # pinned objects leave too few bytes
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Return the names to evict, in order, so that `size_bytes` more fit; or why that is impossible."""
+    """Return the names to evict, in order, so that `size_bytes` more fit; a `Shortage` if this is impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))
@@ -203,9 +201,9 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 
 
 def file_name(name: str) -> str:
-    """Return a cache name as a unique path component that every file system accepts.
+    """Return a cache name as a unique path component for any file system.
 
-    Lower-case letters, digits, `-`, `_` and inner dots stay; every other byte becomes `~` and two hex digits, because
+    Lower-case letters, digits, `-`, `_` and inner dots remain. All other bytes become `~` and two hex digits, because
     some file systems fold case.
     """
     out = []

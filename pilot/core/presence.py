@@ -1,6 +1,6 @@
-"""The pilot's hellos, heartbeats, walltime, and lease (its wait for an absent manager).
+"""The hellos, heartbeats, walltime and lease of the pilot. The lease limits the wait for an absent manager.
 
-A hello describes the state *before* the unacknowledged frames that follow the hello.
+A hello describes the state before the unacknowledged frames that follow the hello.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
-WELCOME_S = 5.0  # seconds without an answer after which a hello is sent again
+WELCOME_S = 5.0  # seconds without an answer after which the pilot sends its hello again
 FIRST_CONTACT_S = 60.0  # minimum seconds that a pilot waits for its first welcome
-MARGIN_S = 12.0  # the pilot begins to leave this long before its walltime ends; at most a fifth of the walltime left
-_EXIT = 0.25  # fraction of the margin for ending libraries
-_SAME_S = 2.0  # seconds; two walltimes that differ by less are equal
-FIRST_LINE_S = 4.0  # a faster load reports no log line
-TOLD_RECIPE_BYTES = 65_536  # a hello includes recipes whose loader has at most this many bytes
+MARGIN_S = 12.0  # seconds between the drain and the walltime; at most a fifth of the remaining time
+_EXIT = 0.25  # fraction of the margin in which libraries are killed
+_WALLTIME_TOLERANCE_S = 2.0  # two walltimes count as equal if they differ by at most this many seconds
+FIRST_LINE_S = 4.0  # seconds of a load before log lines are reported
+TOLD_RECIPE_BYTES = 65_536  # largest loader in bytes of a recipe that a hello includes
 
 
 # ---- the manager
@@ -65,7 +65,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
 
 
 def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
-    """Return the facts of libraries, including ended ones whose end is in unacknowledged frames."""
+    """Return the facts of libraries, including ends in unacknowledged frames."""
     here = [
         to_manager.LibraryFacts(
             library=number,
@@ -98,24 +98,23 @@ def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple
 
 
 def wants_hello(state: CoreState) -> bool:
-    """True if the manager asked for a hello, or did not answer the last hello."""
+    """True if the manager requested a hello, or did not answer the last hello."""
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
 def manager_away(state: CoreState, event: events.ManagerAway) -> None:
-    """Leave if the manager was away for the lease's seconds, or cannot return."""
+    """Leave if the manager was away for longer than the lease, or will not return."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
         lifecycle.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
     elif event.away_s > lease_s:
         moved = ", or has moved, which a pilot without shared files cannot see" if state.facts.is_carried else ""
         lifecycle.leave(state, f"the manager did not answer for {lease_s:g} s{moved}", within_s=0.0, code=2)
-    elif event.session_over:  # the manager ended before this pilot joined, or while it was disconnected
+    elif event.session_over:  # the manager ended before this pilot joined, or during a disconnection
         lifecycle.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
 
 
 def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
-    """Send a heartbeat, and the last log lines of slow loads."""
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
     for number, resident in event.resident_bytes.items():
@@ -137,7 +136,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
 
 def walltime_known(state: CoreState, left_s: float) -> None:
     before = state.ends_at
-    if abs(before - (state.now + left_s)) <= _SAME_S:
+    if abs(before - (state.now + left_s)) <= _WALLTIME_TOLERANCE_S:
         return
     state.ends_at = state.now + left_s
     state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)
@@ -147,7 +146,7 @@ def walltime_known(state: CoreState, left_s: float) -> None:
 
 
 def signalled(state: CoreState, event: events.Signalled) -> None:
-    """Drain at the first signal; leave at once at the second."""
+    """Drain at the first signal. Leave immediately at the second signal."""
     if event.again:
         state.leave_by = 0.0
     else:
@@ -169,7 +168,7 @@ def on_tick(state: CoreState, event: events.Tick) -> None:
 
 
 def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
-    """Report the libraries and calls of a pilot that ends now."""
+    """Report the libraries and calls of a pilot that exits now."""
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
@@ -181,11 +180,10 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
 
 
 def tick_at(state: CoreState) -> float:
-    """Return the latest time of the next tick: when the pilot begins to leave, or must have left."""
+    """Return the latest time of the next tick: the begin of the drain, or the deadline for the exit."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 
 
 def next_at(state: CoreState) -> float:
-    """Return the latest time of the next tick or heartbeat."""
     return min(state.heartbeat_at, tick_at(state))

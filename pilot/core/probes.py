@@ -1,6 +1,6 @@
-"""Decides when devices are probed: at the start, every few minutes while no library uses them, and after a failed call.
+"""Decides when to probe devices: at the start, every few minutes while no library uses them, and after a failed call.
 
-A fault that the driver reports needs no second probe. A GPU in exclusive mode is probed only at the start, because a
+If the driver reports a fault, no second probe is needed. A GPU in exclusive mode is probed only at the start, because a
 later probe could block a library.
 """
 
@@ -14,7 +14,7 @@ from stoker.pilot.core.state import NEVER, CoreState, DeviceProbing
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault
 
-AGAIN_S = 2.0  # seconds until a device that failed once is probed again
+AGAIN_S = 2.0  # seconds until a device is probed again after its first failure
 
 
 def start_due_probes(state: CoreState) -> None:
@@ -29,7 +29,7 @@ def start_due_probes(state: CoreState) -> None:
 
 
 def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
-    """Probe devices that failed in a call at once, even in use."""
+    """Probe devices immediately after a failed call, even if libraries use the devices."""
     for device in devices:
         turn = state.turns.get(device)
         if turn is not None and device in state.facts.probed:
@@ -37,7 +37,7 @@ def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
 
 
 def are_known(state: CoreState) -> bool:
-    """True if each device has been examined once, so that no context is loaded on a faulty device."""
+    """True if every device has been examined once, so that no context is loaded on a faulty device."""
     return all(turn.health.known for turn in state.turns.values())
 
 
@@ -58,13 +58,13 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
-    """Record why a device is absent; empty: it is present."""
+    """Record why a device is absent; empty if it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 
 
 def driver_said(state: CoreState, event: DriverSaid) -> None:
-    """Record a driver's report of a device, or that the driver does not answer."""
+    """Record the driver's report about a device, or that the driver does not answer."""
     device = event.device
     if device not in state.turns and not (event.fault or event.hangs):
         return

@@ -1,6 +1,6 @@
-"""The pilot's reactor: one function per event, manager's order or library's message.
+"""The pilot's reactor: one function per event, per order of the manager, and per message of a library.
 
-Each lists its steps in order: functions in the module of their subject, which never calls this module.
+Each function calls the steps in order. The modules of the steps never call this module.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
 
-_ORDERED_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders to ignore while the last hello is unanswered.
+_REPEATED_ORDERS = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
+"""Orders that the pilot ignores until its last hello is answered.
 
-The manager repeats orders whose effect the hello does not show, so the pilot would execute these twice.
+After the hello, the manager repeats orders without a visible effect. The pilot would execute these orders twice.
 """
 
 
@@ -95,7 +95,7 @@ def react(state: CoreState, event: events.Event) -> None:
         sleeping.meet_host_claims(state)
 
 
-_OfLibrary = (
+_LibraryEvent = (
     events.LibraryPrepared
     | events.ProcessMade
     | events.ProcessEnded
@@ -107,8 +107,7 @@ _OfLibrary = (
 )
 
 
-def on_library_event(state: CoreState, event: _OfLibrary) -> None:
-    """Handle a library's event, unless the library has ended meanwhile."""
+def on_library_event(state: CoreState, event: _LibraryEvent) -> None:
     library = state.libraries.get(event.library)
     if library is None:
         return
@@ -154,7 +153,7 @@ def on_timer(state: CoreState, key: str) -> None:
 
 
 def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
-    if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
+    if state.answered != state.hellos and isinstance(message, _REPEATED_ORDERS):
         return
     if state.has_ended and not isinstance(message, to_pilot.Ack):
         return
@@ -206,7 +205,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
 
 
 def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool = False) -> None:
-    """Send a library the calls that it does not hold yet; return them to the manager if it has ended."""
+    """Send a library its new calls. If the library has ended, return the calls to the manager."""
     library = state.libraries.get(order.library)
     refused = ""
     if library is None:
@@ -237,20 +236,20 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
 
 
 def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
-    """Accept an offered call. Refuse it if memory is missing, or if any call would be late (SLINFER §VI-C).
+    """Accept an offered call. Refuse the call if memory is missing or if any request would be late (SLINFER §VI-C).
 
-    Both are judged without the libraries that the call preempts. The manager ends them after `OfferAccepted`.
+    Both checks ignore the libraries that the call preempts. The manager ends these libraries after `OfferAccepted`.
     """
     order = event.order
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage in REFUSES or state.leaving:
-        on_run_calls(state, order, is_weighed=True)  # `on_run_calls` returns the calls
+        on_run_calls(state, order, is_weighed=True)
         return
     coming = library.resizes[-1] if library.resizes else memory.budget_bytes(state, library)
     grows = order.reserve_bytes > coming
     refused, case, required, over = "", RefusalCase.MEMORY, 0, 0.0
     leaving = frozenset(number for number in order.preempts if number in state.libraries)
-    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # a library's other engines (`offers`)
+    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # the library's other engines (see `offers`)
     engines = [engine for engine in event.engines if engine.library not in gone]
     if library.number in state.claims:
         refused = f"lib-{library.number} waits for memory on its devices"
@@ -296,7 +295,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
-    """Drop waiting calls; stop running calls if `order.running`."""
+    """Drop waiting calls. If `order.running` is true, stop running calls."""
     library = state.libraries.get(order.library)
     if library is None:
         return
@@ -313,7 +312,7 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     if order.running:
         lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
-    for call in rest:  # a call that yields may stop, as its pieces are not wanted; others may finish
+    for call in rest:  # a call that yields may stop, because nobody reads its pieces; other calls may finish
         if call in library.streams:
             state.out.append(TellLibrary(library.number, Evict(call=call)))
 
@@ -323,7 +322,7 @@ def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:
     state.answered = message.hello or state.hellos
     state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
     state.welcomed_at = state.now
-    state.heartbeat_at = 0.0  # send a heartbeat now: it reports the libraries' use
+    state.heartbeat_at = 0.0  # send a heartbeat now, which reports the usage of libraries
     objects.ask_for_objects_again(state)
     running.resend_pieces(state)
     for here in state.told_snapshots if message.again else ():
@@ -352,7 +351,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.RunsEnded(ends=ends):
             running.calls_ended(state, library, ends)
         case to_agent.GivenBack(order=order) if 0 < order <= library.void_order:
-            pass  # the calls may have been sent to the library again since
+            pass  # the calls may have been sent to the library again
         case to_agent.GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
             state.tell(
@@ -394,14 +393,13 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
 
 
 def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded) -> None:
-    """Report a loaded library, and send it its waiting calls."""
     if library.stage is not Stage.LOADING:
         return
     lifecycle.move_to(library, Stage.READY)
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
     library.slots, library.cache, library.sleeps = message.slots, message.cache, message.sleeps
     own = state.devices_of(library)[0].process_bytes
-    if message.device_bytes:  # held by torch; CUDA has taken more for the process
+    if message.device_bytes:  # memory of torch; CUDA uses more for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
     ready = to_manager.LibraryReady(
         library=library.number,
@@ -426,7 +424,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
 
 
 def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
-    """End a library whose messages cannot be decoded or handled."""
+    """Kill a library with messages that cannot be decoded or handled."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
     if not library.told_to_end:

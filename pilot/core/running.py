@@ -1,9 +1,9 @@
-"""The calls of a library: how they reach its process, their pieces and their ends.
+"""The calls of a library: dispatch to its process, pieces of results, and ends.
 
-Only this module changes which calls a library holds (`held`). A call enters with `hold_calls` and leaves exactly once;
-later messages about it change nothing.
+Only this module changes which calls a library holds (`held`). `hold_calls` adds a call. Each call leaves exactly once;
+later messages about the call change nothing.
 
-The pilot keeps unacknowledged pieces, and resends them after each welcome or when the client asks.
+The pilot keeps unacknowledged pieces. The pilot resends these pieces after each welcome or at the client's request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilot
 
 
 def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
-    """Record why a library ends; later reasons are ignored."""
+    """Record why a library ends. Later reasons are ignored."""
     library.cause = library.cause or Cause(failure, printed)
 
 
@@ -46,15 +46,15 @@ def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> 
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """The calls that a library held when it ended, in order."""
+    """The calls that a library held at its end, in order."""
 
     running: tuple[CallId, ...]
     unstarted: tuple[CallId, ...]
 
 
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
-    """Record that a library holds these calls; `streams`: they return their results in pieces."""
-    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hashing a stage is slow
+    """Record that a library holds these calls. `streams`: True if the calls return results in pieces."""
+    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hash of a stage is slow
         raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
@@ -63,19 +63,17 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Remove ended calls; return those that the library held."""
+    """Remove ended calls. Return the calls that the library held."""
     here = _leave(library, calls)
     library.served += len(here)
     return here
 
 
 def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Remove returned calls; return those that the library held."""
     return _leave(library, calls)
 
 
 def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
-    """Remove all calls of an ended library."""
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
     left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
     library.held.clear()
@@ -88,7 +86,7 @@ def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
 
 
 def postpone_order(library: PilotLibrary, order: RunCalls) -> None:
-    library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # the copy may lose calls
+    library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # a copy: calls may be removed
 
 
 def take_postponed(library: PilotLibrary) -> list[RunCalls]:
@@ -97,7 +95,7 @@ def take_postponed(library: PilotLibrary) -> list[RunCalls]:
 
 
 def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
-    """Remove up to `count` calls that were not sent to the library, newest first."""
+    """Remove up to `count` calls that were not sent to the library yet, newest first."""
     out: list[CallId] = []
     while library.waiting and len(out) < count:
         last = library.waiting[-1]
@@ -108,7 +106,7 @@ def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
 
 
 def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
-    """Remove calls that were not sent to the library."""
+    """Remove calls that were not sent to the library yet."""
     out: list[CallId] = []
     for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
         out += [spec.call for spec in order.calls if spec.call in calls]
@@ -123,7 +121,7 @@ def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
     if library.streams:
         for call in left:
             library.streams.pop(call, None)
-    if library.stopping:  # the call may come again, and must not be stopped then
+    if library.stopping:  # a later run of the call must not be stopped
         for call in left:
             library.stopping.pop(call, None)
     if library.stuck:
@@ -160,7 +158,7 @@ def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
 
 
 def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
-    """Send an order's calls to the library's process, after fetching large arguments."""
+    """Send the calls of an order to the library's process. Fetch large arguments first."""
     if state.facts.is_carried and _bring(state, library, order):
         return
     paths: dict[str, str] = {}
@@ -186,7 +184,7 @@ def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> N
 
 
 def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
-    """Send an order whose large arguments were fetched; end or return calls whose arguments are missing."""
+    """Send an order after its large arguments were fetched. End or return the calls with missing arguments."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
         if call in library.held:
@@ -211,11 +209,11 @@ def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsB
 
 
 def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
-    """Report ended calls to the manager; write large results to the session first."""
+    """Report ended calls to the manager. Large results are first written to the session."""
     if library.stopping:
         ends = as_stopped(library, ends)
     here = drop_ended(library, [end.call for end in ends])
-    if len(here) != len(ends):  # some calls left earlier, or are reported twice
+    if len(here) != len(ends):  # some calls left earlier, or were reported twice
         first = {end.call: end for end in reversed(ends)}
         ends = [first[call] for call in here]
     if state.facts.is_carried:
@@ -225,7 +223,6 @@ def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) ->
 
 
 def results_handed_in(state: CoreState, event: ResultsUploaded) -> None:
-    """Report ends whose large results the client can now find."""
     state.uploads_pending -= 1
     state.tell(CallsEnded(event.library, event.ends))
 
@@ -265,18 +262,18 @@ def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
 
 
 def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
-    """Keep and send a call's pieces. Raises ValueError if pieces are missing or too many are kept."""
+    """Keep and send pieces of a call. Raises ValueError if pieces are missing or too many."""
     window = library.streams.get(message.call)
-    if window is None:  # the call was taken from the library meanwhile
+    if window is None:  # the library no longer holds the call
         return
     if message.run != window.run:
         window.begin(message.run)
     if message.first != window.first + len(window.items):
-        raise ValueError(f"piece {message.first} of call {message.call} does not follow the one before")
+        raise ValueError(f"piece {message.first} of call {message.call} does not follow the last piece")
     window.items.extend(message.items)
     if len(window.items) > WINDOW_PIECES:
         raise ValueError(f"call {message.call} has sent {len(window.items)} pieces that are not acknowledged")
-    if not state.awaits_welcome:  # else they are sent after the welcome
+    if not state.awaits_welcome:  # otherwise the pieces are sent after the welcome
         passed = to_manager.CallYielded(
             library.number, message.call, message.run, message.first, message.items, message.waits
         )
@@ -284,7 +281,7 @@ def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yi
 
 
 def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
-    """Drop acknowledged pieces; resend the others if the client asks."""
+    """Drop acknowledged pieces. Resend the remaining pieces if the client requests them."""
     library = state.libraries.get(message.library)
     window = library.streams.get(message.call) if library is not None else None
     if library is None or window is None:
@@ -293,17 +290,16 @@ def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
         upto = to_library.Taken(message.call, message.run, window.first)
         state.out.append(TellLibrary(library.number, upto))
     if message.again and not state.awaits_welcome:
-        _say_again(state, library, message.call, window)
+        _resend_window(state, library, message.call, window)
 
 
 def resend_pieces(state: CoreState) -> None:
-    """Resend all unacknowledged pieces."""
     for library in state.libraries.values():
         for call, window in library.streams.items():
-            _say_again(state, library, call, window)
+            _resend_window(state, library, call, window)
 
 
-def _say_again(state: CoreState, library: PilotLibrary, call: CallId, window: PieceWindow) -> None:
+def _resend_window(state: CoreState, library: PilotLibrary, call: CallId, window: PieceWindow) -> None:
     if window.items:
         items = list(window.items)
         passed = to_manager.CallYielded(library.number, call, window.run, window.first, items, waits=True)

@@ -1,8 +1,8 @@
-"""Libraries that sleep: their context's weights are in host memory, and they serve no calls (docs/decisions/063).
+"""Libraries that sleep: the weights of the context are in host memory, and no calls run (docs/decisions/063).
 
-An order to sleep claims host memory first. If the pilot lacks it, the sleeper that was not used for the longest time
-ends. A library that wakes claims device memory like one that grows. On a CPU device both are the same memory, so a
-sleeper there keeps its measured bytes of the device.
+An order to sleep first claims host memory. If host memory is short, the pilot ends the sleeper that was unused for the
+longest time. A library that wakes claims device memory as if it grows. On a CPU device, host and device memory are the
+same, so a sleeper keeps its measured bytes reserved on the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
 from stoker.units import show_seconds
 
 _Held = Callable[[LibraryId], int]
-MOVE_LIMIT_S = 120.0  # seconds in which a context must fall asleep or wake
+MOVE_LIMIT_S = 120.0  # maximum seconds for a context to fall asleep or wake
 
 
 # ---- sleep
@@ -31,7 +31,7 @@ MOVE_LIMIT_S = 120.0  # seconds in which a context must fall asleep or wake
 def sleep_library(state: CoreState, order: SleepLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage in (Stage.SLEEPING, Stage.WAKING):
-        return  # its end, or the answer to the first order, is on its way
+        return  # the end of the library or the answer to the first order will follow
     if library.stage is Stage.ASLEEP:
         _report_asleep(state, library)
         return
@@ -63,7 +63,7 @@ def _why_awake(state: CoreState, library: PilotLibrary) -> str:
 
 
 def meet_host_claims(state: CoreState) -> None:
-    """Let libraries sleep whose host memory is free; end sleepers for the others."""
+    """Put libraries to sleep if host memory is free; end sleepers for the remaining libraries."""
     state.host.has_freed = False
     for number, size in list(state.host_claims.items()):
         library = state.libraries[number]
@@ -78,7 +78,7 @@ def meet_host_claims(state: CoreState) -> None:
 
 
 def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
-    """Record what a sleeping library still holds, and free the rest."""
+    """Record the memory that a sleeping library keeps, and free the rest of its memory."""
     if library.stage is not Stage.SLEEPING or library.number in state.host_claims:
         return
     lifecycle.move_to(library, Stage.ASLEEP)
@@ -112,7 +112,7 @@ def _report_asleep(state: CoreState, library: PilotLibrary) -> None:
 def wake_library(state: CoreState, order: WakeLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.WAKING:
-        return  # its end, or the answer to the first order, is on its way
+        return  # the end of the library or the answer to the first order will follow
     if library.stage is Stage.SLEEPING:
         library.wake_to = order.device_memory_bytes
     elif library.stage is Stage.ASLEEP:
@@ -148,7 +148,7 @@ def woke(state: CoreState, library: PilotLibrary, message: Woke) -> None:
 
 
 def fail_wake(state: CoreState, library: PilotLibrary, why: str) -> None:
-    """End a library that cannot wake here; its context loads elsewhere."""
+    """End a library that cannot wake on this pilot. The manager loads its context elsewhere."""
     what = f"lib-{library.number} ({library.recipe.name}) cannot wake: {why}"
     lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.PILOT, what))
 
@@ -157,7 +157,7 @@ def fail_wake(state: CoreState, library: PilotLibrary, why: str) -> None:
 
 
 def end_sleepers_for(state: CoreState, library: PilotLibrary) -> bool:
-    """End the sleepers on a library's devices that its claim needs, longest unused first. False if they cannot help."""
+    """End sleepers on a library's devices to grant its claim, longest unused first. False if this frees too little."""
     ledger = state.ledger
     more = state.claims[library.number] - ledger.held(library.number)
     ended = False

@@ -1,4 +1,4 @@
-"""Starts a library in steps: folder, objects and snapshots, memory, process. Keeps measured step times."""
+"""Starts libraries in steps: folder, objects and snapshots, memory, process. This module also stores step times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from stoker.units import show_bytes
 
 
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
-    """Record measured step times, if they are valid."""
     if times is None or not times.samples or not times.is_sound():
         return
     key = _key(state, library)
@@ -27,7 +26,7 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
 
 
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
-    """Return measured step times; None until both prefill and decode were measured."""
+    """Return measured step times; None until prefill and decode are both measured."""
     times = state.step_times.get(_key(state, library))
     return times if times is not None and times.prefill and times.decode else None
 
@@ -40,7 +39,6 @@ def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
 
 
 def start_library(state: CoreState, message: StartLibrary) -> None:
-    """Start a library, or report why it can never start on this pilot."""
     number = message.library
     state.last_library = max(state.last_library, number)
     if number in state.libraries or number in state.gone:
@@ -53,14 +51,14 @@ def start_library(state: CoreState, message: StartLibrary) -> None:
         state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
     library = state.libraries[number] = PilotLibrary(message, state.now)
-    if _key(state, library) not in state.step_times:  # else this pilot's own measurements are newer
+    if _key(state, library) not in state.step_times:  # otherwise this pilot has newer measurements
         learn_step_times(state, library, message.steps)
     objects.plan_objects(state, library)
     state.out.append(Prepare(message))
 
 
 def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
-    """Check a library's needs against this node, then fetch its objects."""
+    """Check this node against the needs of a library, then fetch the library's objects."""
     if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
         return  # a repeated event
     recipe, facts = library.recipe, state.facts
@@ -94,7 +92,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
         library.missing = {ref.name for ref in recipe.objects}
         state.out.append(PinObjects(library.number, recipe.objects))
     elif event.changed:
-        why = f"{event.changed} was written to since the recipe was made from it; make the recipe again"
+        why = f"{event.changed} has changed since the recipe was made; make the recipe again"
         fail_start(state, library, FetchFailure(why))
     else:
         library.paths = {ref.name: ref.source for ref in recipe.objects}
@@ -113,12 +111,12 @@ def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> No
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
     objects.want_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
-    if not library.missing:  # all objects are pinned
+    if not library.missing:
         (_start if library.awaits_forms else _have_forms)(state, library)
 
 
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
-    """Pin an object for the libraries that wait for it."""
+    """Pin an object that arrived for the waiting libraries."""
     found = objects.report_arrival(state, event)
     state.log(
         f"{event.name} is here: {event.origin_bytes} bytes from where it comes from, {event.peer_bytes} from peers, "
@@ -130,7 +128,7 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
 
 
 def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
-    """Fail the libraries that wait for an object, or start them without it."""
+    """Handle an object without a source: the waiting libraries fail, or start without a snapshot."""
     found = objects.give_up_object(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
@@ -139,7 +137,7 @@ def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 
 
 def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    """Start a library without its missing snapshots; fail it if other objects are missing."""
+    """Start a library without its missing snapshots. If other objects are missing, fail the library."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
         _without_forms(state, library)
@@ -150,7 +148,7 @@ def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure)
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
-        state.log(f"lib-{library.number} loads without a snapshot: none came within {wait_s:.1f} s")
+        state.log(f"lib-{library.number} loads without a snapshot: no snapshot arrived within {wait_s:.1f} s")
         _without_forms(state, library)
 
 
@@ -164,7 +162,7 @@ def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> N
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
-    """End a library that cannot start here; the manager loads it elsewhere."""
+    """End a library that cannot start on this pilot. The manager loads its context elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     running.blame(library, failure)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
@@ -209,7 +207,7 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
 def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
-    if size <= bound or len(sizes) == 1:  # for a single object, the cache's message names it
+    if size <= bound or len(sizes) == 1:  # the cache names a single object in its error
         return ""
     return (
         f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
@@ -231,7 +229,7 @@ def meet_memory_claims(state: CoreState) -> None:
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """End sleepers for a claim, or refuse it, if no other library on its devices will end or shrink."""
+    """End sleepers to grant a claim. Refuse a claim if no library on its devices is a sleeper or will end or shrink."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return

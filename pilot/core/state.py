@@ -1,16 +1,16 @@
 """The pilot's state, and the module that changes each part.
 
 calls of a library, pieces of results, waiting arguments              running
-a library's stage and end, calls being stopped, the pilot's exit      lifecycle
+stage and end of a library, calls to stop, the exit of the pilot      lifecycle
 missing objects, and objects reported to the manager                  objects
-claims on device memory, reservations                                 memory (measured ones: limits)
+claims on device memory, reservations                                 memory (measured reservations: limits)
 sleep, and claims on host memory                                      sleeping
 faults of devices                                                     probes
 step times of engines                                                 starting
 
 Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE. A ready library may
-sleep: READY -> SLEEPING -> ASLEEP -> WAKING -> READY. Any stage may go to GONE. A reservation is the same number of
-bytes on each device of a library (docs/decisions/050).
+sleep: READY -> SLEEPING -> ASLEEP -> WAKING -> READY. Every stage may change to GONE. A reservation has the same number
+of bytes on each device of a library (docs/decisions/050).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from stoker.units import show_bytes
 
 
 class Stage(enum.Enum):
-    FETCHING = "fetching"  # its folder is made, and its objects are being fetched
+    FETCHING = "fetching"  # the folder is created, and the objects are being fetched
     WAITING = "waiting"
-    """Its files are present; it waits for memory or a process place on its devices (`stoker.pilot.core.memory`)."""
-    STARTING = "starting"  # its process is being made
-    LOADING = "loading"  # its loader runs
-    READY = "ready"  # it holds its context and serves calls
-    SLEEPING = "falling asleep"  # it waits for host memory, then its context leaves the device
-    ASLEEP = "asleep"  # its context is in host memory
-    WAKING = "waking"  # it waits for memory on its devices, then its context returns
-    DRAINING = "draining"  # it finishes its running calls and accepts no others
-    GONE = "gone"  # its process has ended
+    """The objects are present; the library waits for memory or a process place on its devices (`pilot.core.memory`)."""
+    STARTING = "starting"  # the process is being created
+    LOADING = "loading"  # the loader of the context runs
+    READY = "ready"  # the library has its context and runs calls
+    SLEEPING = "falling asleep"  # the library waits for host memory, then its context leaves the device
+    ASLEEP = "asleep"  # the context is in host memory
+    WAKING = "waking"  # the library waits for device memory, then its context returns to the device
+    DRAINING = "draining"  # the library finishes its running calls and accepts no further calls
+    GONE = "gone"  # the process has ended
 
 
 NEXT = {
@@ -65,30 +65,28 @@ NEXT = {
 }
 """The stages that may follow each stage."""
 TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
-"""Stages in which a library may receive calls; before READY, it queues them."""
-SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which its process runs calls
+"""Stages in which a library accepts calls. A library queues these calls until READY."""
+SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
 SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
 REFUSES = SLEEPS | {Stage.DRAINING}
-"""Stages after the load in which it takes no calls."""
+"""Stages after the load in which a library accepts no calls."""
 
 
 # ---- ledger
 
 HOST = DeviceId("host memory")
-"""Names the host memory for sleepers in its ledger."""
+"""The device id of the host memory for sleepers, in the ledger of host memory."""
 
 
 class Ledger:
-    """Reservations on devices, in bytes."""
-
     def __init__(self, devices: dict[DeviceId, int]) -> None:
         self.capacity = dict(devices)
         self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
         self._free = dict(devices)
-        self.has_freed = False  # True if memory was released after `met_claims` last ran
+        self.has_freed = False  # True if memory was released since the last `met_claims`
 
     def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Return why this reservation would not fit even on empty devices; empty if it would."""
+        """Return why this reservation would not fit on empty devices; empty if it would."""
         unknown = [device for device in devices if device not in self.capacity]
         if unknown:
             return f"this pilot has no device {unknown[0]}; it has {', '.join(self.capacity)}"
@@ -103,7 +101,7 @@ class Ledger:
         return ""
 
     def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Return why this reservation cannot be made now; empty if it can."""
+        """Return why this reservation does not fit now; empty if it does."""
         never = self.why_never(devices, memory_bytes)
         if never:
             return never
@@ -115,8 +113,8 @@ class Ledger:
         return ""
 
     def reserve(self, library: LibraryId, *, devices: tuple[DeviceId, ...], memory_bytes: int) -> None:
-        """Reserve `memory_bytes` on each device. Raises ValueError if it does not fit."""
-        again = f"library {library} already holds memory" if library in self._held else ""
+        """Reserve `memory_bytes` on each device. Raises ValueError if the memory is not free."""
+        again = f"library {library} already has a reservation" if library in self._held else ""
         reason = again or self.why_not(devices, memory_bytes)
         if reason:
             raise ValueError(reason)
@@ -125,9 +123,9 @@ class Ledger:
         self._held[library] = (devices, memory_bytes)
 
     def resize(self, library: LibraryId, *, memory_bytes: int) -> None:
-        """Change a library's reservation on each device. Raises ValueError, and changes nothing, if it does not fit."""
+        """Change a library's reservation on each device. Raises ValueError without a change if memory is not free."""
         if library not in self._held:
-            raise ValueError(f"library {library} holds nothing here")
+            raise ValueError(f"library {library} has no reservation")
         devices, before = self._held[library]
         reason = self.why_not(devices, max(0, memory_bytes - before)) if memory_bytes >= 0 else "a negative size"
         if reason:
@@ -147,7 +145,6 @@ class Ledger:
         return self._free[device]
 
     def held(self, library: LibraryId) -> int:
-        """Return the bytes that a library holds on each device."""
         return self._held.get(library, ((), 0))[1]
 
     def validate(self) -> None:
@@ -162,7 +159,7 @@ class Ledger:
 
 
 class Timers:
-    """Timers by key. Setting a key again replaces its timer."""
+    """Timers by key. A new timer replaces an older timer with the same key."""
 
     def __init__(self) -> None:
         self._timers: list[tuple[float, str]] = []
@@ -173,7 +170,6 @@ class Timers:
         heapq.heappush(self._timers, (at, key))
 
     def due(self, now: float) -> list[str]:
-        """Remove and return the keys of due timers."""
         keys = []
         while self._timers and self._timers[0][0] <= now:
             keys.append(heapq.heappop(self._timers)[1])
@@ -188,15 +184,15 @@ class Timers:
 # ---- state
 
 NEVER = float("inf")
-_MOST_STOPS = 10_000  # Slurm suspends a job this often in a week if it alternates every 30 s with another job
+_MOST_STOPS = 10_000  # number of stops in a week if Slurm alternates two jobs every 30 s
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a pilot.
 
-    `address`: where other pilots reach its machine; `peer`: where it serves objects; `cache`: its cache's id; `folder`:
-    its logs, for users; `is_carried`: it does not see the session's folder, so the seed passes large payloads on;
-    `sleeper_bytes`: host memory for sleeping contexts of GPUs.
+    `address`: the address of its machine for other pilots; `peer`: the address of its transfer server; `cache`: the id
+    of its cache; `folder`: its log folder, for users; `is_carried`: True if the pilot does not see the session's
+    folder, so that large payloads travel through the seed; `sleeper_bytes`: host memory for sleeping contexts of GPUs.
     """
 
     pilot: str
@@ -220,25 +216,25 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 2.0
     probed: frozenset[DeviceId] = frozenset()
     probe_every_s: float = 300.0  # seconds between two probes of a device without libraries; 0 = never
-    node: str = ""  # its node's name in the batch system; empty if unknown
+    node: str = ""  # the node's name in the batch system; empty if unknown
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why the pilot ends a library. `printed`: True to report the last lines of its log too."""
+    """Why the pilot ends a library. `printed`: True if the failure should include the last log lines."""
 
     failure: Failure
     printed: bool = False
 
 
 class StoppingCall(msgspec.Struct, frozen=True):
-    """A running call that was told to stop. `failure`: its end; None if its end is already reported."""
+    """A running call with a request to stop. `failure`: the end to report; None if the end was reported."""
 
     until: float
     failure: Failure | None = None
 
 
 class PilotLibrary:
-    """One library, until the pilot has reported its end."""
+    """One library, from its order until the pilot has reported its end."""
 
     def __init__(self, ordered: StartLibrary, now: float) -> None:
         self.ordered = ordered
@@ -247,63 +243,63 @@ class PilotLibrary:
         self.devices = ordered.devices
         self.stage = Stage.FETCHING
         self.held: dict[CallId, float] = {}
-        """Its calls in order of arrival, each with its time limit in seconds (0 = none)."""
-        self.waiting: list[RunCalls] = []  # orders that wait until the library is ready
-        self.streams: dict[CallId, PieceWindow] = {}  # calls that return their results in pieces
+        """The library's calls in order of arrival, each with its time limit in seconds (0 = none)."""
+        self.waiting: list[RunCalls] = []  # orders of calls until the library is ready
+        self.streams: dict[CallId, PieceWindow] = {}  # calls that return results in pieces
         self.served = 0
         self.has_limits = False
 
         self.ordered_at = now
-        self.fetched_at = 0.0  # when all its files had been fetched; from then on it waits for memory on its devices
+        self.fetched_at = 0.0  # when all objects were fetched and the wait for device memory began
         self.started_at = 0.0
         self.hello_at = 0.0
         self.ready_at = 0.0
         self.pid = 0
-        self.has_process = False  # True if its process exists or is being made
+        self.has_process = False  # True if the process exists or is being created
 
-        self.missing: set[str] = set()  # objects that the library waits for
-        self.has_pins = False  # True if the cache pins any of its objects for it
-        self.paths: dict[str, str] = {}  # paths of its objects, by cache name
+        self.missing: set[str] = set()  # names of objects that the library waits for
+        self.has_pins = False  # True if the cache pins an object for this library
+        self.paths: dict[str, str] = {}  # paths of objects, by cache name
         self.forms: dict[str, str] = {}
-        """Forms of its context's snapshots, by cache name."""
+        """Forms of the context's snapshots, by cache name."""
         self.awaits_forms = False
-        self.arguments: dict[CallId, str] = {}  # paths of large arguments that were brought for its calls
+        self.arguments: dict[CallId, str] = {}  # paths of large arguments, by call
         self.orders_waiting_for_arguments: dict[int, RunCalls] = {}
-        """Orders whose arguments are being brought, by ticket."""
+        """Orders with arguments that are being fetched, by ticket."""
 
         self.cause: Cause | None = None
         self.told_to_end = False
-        self.garbled = ""  # why its socket is no longer read; set once it sent an invalid message
-        self.hung_up_at = 0.0  # when its socket closed while its process was alive
+        self.garbled = ""  # why its socket is no longer read, after an invalid message
+        self.hung_up_at = 0.0  # when the socket closed while the process was alive
         self.cache_lacks_bytes = 0
-        """Cached bytes that other libraries must release before this library's objects fit."""
+        """Pinned cache bytes that other libraries must release before this library's objects fit."""
 
-        self.is_killed = False  # true once the pilot has ordered the kill of its process
-        self.stopping: dict[CallId, StoppingCall] = {}  # calls that were told to stop
-        self.stuck: set[CallId] = set()  # calls that did not stop within their grace
-        self.stuck_at = 0.0  # when the first call got stuck; 0 = none
-        self.asked_back_at = 0.0  # when the oldest unanswered order to return calls was sent; 0 = all are answered
-        self.orders_back = 0  # number of orders to return calls that were sent
-        self.void_order = 0  # ignore answers to orders to return calls up to this number
+        self.is_killed = False  # True once the pilot has ordered the kill of the process
+        self.stopping: dict[CallId, StoppingCall] = {}  # calls with a request to stop
+        self.stuck: set[CallId] = set()  # calls that did not stop within the grace period
+        self.stuck_at = 0.0  # when the first call counted as stuck; 0 = none
+        self.asked_back_at = 0.0  # when the oldest unanswered `GiveBack` was sent; 0 = all are answered
+        self.orders_back = 0  # number of `GiveBack` orders sent
+        self.void_order = 0  # answers to `GiveBack` orders up to this number are ignored
         self.times_idle = 0
-        """Observations in a row in which it ran none of its calls and sent no message."""
+        """Number of observations in a row without a running call or a message."""
         self.resizes: list[int] = []
-        """The sizes, in bytes per device, that it was told to take and has not answered yet, oldest first."""
+        """Ordered sizes in bytes per device that the library has not answered yet, oldest first."""
 
-        self.sleeps = False  # True if its context can sleep
-        self.awake_bytes = 0  # its reservation on each device before it slept
-        self.asleep_bytes = 0  # what it should keep of each device while it sleeps
-        self.asleep_at = 0.0  # when it last fell asleep
-        self.wake_to = -1  # the reservation with which it wakes as soon as it sleeps; -1 = it stays asleep
-        self.moving_since = 0.0  # when it was told to sleep or to wake; 0 = not, or done
+        self.sleeps = False  # True if the context can sleep
+        self.awake_bytes = 0  # reservation on each device before sleep, in bytes
+        self.asleep_bytes = 0  # bytes on each device that the library should keep during sleep
+        self.asleep_at = 0.0  # when the library last fell asleep
+        self.wake_to = -1  # reservation in bytes for a wake as soon as the library sleeps; -1 = no wake
+        self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
-        self.slots = 0  # concurrent calls, as the library reported; 0 = as its recipe says, or not ready
-        self.cache: TokenCache | None = None  # its memory by cached tokens, as the library reported
+        self.slots = 0  # concurrent calls that the library reported; 0 = not ready, or as in the recipe
+        self.cache: TokenCache | None = None  # weights and token cache, as the library reported
         self.resident_bytes = 0
-        self.device_bytes = 0  # measured bytes on the fullest of its GPUs; 0 = unknown
-        self.is_settled = False  # True if its reservation of device memory was measured, or ordered
-        self.is_over = False  # True if it uses more of a device than the pilot could reserve for it
-        self.last_line = ""  # the last log line reported while it loaded
+        self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
+        self.is_settled = False  # True if the device reservation was measured or ordered
+        self.is_over = False  # True if the library uses more of a device than the pilot could reserve
+        self.last_line = ""  # the last reported log line of the load
 
     @property
     def serves(self) -> bool:
@@ -311,21 +307,21 @@ class PilotLibrary:
 
     @property
     def is_loaded(self) -> bool:
-        """True if it holds its context, awake or asleep."""
+        """True if the library has its context, awake or asleep."""
         return self.stage in SERVES or self.stage in SLEEPS
 
     @property
     def retires(self) -> bool:
-        """True if it has served as many calls as its recipe allows."""
+        """True if the library has run as many calls as its recipe allows."""
         return 0 < self.recipe.calls_per_library <= self.served
 
 
 class PieceWindow:
-    """The pieces of one call that its client has not acknowledged."""
+    """The pieces of one call that the client has not acknowledged."""
 
     def __init__(self) -> None:
         self.run = -1  # number of the call's run; -1 = no piece yet
-        self.first = 0  # number of the first kept piece
+        self.first = 0  # number of the oldest kept piece
         self.items: deque[bytes] = deque()
 
     def begin(self, run: int) -> None:
@@ -333,7 +329,7 @@ class PieceWindow:
         self.items.clear()
 
     def take(self, upto: int) -> bool:
-        """Drop the first `upto` pieces of this run: the client has them. False if they were dropped before."""
+        """Drop the acknowledged pieces before `upto`. False if they were dropped before."""
         upto = min(upto, self.first + len(self.items))
         if upto <= self.first:
             return False
@@ -350,9 +346,9 @@ class Want:
         self.ref = ref
         self.libraries: dict[LibraryId, None] = {}
         self.is_begun = True
-        """False until the cache has been searched, if the manager names the sources without being asked."""
-        self.order: FetchObject | None = None  # the manager's last message about its sources
-        self.trouble = ""  # why this pilot could not read the object's origin; empty if it could
+        """False until the cache has been searched, if the manager names sources without a request."""
+        self.order: FetchObject | None = None  # the manager's last message about sources
+        self.trouble = ""  # why this pilot could not read the object's origin; empty without an error
 
 
 class DeviceProbing:
@@ -360,7 +356,7 @@ class DeviceProbing:
         self.health = DeviceHealth()
         self.due_at = 0.0
         self.is_under_way = False
-        self.is_urgent = False  # True if the device failed in a call; then it is probed even in use
+        self.is_urgent = False  # True after a failure in a call: the device is probed even in use
 
 
 class CoreState:
@@ -374,33 +370,33 @@ class CoreState:
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
         self.claims: dict[LibraryId, int] = {}
-        """Bytes per device that libraries wait for, to start or to grow."""
+        """Bytes per device that libraries wait for, to start, wake or grow."""
         self.host = Ledger({HOST: facts.sleeper_bytes})
         self.host_claims: dict[LibraryId, int] = {}
         """Bytes of host memory that libraries wait for, to sleep."""
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        """Facts of ended libraries whose end the manager may not know."""
-        self.last_library = 0  # the highest library number ordered so far
-        self.last_ticket = 0  # the number of the last order whose arguments were brought
+        """Facts of ended libraries, because the manager may not know the end yet."""
+        self.last_library = 0  # the highest library number in an order
+        self.last_ticket = 0  # the number of the last order with fetched arguments
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
-        """Start and end of the pilot's suspensions, by the clock of `now`."""
-        self.uploads_pending = 0  # large results being written to the session's folder
+        """Start and end of each suspension of the pilot, by the clock of `now`."""
+        self.uploads_pending = 0  # uploads of large results in progress
 
         self.wants: dict[str, Want] = {}
-        self.told: set[str] = set()  # objects that the manager believes to be in this cache
-        self.snapshots: set[str] = set()  # forms of contexts whose snapshot was offered
+        self.told: set[str] = set()  # objects that the manager counts as cached on this pilot
+        self.snapshots: set[str] = set()  # forms of the offered snapshots
         self.told_snapshots: list[SnapshotHere] = []
 
         self.step_times: dict[tuple[str, str], StepTimes] = {}
-        """Step times of engines, by the recipe's key and the kind of device."""
+        """Step times of engines, by recipe key and kind of device."""
 
         self.turns = {device: DeviceProbing() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
-        """Faults of devices, with reasons."""
+        """The fault of each faulty device."""
 
         self.hellos = 0
-        self.answered = 0  # the number of the last answered hello
-        self.hello_is_due = False  # True if the manager asked for another hello
+        self.answered = 0  # number of the last answered hello
+        self.hello_is_due = False  # True if the manager requested another hello
         self.greeted_at = 0.0
         self.welcomed_at = 0.0
         self.heartbeat_s = 5.0
@@ -408,22 +404,22 @@ class CoreState:
         self.lease_s = facts.lease_s
 
         self.ends_at = NEVER
-        self.drain_at = NEVER  # when the pilot begins to leave before the job ends
-        self.leaving = ""  # why the pilot ends; empty while it stays
+        self.drain_at = NEVER  # when the pilot begins to drain before the end of the job
+        self.leaving = ""  # why the pilot exits; empty while it stays
         self.loss: LossReason | None = None
-        """Why the pilot ends against the manager's will and before its walltime; None otherwise."""
+        """Why the pilot exits early and without an order of the manager; None otherwise."""
         self.leave_by = NEVER
         self.says_farewell = True  # False if the manager refused the pilot
-        self.has_ended = False  # True once the end was reported; later orders are ignored
+        self.has_ended = False  # True once the end was reported; the pilot then ignores orders
         self.exit_code = 0
         self.is_unfit = False
-        """True if the pilot lost a resource of its job: failures are then not blamed on contexts and calls."""
+        """True if the pilot lost a resource of its job. Contexts and calls are then not blamed for failures."""
         self.hands_on_until = 0.0
-        """Time until which the leaving pilot stays to serve objects that only it has; it leaves earlier if other pilots
-        have them.
+        """Time until which a leaving pilot serves objects that no other pilot has. The pilot exits earlier once other
+        pilots have these objects.
         """
         self.serves_until = 0.0
-        """Time until which a leaving pilot stays for current transfers; 0 = no transfer since it began to leave."""
+        """Time until which a leaving pilot continues current transfers; 0 = no transfer since the drain began."""
 
     @property
     def awaits_welcome(self) -> bool:
@@ -431,7 +427,7 @@ class CoreState:
         return self.answered != self.hellos
 
     def tell(self, message: FromPilot) -> None:
-        """Send the manager a message that must arrive."""
+        """Send the manager a message that is resent until acknowledged."""
         self.out.append(Tell(message))
 
     def log(self, text: str, severity: Severity = Severity.INFO) -> None:

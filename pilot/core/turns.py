@@ -1,25 +1,25 @@
 """Decides which call a library runs next, which library computes next, and whether one more request fits.
 
-A library runs its calls first come, first served, and returns unstarted calls newest first. Every operation is O(1) per
-call and atomic under CPython's GIL.
+A library runs its calls first come, first served, and returns unstarted calls newest first. Every queue operation is
+O(1) per call and atomic under CPython's GIL.
 
-Libraries that share devices compute one iteration at a time: an engine's step, or a whole call of a library without
-engine. The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). Against starvation, a due time counts
-as at least the time of the turn's request and at most `PATIENCE_S` later.
+Libraries that share devices compute one iteration at a time: one step of an engine, or a whole call of a library
+without an engine. The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). To prevent starvation, a
+due time counts as at least the time of the turn's request and at most `PATIENCE_S` seconds later.
 
-Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times
-lengthened by 10 %. It refuses the request if
+Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times plus 10
+%. It refuses the request if
 
-1. its own first token would be late,
+1. the first token of the request would be late,
 2. a token of another request on the device would be late, or
 3. one decode step of every engine takes longer than the time per output token.
 
-Requests that are already late do not count. The simulation ends when all prompts are read and each engine has then had
-a turn.
+Requests that are already late do not count. The simulation ends when all prompts are read and each engine has had one
+more turn.
 
-Case 3, the paper's, assumes that answers never end; but a short answer may end before it has lost its lead over its due
-times. So if the longest answers of all requests on the device are known, the simulation replaces case 3: it continues
-until they end.
+Case 3 of the paper assumes that answers never end, but a short answer may end before its tokens are late. Therefore, if
+the longest answer of every request on the device is known, the simulation continues to the end of all answers instead
+of case 3.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class FirstCome(Generic[T]):
             return None
 
     def begin(self, entry: tuple[int, T]) -> bool:
-        """Remove an entry that `next` returned; False if it was given back meanwhile, or another consumer took it."""
+        """Remove an entry that `next` returned. False if the entry has left the queue since."""
         try:
-            self._waiting.remove(entry)  # compares ids first, all in C, so it is atomic
+            self._waiting.remove(entry)  # compares ids first and runs in C, so it is atomic
         except ValueError:
             return False
         return True
 
     def give_back(self, count: int) -> list[int]:
-        """Remove up to `count` calls, newest first."""
+        """Remove up to `count` calls from the queue, newest first."""
         out: list[int] = []
         while len(out) < count:
             try:
@@ -81,7 +81,6 @@ class FirstCome(Generic[T]):
         return out
 
     def drop(self, calls: Iterable[int]) -> list[int]:
-        """Remove the given unstarted calls; return them."""
         wanted = set(calls)
         return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
 
@@ -91,11 +90,11 @@ class FirstCome(Generic[T]):
 
 # ---- turns on a device
 
-PATIENCE_S = 8.0  # seconds; SLINFER's longest time to first token (§IV-A) bounds the headroom
+PATIENCE_S = 8.0  # seconds; SLINFER's longest time to first token (§IV-A) limits the headroom
 
 
 class TurnRequest(NamedTuple):
-    """A request for a turn on all these devices; its most urgent token is due at `due_at`."""
+    """A request for a turn on all these devices. The most urgent token is due at `due_at`."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -114,7 +113,7 @@ def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> l
 
 
 def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
-    """Return the sort key: bounded due time, time of request."""
+    """Return the sort key: the bounded due time, then the time of the request."""
     library, _, due_at, since = request
     if due_at < since:
         due_at = since
@@ -125,25 +124,25 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 # ---- one more request
 
-OVERESTIMATE = 1.1  # factor on measured step times (§VI-C)
+OVERESTIMATE = 1.1  # factor on measured step times (SLINFER §VI-C)
 
-_MOST_TURNS = 64  # longest simulation, in turns: if more prompts wait, some are late anyway
-_MOST_LAST_TURNS = 512  # turns of answers until they end; case 3 decides about longer answers
+_MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some tokens are always late
+_MOST_LAST_TURNS = 512  # maximum turns until the answers end; case 3 decides for longer answers
 
 
 class StepCost(Protocol):
     """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds to read `tokens` of a prompt, each attending to `length` others on average."""
+        """Return the seconds to read `tokens` of a prompt. Each token attends to `length` tokens on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
-        """Return the seconds of a step, a token for each of `rows` requests of this mean length, in a list of one."""
+        """Return a list with the seconds of one step: a token for each of `rows` requests of mean length `length`."""
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt that an engine has not read. Its first token is due at `due_at` (infinity: no objective), the next every
-    `tpot_s`. `most`: tokens of the longest answer (0: unknown).
+    """A prompt that an engine has not read. `due_at`: due time of the first token (infinity without an objective);
+    `tpot_s`: seconds per later token; `most`: tokens of the longest answer (0: unknown).
     """
 
     tokens: int
@@ -153,7 +152,7 @@ class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class OpenAnswer(NamedTuple):
-    """A request that generates tokens: up to `left` more, the next due at `due_at`, further ones every `tpot_s`."""
+    """A request that generates up to `left` more tokens: the next is due at `due_at`, later tokens every `tpot_s`."""
 
     due_at: float
     tpot_s: float
@@ -161,18 +160,18 @@ class OpenAnswer(NamedTuple):
 
 
 class LateRefusal(NamedTuple):
-    """Why a request should not join an engine."""
+    """The reason why a request should not join an engine."""
 
     case: RefusalCase
     why: str
 
 
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
-    """The work of one library's engine.
+    """The work of the engine of one library.
 
-    `rows` requests generate tokens, with mean length `length`; their most urgent punctual token is due at `due_at`,
-    their most urgent late token was due at `late_at`. `prompts`: not read yet, most urgent first. `ready_at`: end of a
-    cache resize. `answers`: of the `rows` requests, if the longest answer of each is known.
+    `rows` requests of mean length `length` generate tokens. `due_at`: due time of the most urgent token that is not
+    late; `late_at`: due time of the most urgent late token; `prompts`: unread prompts, most urgent first; `ready_at`:
+    end of a cache resize; `answers`: of the `rows` requests, if the longest answer of each request is known.
     """
 
     library: LibraryId
@@ -187,7 +186,7 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
     answers: tuple[OpenAnswer, ...] = ()
 
 
-class _Player:
+class _SimulatedEngine:
     __slots__ = ("answers", "cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at",
                  "rows", "since", "steps", "tpot_s")  # fmt: skip
 
@@ -198,13 +197,13 @@ class _Player:
         self.due_at = outlook.due_at
         self.tpot_s = outlook.tpot_s
         self.prompts = prompts
-        self.read_last = False  # its last step read a prompt, so its next step decodes
+        self.read_last = False  # True if the last step read a prompt, so that the next step decodes
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
-        self.since = since  # when the engine asked for its turn
-        self.steps = 0  # decode steps
-        self.answers = [(*answer, answer.due_at >= since) for answer in outlook.answers]  # False: late already
-        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next decode step
+        self.since = since  # when the engine requested its turn
+        self.steps = 0  # number of decode steps
+        self.answers = [(*answer, answer.due_at >= since) for answer in outlook.answers]  # False: already late
+        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of the next decode step
 
     @property
     def ends(self) -> bool:
@@ -233,7 +232,7 @@ class _Player:
             self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
 
     def decoded(self) -> None:
-        """Count a decode step, and remove the answers that end with it."""
+        """Count a decode step, and remove the answers that end with this step."""
         self.steps += 1
         self.due_at += self.tpot_s or math.inf
         self.late_at += self.tpot_s or math.inf
@@ -261,16 +260,16 @@ class _Player:
 def why_late(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float
 ) -> LateRefusal | None:
-    """Return why a request should not join the engine of the library `to`; None if it may."""
-    players, tpot_s = _players(engines, to, new, now=now)
+    """Return why a request should not join the engine of the library `to`; None if it may join."""
+    players, tpot_s = _simulated_engines(engines, to, new, now=now)
     cycle_s = sum(player.final_decode_s() for player in players)
     is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
     if is_over and not all(player.ends for player in players):
         return _too_long(cycle_s, tpot_s)
-    at, late = _play(players, new, at=max(now, free_at))
+    at, late = _simulate_prompts(players, new, at=max(now, free_at))
     if late is not None or not is_over:
         return late
-    return _play_to_the_end(players, tpot_s, at=at)
+    return _simulate_until_end(players, tpot_s, at=at)
 
 
 def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
@@ -279,32 +278,33 @@ def _too_long(cycle_s: float, tpot_s: float) -> LateRefusal:
 
 
 def over_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
-    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); 0 if it
-    does not.
-    """
-    players, tpot_s = _players(engines, to, new, now=0.0)
+    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3); else
+    0."""
+    players, tpot_s = _simulated_engines(engines, to, new, now=0.0)
     return max(0.0, sum(player.final_decode_s() for player in players) - tpot_s) if tpot_s else 0.0
 
 
-def _players(
+def _simulated_engines(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float
-) -> tuple[list[_Player], float]:
-    """Return the engines with work after a request has joined, and their shortest time per output token (0: none)."""
-    players, tpot_s = list[_Player](), new.tpot_s
+) -> tuple[list[_SimulatedEngine], float]:
+    """Return the engines with work, including the new request, and their shortest time per output token (0: none)."""
+    players, tpot_s = list[_SimulatedEngine](), new.tpot_s
     for outlook in engines:
         prompts = list(outlook.prompts)
         if outlook.library == to:
             prompts.insert(sum(prompt.due_at <= new.due_at for prompt in prompts), new)
         if prompts or outlook.rows:
-            players.append(_Player(outlook, prompts, since=now))
+            players.append(_SimulatedEngine(outlook, prompts, since=now))
             for each_s in (outlook.tpot_s, *(prompt.tpot_s for prompt in outlook.prompts)):
                 if 0 < each_s < tpot_s or not tpot_s:
                     tpot_s = each_s
     return players, tpot_s
 
 
-def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[float, LateRefusal | None]:
-    """Check cases 1 and 2: simulate turns until each engine had a turn after the last prompt. Return the end."""
+def _simulate_prompts(
+    players: list[_SimulatedEngine], new: UnreadPrompt, *, at: float
+) -> tuple[float, LateRefusal | None]:
+    """Check cases 1 and 2: simulate until each engine had a turn after the last prompt. Return the end time."""
     unread, started = sum(len(player.prompts) for player in players), at
     left = players  # engines without a turn after the last prompt
     for _ in range(_MOST_TURNS):
@@ -312,7 +312,7 @@ def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> tuple[floa
         if not ready:
             at = min(each.ready_at for each in left)
             continue
-        player = ready[0] if len(ready) == 1 else min(ready, key=_Player.urgency)
+        player = ready[0] if len(ready) == 1 else min(ready, key=_SimulatedEngine.urgency)
         prompt = player.prompts.pop(0) if player.prompts and not (player.read_last and player.rows) else None
         if prompt is not None:
             at += OVERESTIMATE * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
@@ -342,9 +342,9 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
 
 
-class _SameSteps(NamedTuple):
-    """Decode steps of the same requests, until step `to`. The first token is due at `due_at`, the most urgent one, late
-    or not, at `urgent_at`; further ones every `tpot_s`.
+class _EqualSteps(NamedTuple):
+    """Decode steps with the same requests, until step `to`. `due_at`: due time of the first token that is not late;
+    `urgent_at`: due time of the most urgent token; later tokens are due every `tpot_s`.
     """
 
     to: int
@@ -354,14 +354,14 @@ class _SameSteps(NamedTuple):
     tpot_s: float
 
 
-def _stretches(player: _Player) -> list[_SameSteps]:
+def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
     """Return the decode steps of an engine until its last answer ends, latest first.
 
-    A stretch takes the step time of its end, and of all its requests the earliest due time and the shortest time per
-    output token.
+    A stretch uses the step time at its end, and the earliest due time and the shortest time per output token of its
+    requests.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
-    found, begins = list[_SameSteps](), player.steps
+    found, begins = list[_EqualSteps](), player.steps
     for number, (_, _, to, _) in enumerate(answers):
         if to == begins:
             continue
@@ -371,18 +371,18 @@ def _stretches(player: _Player) -> list[_SameSteps]:
         tpot_s = min((tpot_s for _, tpot_s, _ in dues), default=0.0)
         length = player.length + to - player.steps
         step_s = OVERESTIMATE * player.cost.decode_s(len(answers) - number, length)[0]
-        found.append(_SameSteps(to, step_s, due_at, urgent_at, tpot_s))
+        found.append(_EqualSteps(to, step_s, due_at, urgent_at, tpot_s))
         begins = to
     return found[::-1]
 
 
-def _play_to_the_end(players: list[_Player], tpot_s: float, *, at: float) -> LateRefusal | None:
-    """Check case 3 where all answers end: simulate their turns."""
-    playing: list[tuple[_Player, list[_SameSteps]]] = []
+def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: float) -> LateRefusal | None:
+    """Check case 3 if all answers end: simulate the turns until then."""
+    playing: list[tuple[_SimulatedEngine, list[_EqualSteps]]] = []
     for player in players:
-        if player.prompts:  # too many to be played
+        if player.prompts:  # too many prompts for the simulation
             return _too_long(sum(each.final_decode_s() for each in players), tpot_s)
-        if stretches := _stretches(player):
+        if stretches := _equal_steps(player):
             player.since = at
             playing.append((player, stretches))
     begun = {player: player.steps for player, _ in playing}

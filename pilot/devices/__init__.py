@@ -13,25 +13,26 @@ __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """Devices to offer to the manager, and faults of other granted devices. `lacks`: why none can be used."""
+    """The devices to offer to the manager, and faults of other granted devices. `lacks`: why no device can be used."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
     lacks: str = ""
 
     def useless(self, why: str) -> GrantedDevices:
-        """Return these devices with the fault `why`, so that nothing is loaded on them."""
+        """Return these devices with the fault `why`, so that the manager loads no context on them."""
         return GrantedDevices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
 
 
 def find_devices(
     wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    """Return the devices to offer. Raises ConfigError if a wanted kind is not here.
+    """Return the devices to offer. Raises ConfigError if the pilot has no device of the wanted kind.
 
-    `auto`: the granted GPUs, else one CPU device per core; `cpu`, `cpu:N`: CPU devices (one per core, or N); `gpu`:
-    only GPUs; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices of the other cores.
-    `gpus_asked`: GPUs that the job requested; if an `auto` pilot finds none, it offers CPU devices with a fault.
+    `auto`: the granted GPUs, or else one CPU device per core; `cpu`, `cpu:N`: one CPU device per core, or N CPU
+    devices; `gpu`: only GPUs; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices on the
+    remaining cores. `gpus_asked`: GPUs that the job requested; an `auto` pilot that finds no GPU offers CPU devices
+    with a fault.
     """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
@@ -65,5 +66,5 @@ def find_devices(
 
 
 def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
-    """Return the environment variables that show only these devices to a library."""
+    """Return the environment variables that show a library only these devices."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.cuda for device in devices if device.cuda)}

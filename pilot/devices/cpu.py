@@ -1,7 +1,7 @@
-"""CPU devices, a share of the pilot's cores and memory; and the facts of any device.
+"""CPU devices, each a share of the pilot's cores and memory; and the facts of any device.
 
-The smallest limit counts: affinity mask, cgroup quota, and the grant of Slurm or HTCondor. A pilot with GPUs may offer
-spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part. The agent runs on these too.
+The smallest limit applies: affinity mask, cgroup quota, or the grant of Slurm or HTCondor. A pilot with GPUs may offer
+spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part. The agent runs on these cores too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
-    """A device: its facts for the manager, and facts for the pilot alone."""
+    """A device: facts that the manager receives, and facts that only the pilot uses."""
 
     facts: DeviceFacts
     cores: tuple[int, ...] = ()
@@ -41,16 +41,16 @@ class PilotDevice(msgspec.Struct, frozen=True):
 
 # ---- CPU devices
 
-USED_SHARE = 0.9  # of the memory; the rest is for the agent, the system and its caches
+USED_SHARE = 0.9  # share of memory for CPU devices; the agent and the system use the remainder
 
 
 def find(count: int = 0) -> tuple[PilotDevice, ...]:
-    """Return `count` CPU devices that share cores and memory evenly; 0 = one per core."""
+    """Return `count` CPU devices with equal shares of cores and memory; 0 = one device per core."""
     return share(cores(), count, memory_bytes=int(USED_SHARE * memory_bytes()))
 
 
 def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
-    """Return `count` CPU devices that share these cores and bytes evenly; 0 = one per core."""
+    """Return `count` CPU devices with equal shares of these cores and bytes; 0 = one device per core."""
     count = count or len(mine)
     return tuple(
         PilotDevice(
@@ -68,7 +68,7 @@ def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bo
 
 
 def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Divide cores into even, contiguous groups; if there are more parts than cores, several parts share a core."""
+    """Divide cores into even, contiguous groups. With more parts than cores, several parts share a core."""
     if parts >= len(cores):
         return [(cores[index % len(cores)],) for index in range(parts)]
     size, more = divmod(len(cores), parts)
@@ -83,8 +83,8 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
     """Return the cores that this process may use, at least one.
 
-    A batch system may count cores without binding jobs to them. Then jobs on a node choose different cores by their
-    slot (HTCondor) or job id (Slurm).
+    If the batch system does not bind jobs to cores, the jobs on a node choose different cores by slot number (HTCondor)
+    or job id (Slurm).
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
@@ -96,7 +96,6 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
 
 
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process and its children may use."""
     limits = [_total(root)]
     for folder in cgroups(root, "memory"):
         limits += [number_in(folder / "memory.max"), number_in(folder / "memory.limit_in_bytes")]
@@ -115,7 +114,7 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
 
 
 def _slurm_memory(environ: Mapping[str, str]) -> float:
-    """Return the MiB of this node's memory that Slurm granted to the job; 0 = unknown, or all."""
+    """Return the MiB of this node's memory that Slurm granted to the job; 0 = unknown or unlimited."""
     per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
     per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
     said = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu)
@@ -135,7 +134,7 @@ def _total(root: Path) -> int:
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo does not say how much memory there is")
+    raise ConfigError("/proc/meminfo contains no MemTotal")
 
 
 def _quota(root: Path) -> float:
@@ -155,7 +154,7 @@ def _quota(root: Path) -> float:
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup for a controller, and their parents (versions 1 and 2)."""
+    """Yield the cgroup folders of this process for a controller, and their parents (cgroup versions 1 and 2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -175,7 +174,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def number_in(path: Path) -> int:
-    """Return the number in a file; 0 without a number (`max`) or file."""
+    """Return the number in a file; 0 if the file is missing or contains no number (`max`)."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -185,13 +184,13 @@ def number_in(path: Path) -> int:
 
 # ---- spare cores next to GPUs
 
-_MOST_KEPT = 0.5  # maximum part of host memory that is kept for contexts on GPUs
+_MOST_KEPT = 0.5  # largest share of host memory to keep for contexts on GPUs
 
 
 def share_with_spare(
     gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
 ) -> tuple[tuple[PilotDevice, ...], str]:
-    """Return GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one per core)."""
+    """Return GPUs with `gpu_cores` cores each, then `count` CPU devices on the other cores (0 = one per core)."""
     mine = cores()
     parts = divide(mine, len(gpus))
     if len(mine) <= gpu_cores * len(gpus):
@@ -207,11 +206,11 @@ def share_with_spare(
     return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
 
 
-_SLEEPER_SHARE = 0.5  # of the host memory that no CPU device has, for sleeping contexts of GPUs
+_SLEEPER_SHARE = 0.5  # share of the host memory outside CPU devices for sleeping contexts of GPUs
 
 
 def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
-    """Return the host memory for contexts of GPUs that sleep; 0 without a GPU."""
+    """Return the bytes of host memory for sleeping contexts of GPUs; 0 without a GPU."""
     offered = sum(device.facts.memory_bytes for device in devices if device.facts.on_host)
     if all(device.facts.on_host for device in devices):
         return 0
@@ -219,7 +218,7 @@ def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
 
 
 def kept_cores(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
-    """Return the cores that belong to no CPU device; empty if the pilot offers no spare cores."""
+    """Return the cores outside all CPU devices; empty if the pilot offers no spare cores."""
     if not any(device.facts.spare for device in devices):
         return frozenset()
     return frozenset(core for device in devices if not device.facts.spare for core in device.cores)

@@ -1,9 +1,9 @@
 """Finds the GPUs that the batch system granted to this job.
 
-`CUDA_VISIBLE_DEVICES` names them by index or by (the start of) a UUID. As in CUDA, the list ends at the first entry
-that names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count GPUs of the node, and
-HTCondor's `_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job with none of these variables has no GPU.
-Outside of a job, all GPUs may be used. GPUs whose handle NVML refuses (NO_PERMISSION) belong to other jobs.
+`CUDA_VISIBLE_DEVICES` names GPUs by index or by the start of a UUID. As in CUDA, the list ends at the first entry that
+names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` contain indices on the node, and
+HTCondor's `_CONDOR_AssignedGPUs` contains names like `CUDA0` or `GPU-1a2b`. A job without these variables has no GPU.
+Outside of a job, all GPUs may be used. If NVML refuses a handle (NO_PERMISSION), another job owns the GPU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from stoker.protocol.to_manager import DeviceFacts
 # ---- NVML
 
 LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
-"""Errors after which a GPU works only when it is reset or the node restarts."""
+"""NVML errors after which a GPU needs a reset or a restart of the node."""
 
 
 def load_nvml() -> Any:
-    """Return the `pynvml` module; None if it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -38,7 +37,7 @@ def load_nvml() -> Any:
 
 
 def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
-    """True if NVML's error has one of these codes, e.g. `NVML_ERROR_NOT_SUPPORTED`."""
+    """True if NVML's error has one of these codes, for example `NVML_ERROR_NOT_SUPPORTED`."""
     code = getattr(error, "value", None)
     return code is not None and any(code == getattr(nvml, name, None) for name in names)
 
@@ -48,19 +47,19 @@ def uuid_of(nvml: Any, handle: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """Decode a string of NVML, which is bytes in older versions of pynvml."""
+    """Decode a string from NVML. Older versions of pynvml return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def address_of(handle: Any) -> int:
-    """Return the address in a handle, equal for all handles of one GPU; 0 = unknown."""
+    """Return the address in an NVML handle, equal for all handles of a GPU; 0 = unknown."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
     except (TypeError, ctypes.ArgumentError):
         return 0
 
 
-# ---- what was granted
+# ---- the grant
 
 JOB_VARIABLES = {
     "SLURM_JOB_ID": "Slurm",
@@ -70,11 +69,11 @@ JOB_VARIABLES = {
     "LSB_JOBID": "LSF",
     "SGE_TASK_ID": "Grid Engine",
 }
-"""Variables that a batch system sets in each of its jobs, and its name (`ProviderKind.title`)."""
+"""Variables that batch systems set in each job, with the name of the system (`ProviderKind.title`)."""
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The granted GPUs. `of_node`: indices in `names` count the node's GPUs; `refusal`: why none was granted."""
+    """The granted GPUs. `of_node`: True if `names` contains indices on the node; `refusal`: why no GPU was granted."""
 
     variable: str = ""
     names: tuple[str, ...] = ()
@@ -100,7 +99,7 @@ def read_grant(environ: Mapping[str, str]) -> Grant:
             return Grant(
                 variable,
                 refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); ask for some in"
-                " [provider] gpus, or have worker_init export CUDA_VISIBLE_DEVICES where jobs own whole nodes",
+                " [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
             )
     return Grant()
 
@@ -111,15 +110,15 @@ def _names(text: str) -> tuple[str, ...]:
 
 # ---- GPUs
 
-PROCESS_BYTES = 600_000_000  # GPU memory that CUDA takes for each process: context, kernels, cuBLAS
+PROCESS_BYTES = 600_000_000  # GPU memory that CUDA uses for each process: context, kernels, cuBLAS
 
-DRIVER_LIMIT_S = 60.0  # seconds after which a silent driver counts as hanging
+DRIVER_LIMIT_S = 60.0  # seconds after which a driver that does not answer counts as hung
 
 _T = TypeVar("_T")
 
 
 class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason for an empty list; `left_out`: the faults of other granted GPUs."""
+    """GPUs to offer. `why`: the reason for an empty list; `left_out`: faults of other granted GPUs."""
 
     devices: tuple[PilotDevice, ...] = ()
     why: str = ""
@@ -150,7 +149,8 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
 
 
 def within(limit_s: float, ask: Callable[[], _T]) -> _T:
-    """Return the result of `ask`, or raise its error. Raises TimeoutError after `limit_s`, and abandons the thread."""
+    """Return the result of `ask`, or raise its error. After `limit_s` seconds, abandon the thread; raise
+    TimeoutError."""
     answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -198,7 +198,7 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
 
 
 class _Unusable(Exception):
-    """The reason for leaving a GPU out."""
+    """The reason why a GPU is not offered."""
 
 
 def _unit(nvml: Any, index: int) -> _Unit:
@@ -236,7 +236,9 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
         except nvml.NVMLError:
             continue
         parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
-    return parts or [msgspec.structs.replace(unit, trouble=f"{unit.label} was left out: MIG is on, and it has no part")]
+    return parts or [
+        msgspec.structs.replace(unit, trouble=f"{unit.label} was left out: MIG is on, and no MIG device exists")
+    ]
 
 
 def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
@@ -246,7 +248,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
         yield from parts or here
         return
     if grant.of_node:
-        yield from _of_node(here, mine, parts, grant)
+        yield from _units_of_node(here, mine, parts, grant)
         return
     seen = set()
     for name in grant.names:
@@ -258,18 +260,18 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
             silent = next((unit for unit in here if unit.trouble and not unit.refused), None)
             if found is None and name.startswith(("GPU-", "MIG-")) and silent is not None:
                 yield _Unit(name, trouble=f"{name} was left out: no GPU that answers has this name ({silent.trouble})")
-                continue  # other GPUs of the list may work
+                continue  # other GPUs in the list may work
         if found is None or (found.uuid or found.label) in seen:
             return
         seen.add(found.uuid or found.label)
         yield found
 
 
-def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
+def _units_of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
     """Yield GPUs by their indices on the node.
 
-    If as many GPUs are visible as were granted, yield these. Otherwise an index is a device file's number, or NVML's
-    index.
+    If the number of visible GPUs equals the number of granted GPUs, yield the visible GPUs. Otherwise an index is the
+    number of a device file, or the index in NVML.
     """
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
@@ -312,7 +314,7 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
     total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     try:
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
-    except (nvml.NVMLError, AttributeError, TypeError):  # an old driver, or an old pynvml
+    except (nvml.NVMLError, AttributeError, TypeError):  # an old driver or an old pynvml
         reserved = 0
     return total - reserved if 0 < reserved < total else total
 

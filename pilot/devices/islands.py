@@ -1,4 +1,4 @@
-"""Finds GPUs that exchange data fast: over NVLink, else within one NUMA node."""
+"""Finds groups of GPUs with fast links: NVLink, or else a common NUMA node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def islands_of(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
-    """Return the island of each GPU, a number from 1; 0 = unknown.
+    """Return the island of each GPU as a number from 1; 0 = unknown.
 
-    If any two GPUs are linked by NVLink, each group of linked GPUs is an island. Else each NUMA node is one.
+    If NVLink links any two GPUs, each group of linked GPUs is an island. Otherwise, each NUMA node is an island.
     """
     if len(handles) < 2:
         return [0] * len(handles)
@@ -34,14 +34,14 @@ def _linked(nvml: Any, handles: Sequence[Any]) -> list[int]:
 def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
     try:
         status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    except (nvml.NVMLError, AttributeError):  # an old driver, or an old pynvml
+    except (nvml.NVMLError, AttributeError):  # old versions of the driver or pynvml lack this function
         return False
     return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
 def _numa_node(nvml: Any, handle: Any, root: Path) -> int:
     try:
-        bus = nvml.nvmlDeviceGetPciInfo(handle).busId  # bytes in older versions of pynvml
+        bus = nvml.nvmlDeviceGetPciInfo(handle).busId  # older versions of pynvml return bytes
         address = (bus.decode() if isinstance(bus, bytes) else str(bus)).lower()[-12:]
         return int((root / "sys/bus/pci/devices" / address / "numa_node").read_text())
     except (nvml.NVMLError, AttributeError, OSError, ValueError):

@@ -1,9 +1,10 @@
 """Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
-One thread watches one GPU. Most Xids (13, 31, 43, 45, ...) are faults of programs; the listed Xids are faults of the
-GPU or its link (NVIDIA's "XID Errors"). A lost GPU answers every question with GPU_IS_LOST, so events are matched by
-handle. In a container, NVML's process numbers are not ours, and count only if all of them exist among our processes.
-Otherwise, a library alone on a GPU counts with all memory taken since the GPU was empty.
+One thread watches one GPU. Most Xids (13, 31, 43, 45, ...) are faults of programs; the Xids in `XIDS` are faults of the
+GPU or its link (NVIDIA's "XID Errors"). NVML answers every query of a lost GPU with GPU_IS_LOST, so events are matched
+by handle. In a container, NVML may report process ids of another PID namespace. The pilot uses these ids only if all
+are ids of its processes. Otherwise, a library alone on a GPU counts with all memory that was allocated since the GPU
+was empty.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 # ---- memory of GPUs
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
-"""The name of Linux's first PID namespace (PROC_PID_INIT_INO), the same on every machine."""
+"""The name of Linux's initial PID namespace (PROC_PID_INIT_INO), equal on all machines."""
 
 
 _K = TypeVar("_K")
 
 
 def sees_all_processes() -> bool:
-    """True if process numbers here are the node's."""
+    """True if this process runs in the node's initial PID namespace."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
@@ -67,11 +68,11 @@ def divide_memory(
 # ---- memory of the host
 
 FRESH_S = 5.0
-"""A kill explains deaths of libraries within this many seconds after it: one shortage may end several."""
+"""Seconds after an out-of-memory kill in which the kill explains the death of libraries."""
 
 
 class OomKills:
-    """Detects a recent kill by the kernel for lack of memory. `own_bytes`: this pilot's memory, None = unknown."""
+    """Detects recent out-of-memory kills by the kernel. `own_bytes` returns this pilot's memory; None = unknown."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class OomKills:
 
 
 def anonymous_bytes(pids: Iterator[int]) -> int | None:
-    """Return the anonymous memory of these processes, with shared pages divided; None if unknown."""
+    """Return the bytes of anonymous memory of these processes, with shared pages divided; None if unknown."""
     total = 0
     for pid in pids:
         held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
@@ -161,11 +162,11 @@ XIDS = {
     120: "its system processor failed",
     140: "a memory error that could not be recovered",
 }
-_UNKNOWN_TIMES = 3  # this many "Unknown Error" answers in a row are a fault: some drivers give them for a lost GPU
+_UNKNOWN_ERROR_LIMIT = 3  # fault after 3 "Unknown Error" answers in a row, which some drivers return for a lost GPU
 
 
 class Health:
-    """Watches one GPU, or the whole GPU of a MIG part. If the driver cannot report faults, it counts as healthy."""
+    """Watches one whole GPU. If the driver cannot report faults, the GPU counts as healthy."""
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
@@ -182,11 +183,10 @@ class Health:
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             self._events = events
-        except nvml.NVMLError:  # old drivers, containers without the right, a lost GPU
+        except nvml.NVMLError:  # an old driver, a container without permission, or a lost GPU
             pass
 
     def fault(self) -> str:
-        """Return the fault since the last call, if any."""
         return self._xid() or self._lost() or self._new_errors()
 
     def _xid(self) -> str:
@@ -218,7 +218,7 @@ class Health:
             if gpu.is_error(nvml, error, *gpu.LOST_CODES):
                 return f"the driver says: {error}"
             self._unknown += gpu.is_error(nvml, error, "NVML_ERROR_UNKNOWN")
-            return f"the driver says: {error}" if self._unknown >= _UNKNOWN_TIMES else ""
+            return f"the driver says: {error}" if self._unknown >= _UNKNOWN_ERROR_LIMIT else ""
         self._unknown = 0
         return ""
 
@@ -233,7 +233,7 @@ class Health:
         except nvml.NVMLError as error:
             return f"the driver says: {error}" if gpu.is_error(nvml, error, *gpu.LOST_CODES) else ""
         before, self._errors = self._errors, errors
-        new = errors - before if before is not None else 0  # errors from before this pilot do not count
+        new = errors - before if before is not None else 0  # ignore errors from before the pilot
         return f"it had {new} uncorrectable memory errors (ECC)" if new > 0 else ""
 
 
@@ -245,7 +245,7 @@ EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A GPU's used bytes, by the driver's process id (None = unknown), and in total (-1 = unknown)."""
+    """A GPU's used bytes by the driver's process id (None = unknown), and in total (-1 = unknown)."""
 
     by_process: dict[int, int | None] | None
     taken_bytes: int = -1
@@ -264,30 +264,30 @@ class Monitor:
         self._health: Health | None = None
         self._reading: Reading | None = None
         self._fault = ""
-        self._asked_at: float | None = None  # since when the thread waits for the driver; None if it does not
+        self._asked_at: float | None = None  # since when the thread waits for the driver
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
         self._thread.start()
 
     @property
     def reading(self) -> Reading | None:
-        """The last reading; None before the first, or if NVML fails."""
+        """The last reading; None before the first reading or if NVML fails."""
         return self._reading
 
     def take_fault(self) -> str:
-        """Return the driver's fault since the last call, if any."""
+        """Return the driver's fault since the last call; empty without a fault."""
         fault, self._fault = self._fault, ""
         return fault
 
     def hangs(self, now: float) -> str:
-        """Return a message if the driver has not answered for too long; else empty."""
+        """Return a message if the driver has not answered within the limit; else empty."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""
         return f"the NVIDIA driver has not answered for {self._limit_s:g} s"
 
     def close(self) -> None:
-        """Stop the thread, without waiting: it may hang."""
+        """Stop the thread without a wait, because the driver may hang."""
         self._over.set()
 
     def _run(self) -> None:
@@ -295,9 +295,9 @@ class Monitor:
             self._asked_at = time.monotonic()
             try:
                 self._measure()
-            except self._nvml.NVMLError:  # no driver any more, or no such GPU: its fault has been noted
+            except self._nvml.NVMLError:  # the driver or the GPU is gone: the fault was recorded
                 self._reading = None
-            except Exception:  # a pynvml that lacks one of these functions
+            except Exception:  # this pynvml lacks a function
                 self._reading = None
                 log.exception("%s cannot be watched through NVML", self._uuid)
                 return
@@ -333,7 +333,7 @@ class Monitor:
 
 
 def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
-    """Return a monitor for each GPU, by its UUID; empty without NVML."""
+    """Return a monitor for each GPU by UUID; empty without NVML."""
     nvml = nvml or gpu.load_nvml()
     gpus = [device for device in devices if device.uuid]
     if nvml is None:

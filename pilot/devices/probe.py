@@ -1,12 +1,12 @@
-"""`python -P -m stoker.pilot.devices.probe DEVICE`: tests whether a GPU computes correctly, in a short process.
+"""`python -P -m stoker.pilot.devices.probe DEVICE`: tests in a short process whether a GPU computes correctly.
 
-It multiplies two matrices in single precision and checks every element of the product. The matrices are
-A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form:
+The probe multiplies two matrices in single precision and checks every element of the product. The matrices are A[i][k]
+= a[i] + b[k] and B[k][j] = c[k] + d[j] with small integers, so the product has a closed form:
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-A healthy device returns the product exactly: every partial sum is a whole number below 2^24. The probe prints the error
-in one line, and its exit code is a `ProbeVerdict`. The probe uses only the driver, which compiles the kernel (PTX),
+A healthy device returns the exact product, because every partial sum is an integer below 2^24. The probe prints an
+error in one line; the exit code is a `ProbeVerdict`. The probe uses only the driver, which compiles the kernel (PTX),
 because a node may lack PyTorch.
 """
 
@@ -23,11 +23,11 @@ from stoker.pilot.core.events import ProbeVerdict
 # ---- the device
 
 _ROOM_BYTES = 64 * 1024 * 1024
-"""Bytes that the probe allocates and fills in addition to the matrices: a device without them is useless."""
+"""Bytes that the probe allocates and fills in addition to the matrices."""
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
-_CANNOT_COMPILE = frozenset({209, 218, 220, 221, 222, 223})
-"""Error codes of drivers whose compiler is missing (in some containers) or too old; the device is not at fault."""
+_COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
+"""Driver errors if the compiler is missing (in some containers) or too old, which is no fault of the device."""
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -82,7 +82,7 @@ DONE:
 
 
 class DeviceError(Exception):
-    """The device refused an operation or failed in it."""
+    """The device refused an operation, or an operation failed."""
 
 
 class NoDriverError(Exception):
@@ -90,7 +90,7 @@ class NoDriverError(Exception):
 
 
 class Gpu:
-    """The first GPU that this process sees, with its context."""
+    """The first GPU that this process sees, with a CUDA context."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -100,7 +100,7 @@ class Gpu:
         self._call("cuCtxSetCurrent", context)
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """See `Computer`. Raises DeviceError."""
+        """Return the matrix product (see `Computer`). Raises DeviceError."""
         room = self._allocate(_ROOM_BYTES)
         self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
         length = size * size * a.itemsize
@@ -139,7 +139,7 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
         driver.cuGetErrorName(code, ctypes.byref(word))
         driver.cuGetErrorString(code, ctypes.byref(text))
         known = f"{(word.value or b'').decode()}, {(text.value or b'').decode()}" if word.value else f"error {code}"
-        kind = NoDriverError if code in _CANNOT_COMPILE else DeviceError
+        kind = NoDriverError if code in _COMPILE_ERRORS else DeviceError
         raise kind(f"{name.partition('_')[0]}: {known}")
 
 
@@ -161,7 +161,7 @@ def open_first() -> Gpu:
 
 SIZE = 512  # rows and columns of the matrices
 ALLOWED = 1e-3  # the largest relative error of an element
-_LIMIT_S = 120  # seconds until the probe ends itself, if its parent has died
+_LIMIT_S = 120  # seconds after which the probe exits, in case its parent has died
 
 
 class Computer(Protocol):
@@ -170,7 +170,7 @@ class Computer(Protocol):
 
 
 def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
-    """Return whether a device computes correctly; if not, how it fails."""
+    """Return whether a device computes correctly, with a message if not."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]
@@ -206,7 +206,6 @@ def _short(number: float) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Probe the only GPU that this process sees."""
     signal.alarm(_LIMIT_S)
     name = arguments[0]
     try:
@@ -215,10 +214,10 @@ def main(arguments: list[str]) -> int:
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:
         answer, said = ProbeVerdict.FAILED, f"{name} failed: {error}"
-    except Exception as error:  # a bug of ours is no fault of the device
+    except Exception as error:  # a bug in the probe is no fault of the device
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {type(error).__name__}: {error}"
     if said:
-        print(said)  # noqa: T201  # this is the answer
+        print(said)  # noqa: T201  # the answer
     return answer.value
 
 

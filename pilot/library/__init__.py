@@ -1,1 +1,1 @@
-"""The process that holds one context and serves calls."""
+"""The process that contains one context and runs calls."""

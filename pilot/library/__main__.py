@@ -1,4 +1,4 @@
-"""`python -P -m stoker.pilot.library SOCKET`: a library in a fresh interpreter, started by a zygote."""
+"""`python -P -m stoker.pilot.library SOCKET`: a library in a new interpreter, which a zygote starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from stoker.pilot.library.main import serve
 
 if __name__ == "__main__":
-    number = int(sys.argv.pop())  # removed: a user's function that reads the program's arguments must not find it
+    number = int(sys.argv.pop())  # hidden from user functions that read sys.argv
     serve(number)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,10 +1,12 @@
-"""Records that the agent reads if a library's process dies: which calls run, and where their output is.
+"""Records that the agent reads after a library's process dies: running calls, and the place of their output.
 
-The marker is a small mapped file with a record per slot: the call's id, its start on CLOCK_MONOTONIC in ns (0 = idle),
-and the byte of the log where its output begins. The first record has the log's length when the last call ended.
+The marker is a small mapped file with one record per slot: the call id, the start time on CLOCK_MONOTONIC in ns (0 =
+idle), and the byte of the log where the call's output begins. The first record contains the log's length at the end of
+the last call.
 
-With one slot, standard output is the log, and a call's output is the log's growth. With several slots, each thread
-prints to a file of its slot. When the call ends, or after the process died (`recover`), the output moves into the log.
+With one slot, standard output is the log, and a call's output is the growth of the log. With several slots, each thread
+prints to a file of its slot. At the end of the call, or after the process died (`recover`), the output moves into the
+log.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from stoker.protocol.calls import Printed
 
 _RECORD = struct.Struct("<Qqq")
 _SIZE = _RECORD.size
-NOWHERE = -1  # the place in the log of unknown output
+NOWHERE = -1  # the log offset of unknown output
 
 
 class Running(NamedTuple):
-    """A running call. If its `slot` is beyond the library's slots, it has ended (see `suspect`)."""
+    """A running call. A `slot` beyond the library's slots means that the call has ended (see `suspect`)."""
 
     call: int
     start_ns: int
@@ -46,7 +48,7 @@ class Marker:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             size = (1 + slots) * _SIZE
-            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error now, not a signal later
+            os.posix_fallocate(descriptor, 0, size)  # raises an error on a full disk; a later write would get a signal
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -59,7 +61,6 @@ class Marker:
         self._pack(self._map, (1 + slot) * _SIZE, 0, 0, NOWHERE)
 
     def ended(self, log_bytes: int) -> None:
-        """Record the log's length when a call has ended."""
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def suspect(self, calls: Iterable[int]) -> None:
@@ -85,7 +86,7 @@ def running(path: Path) -> list[Running]:
 
 # ---- output
 
-_GAP_S = 0.001  # seconds; output in a longer gap between two calls belongs to neither call
+_GAP_S = 0.001  # seconds; output in a longer gap between two calls is part of neither call
 _clock = time.perf_counter
 
 
@@ -95,22 +96,21 @@ class LogTail:
     def __init__(self, path: str) -> None:
         self._path = path
         facts = os.fstat(1)
-        self.start = facts.st_size  # where in the log the output of the current or next call begins
+        self.start = facts.st_size  # log offset of the output of the current or next call
         self._taken_at = 0.0
-        self._is = (facts.st_dev, facts.st_ino)
+        self._file_identity = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout = stream_to(1)
         if isinstance(sys.stderr, io.TextIOWrapper):
             sys.stderr = stream_to(2)
 
     def begin(self) -> int:
-        """Return where in the log the next call's output begins."""
+        """Return the log offset where the output of the next call begins."""
         if _clock() - self._taken_at > _GAP_S and not _has_length(1, self.start):
             self.start = max(self.start, self._size())
         return self.start
 
     def take(self) -> Printed | None:
-        """Return the output since the call began."""
         _flush(sys.stdout)
         _flush(sys.stderr)
         self._taken_at = _clock()
@@ -128,11 +128,11 @@ class LogTail:
             facts = os.fstat(1)
         except OSError:
             return 0
-        return facts.st_size if (facts.st_dev, facts.st_ino) == self._is else 0
+        return facts.st_size if (facts.st_dev, facts.st_ino) == self._file_identity else 0
 
 
 class ThreadTail:
-    """The output of one of several slots: its thread's Python streams, in the slot's file."""
+    """The output of one of several slots: the Python streams of its thread, in the slot's file."""
 
     _lock = threading.Lock()
 
@@ -144,7 +144,7 @@ class ThreadTail:
         route()
 
     def begin(self) -> int:
-        """Route this thread's output to its file. Return where in the log the output of C code may begin."""
+        """Route this thread's output to the slot's file. Return the log offset of output from C code."""
         _local.stream = self._stream
         try:
             return os.fstat(1).st_size
@@ -152,14 +152,14 @@ class ThreadTail:
             return 0
 
     def take(self) -> Printed | None:
-        """Move this thread's output into the log, and return its place."""
+        """Move this thread's output into the log, and return the place in the log."""
         _local.stream = None
         _flush(self._stream)
         with self._lock:
             try:
                 printed = _move(self._file, 1, self._path)
                 self._ended(os.fstat(1).st_size)
-            except OSError:  # a call has closed it, or the disk fails: the call still gets its result
+            except OSError:  # a closed descriptor or a disk fault costs only the output
                 return None
         return printed
 
@@ -196,14 +196,14 @@ def route() -> None:
     if not isinstance(sys.stdout, _Router):
         sys.stdout = _Router(sys.stdout)
         sys.stderr = _Router(sys.stderr)
-        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # may print later
+        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # a child may print later
 
 
 _local = threading.local()
 
 
 class _LogFile(io.FileIO):
-    """The log as a stream that drops output which the disk refuses."""
+    """The log as a stream. Output that a full disk refuses is dropped."""
 
     def write(self, data: Any) -> int:
         try:

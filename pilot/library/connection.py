@@ -1,7 +1,7 @@
-"""The connection between a library and its agent, on a Unix socket pair.
+"""The connection between a library and its agent: a Unix socket pair.
 
-The first frame has the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of 3
-bytes. A frame without the mark or with an impossible length is refused: user code may write to this socket.
+The first frame contains the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of
+3 bytes. User code may write to this socket, so a frame without the mark or with an impossible length is rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings of one library; paths are absolute.
+    """Settings of one library. Paths are absolute.
 
     `objects`: the session's folder for large results; `search_path`: appended to `sys.path`; `host`: this machine's
     address for other pilots; `turns`: the board of turns (empty: none); `probe`: the command that probes a device.
@@ -54,8 +54,8 @@ encode_settings = msgspec.msgpack.Encoder().encode
 _HEAD = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size
 _LENGTH_BITS = 40
-_MARK = 0xD7A5C1 << _LENGTH_BITS  # no text in UTF-8 or ASCII contains these three bytes
-MOST_BYTES = 1 << 32  # longest frame, as in MessagePack
+_MARK = 0xD7A5C1 << _LENGTH_BITS  # three bytes that no UTF-8 text contains
+MOST_BYTES = 1 << 32  # maximum frame length, as in MessagePack
 _ROOM = 1 << 18
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
@@ -72,7 +72,7 @@ def pack_raw(body: bytes) -> bytes:
 
 
 def length_of(head: bytes | bytearray, start: int = 0) -> int:
-    """Return the length of the frame that begins at `start`. Raises ProtocolError if no frame begins there."""
+    """Return the length of the frame at `start`. Raises ProtocolError if no frame begins at `start`."""
     (said,) = _HEAD.unpack_from(head, start)
     length: int = said ^ _MARK
     if length > MOST_BYTES:
@@ -89,7 +89,7 @@ class FrameReader:
         self._end = 0
 
     def fill(self, *, block: bool) -> bool:
-        """Read the bytes that have arrived; False at the end of the stream. Raises BlockingIOError if none have."""
+        """Read the bytes that have arrived. False at the end of the stream. Raises BlockingIOError without data."""
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._buffer) > 16 * _ROOM:
@@ -101,7 +101,7 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next whole frame, valid until the next `fill`; None if it is incomplete."""
+        """Return the next complete frame, valid until the next `fill`; None if incomplete."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
@@ -131,7 +131,7 @@ class FrameReader:
 
 # ---- outbox
 
-_REPORT_S = 0.05  # minimum seconds between two reports of progress
+_REPORT_S = 0.05  # minimum seconds between two progress reports
 _now = time.perf_counter
 
 
@@ -142,24 +142,24 @@ class LibraryOutbox:
         self._sock = sock
         self._lost = lost
         self._sending = threading.Lock()
-        self.ends: deque[CallEnd] = deque()  # ends to send
-        self.oldest_end = 0.0  # when the oldest waiting end was added, on `time.perf_counter`
+        self.ends: deque[CallEnd] = deque()  # ends of calls to send
+        self.oldest_end = 0.0  # when the oldest unsent end was added, on `time.perf_counter`
         self._reports: dict[int, CallProgress] = {}
         self._reported_at = 0.0
 
     def report(self, progress: CallProgress) -> None:
-        """Record a call's progress; send it with the next frame, or now if the last report is over 50 ms old."""
+        """Record the progress of a call. Send it with the next frame, or now if the last report is over 50 ms old."""
         self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
 
     def add(self, outcome: CallEnd | CallProgress, *, ended_at: float) -> None:
-        """Queue a call's end, or send an evicted call's checkpoint now."""
+        """Queue the end of a call, or send the checkpoint of an evicted call now."""
         report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
             self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
             return
-        if report is not None:  # a call's last progress goes before its end
+        if report is not None:  # the last progress of a call precedes its end
             self.send([Reports([report])])
         if not self.ends:
             self.oldest_end = ended_at
@@ -213,22 +213,21 @@ def _ended(messages: list[Any]) -> list[int]:
 
 # ---- batch reports
 
-EVERY_S = 10.0  # seconds between two reports
+EVERY_S = 10.0  # minimum seconds between two batch reports
 _LOOK_S = 1.0
 
 
 class BatchReports:
-    """Reports how full the batch of a context's engine is. `say` sends a message to the pilot."""
+    """Reports the batch load of a context's engine. `say` sends a message to the pilot."""
 
     def __init__(self, context: Any, *, say: Callable[[BatchReport], None], every_s: float = EVERY_S) -> None:
         self._context = context
         self._say = say
         self._every_s = every_s
         self._load = EngineLoad()
-        self._said_at = -every_s
+        self._sent_at = -every_s
 
     def start(self) -> None:
-        """Start the reporting thread, if the context has an engine."""
         if callable(getattr(self._context, "batch_load", None)):
             threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
 
@@ -239,9 +238,9 @@ class BatchReports:
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
             return
-        if not times.samples and not load.is_short and now - self._said_at < self._every_s:
+        if not times.samples and not load.is_short and now - self._sent_at < self._every_s:
             return
-        self._said_at, self._load = now, load
+        self._sent_at, self._load = now, load
         self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
 
     def _times(self, *, urgent: bool) -> StepTimes:
@@ -254,6 +253,6 @@ class BatchReports:
             time.sleep(_LOOK_S)
             try:
                 self.send_if_due(time.monotonic())
-            except Exception:  # the user's context raised; calls continue
+            except Exception:  # the user's context raised: stop the reports, not the calls
                 traceback.print_exc()
                 return

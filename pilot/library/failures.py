@@ -1,13 +1,13 @@
-"""Decides whether a call's exception is the user's or the infrastructure's (`pilot.core.infrastructure`).
+"""Decides whether a call's exception is the fault of the user or of the infrastructure (`pilot.core.infrastructure`).
 
-*Origin.* The traceback of an exception from the kernel or a compiled library has no `raise` statement at its end. So
-`raise OSError(EIO)` is the user's.
+*Origin.* The traceback of an exception from the kernel or a compiled library does not end in a `raise` statement.
+Therefore `raise OSError(EIO)` counts as the user's.
 
-*Chains.* An explicit cause (`raise ... from error`) is judged too, the implicit context is not. A group counts if each
-member does.
+*Chains.* An explicit cause (`raise ... from error`) is checked too, the implicit context is not. A group counts as
+infrastructure if every member does.
 
-*Full disks.* The exception's file is judged, else the open files of the innermost function that has any. Other
-processes must have filled its disk. Without a file, any full disk of the node is enough.
+*Full disks.* Other processes must have filled the disk of the exception's file, or else of the files that the innermost
+function has open. If no file is known, any full disk of the node is enough.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 
 # ---- full disks
 
-_FEW_BYTES = 64 << 10
-_FEW_PART = 0.01  # a disk with fewer free bytes, or a smaller free part, counts as full
-_OTHERS_PART = 0.8  # other processes filled a disk if they hold at least this part of it
-_INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
-_OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+_FULL_DISK_BYTES = 64 << 10
+_FULL_DISK_FRACTION = 0.01  # a disk counts as full with fewer free bytes, or a smaller free fraction
+_OTHERS_FRACTION = 0.8  # other processes filled a disk if they use at least this fraction
+_INSTALLED_FOLDERS = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
+_FILE_TYPES = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (str, PosixPath, PurePosixPath)
-_SERVER_FAILS = frozenset(
+_SERVER_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
 )
 
 
 def others_filled_it(error: BaseException, folder: str) -> bool:
-    """True if other processes filled the disk that refused a call's write, and the disk is this node's."""
+    """True if other processes filled the disk that refused a call's write, and the disk is local to this node."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
         with suppress(OSError):
             local[os.stat(place).st_dev] = place
     named = [getattr(error, name, None) for name in ("filename2", "filename")]
-    files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # of two, the second is written
+    files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # prefer the written file
     files = files or _files_of(error.__traceback__)
     if not files:
         return any(map(_is_full, local.values()))
@@ -62,18 +62,18 @@ def others_filled_it(error: BaseException, folder: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """True if a file exists: it can be opened, or its server fails again."""
+    """True if a file exists: an open succeeds, or the file server fails again."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno in _SERVER_FAILS
+        return error.errno in _SERVER_ERRNOS
     except ValueError:
         return False
     return True
 
 
 def _temporary() -> list[str]:
-    """Return folders for temporary files. `tempfile.gettempdir` would avoid full disks."""
+    """Return folders for temporary files. `tempfile.gettempdir` is unusable, because it skips full disks."""
     named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
     return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
 
@@ -91,11 +91,11 @@ def _is_filled_by_others(file: str, devices: Collection[int]) -> bool:
         return False
     if facts.f_files > 0 and facts.f_favail == 0:
         return True
-    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_PART) * facts.f_blocks * facts.f_frsize
+    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_FRACTION) * facts.f_blocks * facts.f_frsize
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """Return the bytes of the file, and of other files on its disk that this process writes."""
+    """Return the bytes of the file and of other files on its disk that this process writes."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -116,16 +116,16 @@ def _files_of(trace: TracebackType | None) -> list[str]:
         trace = trace.tb_next
     for frame in reversed(frames):
         values = list(frame.f_locals.values())  # another thread may change the locals of a module
-        opened = [value for value in values if type(value) in _OPENED]
+        opened = [value for value in values if type(value) in _FILE_TYPES]
         found = [path for value in opened or values if (path := _path_of(value))]
-        if found or not frame.f_code.co_filename.startswith(_INSTALLED):
+        if found or not frame.f_code.co_filename.startswith(_INSTALLED_FOLDERS):
             return found
     return []
 
 
 def _path_of(value: object) -> str:
     try:
-        is_file = type(value) in _OPENED
+        is_file = type(value) in _FILE_TYPES
         name = value.name if is_file else value  # type: ignore[attr-defined]
         if type(name) not in _PATHS:
             return ""
@@ -133,7 +133,7 @@ def _path_of(value: object) -> str:
         if "\0" in path or "\n" in path or not (is_file or os.sep in path) or os.path.isdir(path):
             return ""
         return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) else ""
-    except Exception:  # a detached buffer, a file of a user's class, a removed working folder
+    except Exception:  # a detached buffer, a user's file class, or a removed working folder
         return ""
 
 
@@ -142,26 +142,26 @@ def _is_full(folder: str) -> bool:
         facts = os.statvfs(folder)
     except OSError:
         return False
-    few_bytes = max(_FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize)
+    few_bytes = max(_FULL_DISK_BYTES, _FULL_DISK_FRACTION * facts.f_blocks * facts.f_frsize)
     return (facts.f_files > 0 and facts.f_favail == 0) or facts.f_bavail * facts.f_frsize <= few_bytes
 
 
-# ---- the infrastructure's exceptions
+# ---- exceptions of the infrastructure
 
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
-"""Opcodes which, at the end of a traceback, show that Python code raised the exception or passed it on."""
+"""Opcodes at the end of a traceback if Python code raised or forwarded the exception."""
 _MOST_LINKS = 20
 _PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_ASKED_FOR = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
-_ON_DEVICE = re.compile(r"GPU (\d+) has a total capacity")
+_REQUEST_PATTERN = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
+_DEVICE_PATTERN = re.compile(r"GPU (\d+) has a total capacity")
 _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """Facts of a library for judging exceptions."""
+    """Facts of a library that decide whose fault an exception is."""
 
     folder: str
     devices: tuple[str, ...] = ()
@@ -170,14 +170,14 @@ class Place(NamedTuple):
 
 
 class InfrastructureCause(NamedTuple):
-    """The table's row that an exception matches, and a message."""
+    """The table row that an exception matches, and a message."""
 
     row: Sign
     text: str
 
 
 def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
-    """Return why an exception is the infrastructure's; None if it is the user's."""
+    """Return why an exception is the infrastructure's fault; None if the user's code is at fault."""
     seen = 0
     while seen < _MOST_LINKS:
         if isinstance(error, BaseExceptionGroup):
@@ -212,7 +212,7 @@ def _text(error: BaseException) -> str:
 
 
 def _is_compiled(error: BaseException) -> bool:
-    """True if compiled code made the exception, or Python code in the package of its type."""
+    """True if compiled code raised the exception, or Python code in the package of the exception's type."""
     trace = error.__traceback__
     if trace is None:
         return False
@@ -223,15 +223,15 @@ def _is_compiled(error: BaseException) -> bool:
         return True
     package = type(error).__module__.partition(".")[0]
     where = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    if isinstance(error, OSError) and where in _PASS_ON:
+    if isinstance(error, OSError) and where in _FORWARDING_MODULES:
         return True
     return package == where != "__main__" and package in _PACKAGES
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})
-"""Packages whose own Python code raises the errors in the table."""
-_PASS_ON = frozenset({"shutil"})
-"""Modules that catch OSError, add file names, and raise it again."""
+"""Packages whose Python code raises the errors in the table."""
+_FORWARDING_MODULES = frozenset({"shutil"})
+"""Modules that catch OSError, add file names, and raise OSError again."""
 
 
 # ---- proofs
@@ -242,12 +242,12 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
-    asked = _ASKED_FOR.search(_text(error))
+    asked = _REQUEST_PATTERN.search(_text(error))
     size = float(asked[1]) * _UNITS[asked[2]] if asked is not None else 0.0
     try:
-        if not torch.cuda.is_initialized():  # the device lacked memory for CUDA's context
+        if not torch.cuda.is_initialized():  # no memory was left for CUDA's context
             return True
-        named = _ON_DEVICE.search(_text(error))
+        named = _DEVICE_PATTERN.search(_text(error))
         for index in (int(named[1]),) if named is not None else range(torch.cuda.device_count()):
             held = torch.cuda.memory_reserved(index)
             lacks_room = torch.cuda.mem_get_info(index)[0] < size
@@ -274,12 +274,12 @@ def _fails(device: str, command: tuple[str, ...]) -> bool:
         return True
     except OSError:
         return False
-    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may have taken the memory
+    lacks_memory = b"out of memory" in done.stdout.lower()  # possibly used by this library: not a fault
     return not lacks_memory and done.returncode not in _NO_FAULT
 
 
 _NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes and signals of a probe that show no fault. Any other means that the device fails."""
+"""Exit codes and signals of a probe that show no fault. All others mean that the device fails."""
 
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
@@ -295,21 +295,21 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
 
 # ---- failures of bash apps
 
-BASH_FAILURE = "BashExitFailure"  # Parsl's exception for an exit status other than 0
+BASH_FAILURE = "BashExitFailure"  # Parsl's exception for a nonzero exit status
 _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000
-_RUNS_IT = "remote_side_bash_executor"
-_HEAD_ENDS = "--> end executable <--"  # in the file for standard error, Parsl writes the command up to this line
+_BASH_EXECUTOR = "remote_side_bash_executor"
+_HEAD_ENDS = "--> end executable <--"  # in the file for standard error, Parsl writes the command before this line
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of Parsl's exception for a failed command; return both as a short text.
+    """Set `command` and `last_lines` of Parsl's exception for a failed command, and return both as a short text.
 
-    Empty for any other exception. The call's output begins at byte `log_from` of the library's log.
+    Return an empty text for other exceptions. The output of the call begins at byte `log_from` of the library's log.
     """
     trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
-    while trace is not None and trace.tb_frame.f_code.co_name != _RUNS_IT:
+    while trace is not None and trace.tb_frame.f_code.co_name != _BASH_EXECUTOR:
         trace = trace.tb_next
     if trace is None:
         return ""
@@ -341,22 +341,22 @@ def _tail(path: str, *, start: int = 0) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-# ---- exceptions in short
+# ---- short texts of exceptions
 
 _SHORT_MOST = 400
 _FRAMES = 4
-_INSTALLED_REAL = tuple(
+_INSTALLED_REAL_FOLDERS = tuple(
     {os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in ("purelib", "platlib", "stdlib")}
 )
 _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 
 def in_short(error: BaseException) -> str:
-    """Return the exception in one line, and a line for each of the last frames in user code."""
+    """Return the exception in one line, with a line for each of the last frames in user code."""
 
     def is_own(frame: FrameType) -> bool:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-        installed = os.path.realpath(file).startswith(_INSTALLED_REAL) or file.startswith("<frozen")
+        installed = os.path.realpath(file).startswith(_INSTALLED_REAL_FOLDERS) or file.startswith("<frozen")
         return not installed and not module.startswith(_OURS)
 
     try:
@@ -365,5 +365,5 @@ def in_short(error: BaseException) -> str:
         own = [(frame, line) for frame, line in frames if is_own(frame)][-_FRAMES:] or frames[-1:]
         places = [f"at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in own]
         return "\n".join([" ".join(said)[:_SHORT_MOST], *places])
-    except Exception:  # a user's class may fail when it is shown
+    except Exception:  # a user's exception class may raise in `__str__`
         return type(error).__name__

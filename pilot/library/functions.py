@@ -1,7 +1,7 @@
-"""The functions of a library: a cache by key, unpickling, and which calls may run at the same time.
+"""The functions of a library: a cache by key, unpickling, and the choice of calls that may run at the same time.
 
-A missing package, or a disk that refuses a write, raises `TransferError`. Other exceptions from unpickling are the
-user's. Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
+A missing package, or a disk that refuses a write, raises `TransferError`. Other exceptions during unpickling count as
+the user's. Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _ROOM_BYTES = 128_000_000
 
 
 class Function:
-    """One function, unpickled by the thread that runs its first call."""
+    """One function. The thread of its first call unpickles the function."""
 
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
         self.size_bytes = len(blob.blob)
-        self.mean_s = 0.0  # mean seconds of its calls, weighted to recent calls; 0 = unknown
+        self.mean_s = 0.0  # mean run time of its calls in seconds, weighted to recent calls; 0 = unknown
         self._blob = blob.blob
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
         self._versions: Mapping[str, str] | None = None
-        self._replaced = 0  # number of module replacements when the function was unpickled
+        self._replaced = 0  # number of module replacements before the unpickling
 
     def versions(self) -> Mapping[str, str]:
         if self._versions is None:
@@ -57,20 +57,20 @@ class Function:
         return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
-        """Return the function, and whether it takes the context as its first argument."""
+        """Return the function, and True if its first argument is the context."""
         self._modules.enter()
         opened = self._opened
         if opened is None or self._replaced != count_replaced():
-            with self._lock:  # several slots may run its first calls
+            with self._lock:  # several slots may run first calls
                 opened = self._opened
-                if opened is None or self._replaced != count_replaced():  # its globals may refer to a replaced module
+                if opened is None or self._replaced != count_replaced():  # globals may refer to a replaced module
                     (function, takes_context, *_), self._modules = loads_code(self._blob)
                     self._opened = opened = (function, takes_context)
                     self._replaced = count_replaced()
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """Unpickle a call's arguments. Modules that they carry precede the function's."""
+        """Unpickle the arguments of a call. Modules in the arguments precede the function's modules."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
@@ -80,7 +80,7 @@ class Function:
 
 
 class RunnableCall(msgspec.Struct, frozen=True):
-    """A call, its function, and the `Run` that it shares with the calls of its frame."""
+    """A call, its function, and the `Run` message, which the calls of a frame share."""
 
     spec: CallSpec
     run: Run
@@ -88,7 +88,7 @@ class RunnableCall(msgspec.Struct, frozen=True):
 
 
 class Functions:
-    """A cache of at most `room` functions of at most `room_bytes` in total; it keeps at least one."""
+    """A cache of at most `room` functions and `room_bytes` bytes. The cache keeps at least one function."""
 
     def __init__(self, *, room: int = _ROOM, room_bytes: int = _ROOM_BYTES) -> None:
         self._room = room
@@ -97,7 +97,7 @@ class Functions:
         self._here: OrderedDict[str, Function] = OrderedDict()
 
     def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
-        """Return a function from the cache or from `blob`; None if neither has it."""
+        """Return a function from the cache or from `blob`; None if the cache and `blob` lack the function."""
         found = self._here.get(key)
         if found is None:
             if blob is None:
@@ -142,7 +142,7 @@ class Packer:
     def log(self) -> str:
         return self._settings.log
 
-    # ---- what a call brings
+    # ---- functions and arguments
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
         try:
@@ -178,13 +178,13 @@ class Packer:
             raise TransferError(self.failure(text)) from error
         if isinstance(error, SerializationError):
             raise TransferError(self.failure(f"{what} could not be unpickled on {pilot}: {error}")) from error
-        with contextlib.suppress(Exception):  # a user's class may refuse notes
+        with contextlib.suppress(Exception):  # a user's class may reject notes
             error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 
-    # ---- what it gives back
+    # ---- results and exceptions
 
     def parts(self, value: Any, *, what: str) -> list[Any]:
-        """Pickle a result or a part of one (`what`). Raises TransferError."""
+        """Pickle a result or a piece (`what`). Raises TransferError."""
         try:
             if type(value) in _SMALL:
                 return [payloads.dumps(value, what=what)]
@@ -196,7 +196,6 @@ class Packer:
             raise TransferError(self.failure(text)) from error
 
     def pack(self, call: int, result: Any) -> Payload:
-        """Return the payload of a result. Raises TransferError."""
         parts = self.parts(result, what="result")
         if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
             return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
@@ -205,8 +204,8 @@ class Packer:
         return self._store(call, parts)
 
     def pack_error(self, call: int, error: BaseException) -> Payload:
-        """Return the payload of an exception, and drop the exception's frames."""
-        if error.__traceback__ is not None:  # begin at the user's own frame
+        """Return the payload of an exception, and drop the frames of the exception."""
+        if error.__traceback__ is not None:  # begin at the first frame of the user
             error.__traceback__ = error.__traceback__.tb_next
         data = payloads.dump_exception(error)
         error.__traceback__ = None  # frames keep the arguments alive
@@ -242,7 +241,7 @@ def _map(path: str) -> memoryview:
 
 
 def clean(text: str) -> str:
-    """Make a user's text valid UTF-8, and shorten its middle."""
+    """Convert a user's text to valid UTF-8, and cut the middle of a long text."""
     if len(text) > _TEXT_MOST:
         text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
     return text.encode("utf-8", "replace").decode()
@@ -250,23 +249,23 @@ def clean(text: str) -> str:
 
 # ---- calls that may run at the same time
 
-_Versions = Mapping[str, str]  # versions of the modules that a call needs, by name
-_FOLDER = "/"  # the key for the call's folder, which no module can have as its name
+_Versions = Mapping[str, str]  # module versions that a call needs, by module name
+_FOLDER = "/"  # the key for the call's folder: no module has this name
 
 
 class SideBySide:
-    """Chooses calls that may run together. The caller holds a lock around each use."""
+    """Chooses calls that may run together. The caller must lock each use."""
 
     def __init__(self) -> None:
-        self._of_context = versions_of_context()
+        self._context_versions = versions_of_context()
         self._running: dict[int, _Versions] = {}
-        self._of_next: tuple[RunnableCall, _Versions] | None = None
-        self._keeps_one_waiting = False
+        self._next_versions: tuple[RunnableCall, _Versions] | None = None
+        self._has_waiting_call = False
         self._is_one_folder = False
         self._seen: dict[ProgramFolder, bool] = {}
 
     def share_a_folder(self) -> None:
-        """Record that all slots have one working folder and one umask."""
+        """Record that all slots share one working folder and one umask."""
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
@@ -279,24 +278,24 @@ class SideBySide:
                 if other is not versions
                 for name, version in versions.items()
             ):
-                self._keeps_one_waiting = True
+                self._has_waiting_call = True
                 return None
             if queue.begin(entry):
                 self._running[slot] = versions
-                self._of_next = None
+                self._next_versions = None
                 return entry[1]
         return None
 
     def end(self, slot: int) -> bool:
-        """Record the end of a slot's call. True if another call may have waited for it."""
+        """Record the end of a slot's call. True if another call may have waited."""
         self._running.pop(slot, None)
-        waits, self._keeps_one_waiting = self._keeps_one_waiting, False
+        waits, self._has_waiting_call = self._has_waiting_call, False
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:
-        if self._of_next is not None and self._of_next[0] is work:
-            return self._of_next[1]
-        versions = self._of_function(work.function)
+        if self._next_versions is not None and self._next_versions[0] is work:
+            return self._next_versions[1]
+        versions = self._versions_of(work.function)
         payload = work.spec.payload
         if isinstance(payload, ObjectRef):
             brought = versions_carried(work.run.objects.get(payload.name) or payload.source)
@@ -310,11 +309,11 @@ class SideBySide:
                 self._seen[home] = is_seen_here(home)
             is_named = folder or (home is not None and self._seen[home])
             versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
-        self._of_next = work, versions
+        self._next_versions = work, versions
         return versions
 
-    def _of_function(self, function: Function) -> _Versions:
+    def _versions_of(self, function: Function) -> _Versions:
         own = function.versions()
-        if not self._of_context or not own:
-            return own or self._of_context
-        return {**self._of_context, **own}
+        if not self._context_versions or not own:
+            return own or self._context_versions
+        return {**self._context_versions, **own}

@@ -1,13 +1,14 @@
-"""The turns of libraries on shared devices: a library asks before each iteration, and passes the devices on after it.
+"""The turns of libraries on shared devices: a library requests a turn before each iteration, and releases the devices
+afterwards.
 
-`stoker.pilot.core.turns` decides the order. The libraries of a pilot ask on a board: shared memory with one row per
+`stoker.pilot.core.turns` defines the order. The libraries of a pilot share a board: shared memory with one row per
 engine. A library that ends an iteration writes the next turn on the board, and wakes the next library with a datagram.
 
-The board's lock protects only the order of work: if its holder is stopped, others continue after 50 ms, and at worst
-two libraries compute at once for one step. A library loses its turn if its process died, was stopped, or takes much
-longer than announced.
+The board's lock protects only the order of work. If the owner of the lock is stopped, other libraries continue
+after 50 ms; at worst, two libraries compute simultaneously for one step. A library loses its turn if its process died,
+was stopped, or takes much longer than announced.
 
-Next to each row is the engine's work (`packed_work`), written without a lock and read by the agent.
+Next to each row is the engine's work (`packed_work`), which the engine writes and the agent reads without a lock.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """One process's view of the board. Raises OSError."""
+    """One process's view of the board. Methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Always allocate: a write into a hole of the file kills the process when the disk is full.
+            # Always allocate: if the disk is full, a write into a hole of the mapped file kills the process.
             os.posix_fallocate(self._file, 0, _SIZE)
             self._memory = mmap.mmap(self._file, _SIZE)
         except BaseException:
@@ -85,7 +86,7 @@ class TurnBoard:
             raise
         self.lock = BoardLock(self._file)
         self._taken, self._taken_at = list[int](), -1
-        """The occupied rows at the last reading of the board, and the count of changes at that time."""
+        """The occupied rows at the last reading of the board, and the value of `changes` at that time."""
 
     @property
     def changes(self) -> int:
@@ -94,7 +95,7 @@ class TurnBoard:
         return found
 
     def snapshot(self) -> bytes:
-        # Read the count first: with a newer count and older rows, a new library would stay unseen.
+        # Read the count first: with a newer count and older rows, a new library would stay invisible.
         changes = self._memory[: _HEADER.size]
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
@@ -139,21 +140,20 @@ class TurnBoard:
         return here is not None and here.is_of(row)
 
     def clear(self, row: TurnRow) -> None:
-        """Free a row; the caller holds the lock."""
+        """Free a row. The caller must hold the lock."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
 
     def close(self) -> None:
-        """Unmap the board; the file stays."""
         self._memory.close()
         os.close(self._file)
 
 
 def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows in a board file's bytes, each with its packed work.
+    """Return the rows in the bytes of a board file, each with its packed work.
 
-    The agent must not map the file: a process dies if its mapped file is truncated.
+    The agent must not map the file, because a process dies if its mapped file is truncated.
     """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
@@ -203,38 +203,38 @@ def _place(number: int) -> int:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.025  # seconds between two checks of the board while waiting
+_LOOK_S = 0.025  # seconds between two checks of the board during a wait
 _SWEEP_S = 1.0  # seconds between two searches for ended libraries on shared devices
-_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a turn is lost after twice its expected seconds plus 0.03 s
-_OVERDUE_UNKNOWN_S = 10.0  # the same without announced seconds; a first step that compiles for longer shares its device
-_LONGEST_WAIT_S = 60.0  # seconds, then a library computes without a turn: a wrong board makes calls slow, not wrong
+_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a turn is lost after twice its announced seconds plus 0.03 s
+_OVERDUE_UNKNOWN_S = 10.0  # a turn without announced seconds is lost after 10 s, for example during a compilation
+_LONGEST_WAIT_S = 60.0  # seconds after which a library computes without a turn, because the board may be wrong
 _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 
 class LibraryTurns:
-    """The turns of one engine, used by one thread. Raises OSError if the board cannot be used."""
+    """The turns of one engine, for one thread. Raises OSError if the board cannot be used."""
 
     def __init__(self, board: Path, library: LibraryId, devices: Sequence[DeviceId]) -> None:
         self._board = TurnBoard(board)
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
-        self._waker: socket.socket | None = None  # receives wake-ups from other engines while this engine has a row
+        self._waker: socket.socket | None = None  # receives wake-ups from other engines
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
 
     @property
     def shared(self) -> bool:
-        """True if another engine on the board uses one of its devices."""
+        """True if another engine on the board shares a device with this engine."""
         return self._present_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and hold it. A held turn is first passed on if another library is more urgent.
+        """Wait for a turn, and hold the turn. If another library is more urgent, its turn comes first.
 
-        `due_at`: when the most urgent token is due, on `time.monotonic`; `step_s`: expected seconds of the iteration, 0
-        = unknown; `work`: returns the work to publish, after the next library is woken.
+        `due_at`: due time of the most urgent token, on `time.monotonic`; `step_s`: expected seconds of the iteration, 0
+        = unknown; `work`: a function that returns the work to publish, called after the next library is woken.
         """
         row = self._present_row()
         if row is None:
@@ -246,7 +246,7 @@ class LibraryTurns:
             self._board.write_work(row.number, packed(self._library, work()))
         while not has_turn and not self._holds():
             if time.monotonic() > now + _LONGEST_WAIT_S:
-                log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
+                log.warning("no turn came within %.0f s; this library computes without a turn", _LONGEST_WAIT_S)
                 return
             assert self._waker is not None
             try:
@@ -255,7 +255,7 @@ class LibraryTurns:
                 self._take_lost_turns(row)
 
     def end(self) -> None:
-        """Pass the turn on: the library has no further iteration now."""
+        """Release the turn, because the library has no further iteration now."""
         row = self._present_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
@@ -269,13 +269,12 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work, with which the agent judges offers."""
+        """Publish the engine's work, with which the agent evaluates offers."""
         row = self._present_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
 
     def close(self) -> None:
-        """Leave the board for good."""
         try:
             self.leave()
         finally:
@@ -283,13 +282,14 @@ class LibraryTurns:
             self._board.close()
 
     def leave(self) -> None:
-        """Leave the board until the next turn; pass the devices on to the next library."""
+        """Leave the board until the next turn, and release the devices."""
         row, self._row, self._joined = self._row, None, False
         try:
             if row is not None:
                 with self._board.lock:
                     if self._board.has(row):
-                        # Unlink before the row is free: the next engine in it has a socket of the same name.
+                        # Unlink before the row is free, because the next engine in this row uses a socket of the same
+                        # name.
                         Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
                         self._board.clear(row)
                     next_ones = self._hand_on(time.monotonic())
@@ -325,9 +325,9 @@ class LibraryTurns:
             self._waker = None
         try:
             waker = self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            # A blocking socket with the kernel's own time limit: a wait is one system call.
+            # The time limit of a blocking socket makes a wait one system call.
             waker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.pack(0, int(_LOOK_S * 1e6)))
-            Path(path).unlink(missing_ok=True)  # left by an earlier library in this row
+            Path(path).unlink(missing_ok=True)  # from an earlier library in this row
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
@@ -337,13 +337,13 @@ class LibraryTurns:
         return self._row
 
     def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
-        """Hold a turn if the devices are not shared, or if this library keeps its turn. Otherwise ask for one."""
+        """Hold a turn if no device is shared, or if this library keeps its turn. Otherwise request one."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
             if self._board.changes == self._seen or self._present_row() is not row or not self._shared:
                 return True
-            # A library has joined meanwhile, and may have taken a turn before it saw this row.
+            # A library has joined in the meantime, and may have taken a turn before it saw this row.
         if self._hands_on(row, now):
             return False
         row.state, row.held_at = TurnState.HOLDS, now
@@ -380,7 +380,7 @@ class LibraryTurns:
     def _holds(self) -> bool:
         assert self._row is not None
         row = self._board.row(self._row.number)
-        if row is None or not row.is_of(self._row):  # another library declared this process dead
+        if row is None or not row.is_of(self._row):  # another library concluded that this process is dead
             self._join()
             return True
         self._row.state, self._row.held_at = row.state, row.held_at
@@ -426,7 +426,7 @@ def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
     waiting, busy = list[TurnRequest](), set[DeviceId]()
     for row in rows if asks is None else (*rows, asks):
         if row is asks or row.state is TurnState.WAITS:
-            # The row's number identifies the engine; its library may have several.
+            # The row number identifies the engine, because a library may have several engines.
             waiting.append(TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since))
         elif row.state is TurnState.HOLDS:
             busy.update(row.devices)
@@ -448,7 +448,7 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 def _is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except PermissionError:  # the process belongs to another user
+    except PermissionError:  # the process of another user
         return False
     except (OSError, OverflowError):
         return True

@@ -1,4 +1,4 @@
-"""The life of a library's process, from its settings to its exit."""
+"""The main function of a library's process, from settings to exit."""
 
 from __future__ import annotations
 
@@ -48,20 +48,18 @@ from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.protocol.to_library import Load
 
 _TAIL_LINES = 20
-_YOUNG_S = 2.0
-_LOADS = 10
-"""A library exits for a function that needs another version of a loaded module only when it is older than 10 times its
-load time.
+_LEAST_AGE_S = 2.0
+_AGE_PER_LOAD = 10
+"""A library older than 10 times its load time exits for a function with another version of a loaded module.
 
-So functions that need different versions in turn cost at most a tenth of the time in loads.
+Alternating versions of a module then cost at most a tenth of the time in loads.
 """
-_LEAST_ROOM_BYTES = 64 << 10  # a scratch disk that refuses 64 KiB is full
+_LEAST_ROOM_BYTES = 64 << 10  # a scratch disk counts as full if it refuses 64 KiB
 
 
 def serve(number: int) -> None:
-    """Run the library on the socket `number` until the agent stops it."""
-    # A batch system sends SIGTERM to every process of a job, but the agent decides what happens to calls. Child
-    # processes of user code keep the default action.
+    # A batch system sends SIGTERM to every process of a job, but the agent decides when calls stop. Child processes of
+    # user code keep the default action.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     process.forget_tracker()
@@ -100,7 +98,7 @@ def serve(number: int) -> None:
         return
     tail.take()
     gc.collect()
-    gc.freeze()  # the context lives as long as the process, so the collector may skip it
+    gc.freeze()  # the collector may skip the context, which lives as long as the process
     if slots > 1:
         route()
     guard = ProcessGuard(temporary=temporary if slots > 1 else None)
@@ -118,11 +116,11 @@ def serve(number: int) -> None:
     )
 
     if slots == 1:
-        old_at = time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
+        old_at = time.monotonic() + max(_LEAST_AGE_S, _AGE_PER_LOAD * loaded[1].load_s)
 
         def make_way() -> None:
-            if time.monotonic() > old_at:  # a fresh process imports the other version
-                what = "a function came with other versions of modules that it has imported"
+            if time.monotonic() > old_at:  # a new process imports the other version
+                what = "a function needs other versions of loaded modules"
                 server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
 
         user_modules.before_replacing = make_way
@@ -148,7 +146,7 @@ def serve(number: int) -> None:
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
 
-    # A child of user code must not keep the library's socket open or write to it.
+    # A child process of user code must not keep the library's socket open or write to it.
     os.register_at_fork(after_in_child=sock.close)
     server.send(loaded[1])
     BatchReports(context, say=server.send).start()
@@ -188,10 +186,10 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
             context = load_context(order.recipe, order.objects)
             slots = slots_of(order.recipe, context, device_memory_bytes=ambient.device_memory_bytes())
             cache = token_cache_of(order.recipe, context)
-            os.close(os.dup(2))  # OSError if the loader has left no descriptor free
+            os.close(os.dup(2))  # raises OSError if the loader has left no free descriptor
         if os.getpid() != pid:
             leave_child(None)
-    except BaseException as error:  # including sys.exit in a loader
+    except BaseException as error:  # a loader may call sys.exit
         if os.getpid() != pid:
             leave_child(error)
         if ground.is_gone:
@@ -227,7 +225,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
 
 
 def _refusal(settings: Settings) -> OSError | None:
-    """Return the error with which the scratch disk refuses a write; None if it accepts writes."""
+    """Return the scratch disk's error for a write; None if the disk accepts writes."""
     place = os.path.join(settings.folder, "room")
     try:
         with open(place, "wb") as file:

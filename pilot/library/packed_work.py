@@ -1,4 +1,4 @@
-"""An engine's work as bytes. The agent may read while the library writes: a checksum detects half-written values."""
+"""The work of an engine as bytes. A checksum detects half-written values, because agent and library use no lock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from itertools import chain
 from stoker.contexts.inference.engine_work import EngineWork
 from stoker.protocol.ids import LibraryId
 
-MOST_PROMPTS = 32  # number of most urgent prompts listed; the last entry merges all others
-MOST_ANSWERS = 32  # an engine that writes more answers lists none
-_SUM = struct.Struct("<I")
+MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
+MOST_ANSWERS = 32  # an engine with more answers lists no answers
+_CHECKSUM = struct.Struct("<I")
 _HEAD = struct.Struct("<QIIIddddQQ")
 _PROMPT = struct.Struct("<IddI")
 _ANSWER = struct.Struct("<ddq")
-WORK_BYTES = _SUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size + MOST_ANSWERS * _ANSWER.size
+WORK_BYTES = _CHECKSUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size + MOST_ANSWERS * _ANSWER.size
 _MOST_TOKENS = 2**32 - 1
 
 
@@ -43,19 +43,19 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
     if answers:
         parts.append(_answers(len(answers)).pack(*chain.from_iterable(answers)))
     data = b"".join(parts)
-    return _SUM.pack(zlib.crc32(data)) + data
+    return _CHECKSUM.pack(zlib.crc32(data)) + data
 
 
 def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
-    """Decode a library and its engine's work; None if damaged."""
+    """Decode a library id and the work of its engine; None if damaged."""
     library, rows, unread, writing, length, due_at, tpot_s, late_at, accepted_requests, peak = _HEAD.unpack_from(
-        data, _SUM.size
+        data, _CHECKSUM.size
     )
-    begin = _SUM.size + _HEAD.size
+    begin = _CHECKSUM.size + _HEAD.size
     middle = begin + unread * _PROMPT.size
     end = middle + writing * _ANSWER.size
     is_too_long = unread > MOST_PROMPTS or writing > MOST_ANSWERS
-    if is_too_long or zlib.crc32(data[_SUM.size : end]) != _SUM.unpack_from(data)[0]:
+    if is_too_long or zlib.crc32(data[_CHECKSUM.size : end]) != _CHECKSUM.unpack_from(data)[0]:
         return None
     prompts = list(_PROMPT.iter_unpack(data[begin:middle]))
     answers = list(_ANSWER.iter_unpack(data[middle:end]))

@@ -1,10 +1,10 @@
-"""A running call's yielded pieces, and the address where its gang meets.
+"""The pieces that running calls yield, and the rendezvous addresses of gangs.
 
-A call whose client lacks one window of pieces (`WINDOW_PIECES`) waits in its slot. After its function has ended, the
-slot waits until the client has all pieces. Pieces of several calls share frames: they are gathered for a time that
-grows with the number of calls, except a call's first pieces.
+A call waits in its slot while its client lacks one window of pieces (`WINDOW_PIECES`). At the end of the function, the
+slot waits until the client has all pieces. Pieces of several calls share frames: the library gathers pieces for a time
+that grows with the number of calls, but sends the first pieces of a call immediately.
 
-Rank 0 of a gang listens. Other ranks receive its address, perhaps before their call.
+Rank 0 of a gang listens. The address may reach the other ranks before their calls do.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from stoker.units import show_seconds
 # ---- meetings
 
 
-_KEPT = 64  # number of addresses kept for calls that have not asked yet
+_KEPT = 64  # maximum number of addresses without a request
 
 
 class GangMeetings:
-    """The gangs of one library. `say` sends a message to the agent; `key` is a secret."""
+    """The gangs of one library. `say` sends a message to the agent; `key`: secret of the session's gangs."""
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
-        self._say = say
+        self._send_message = say
         self._key = key
         self._addresses: dict[int, str] = {}
         self._changed = threading.Condition()
 
     def told(self, call: int, address: str) -> None:
-        """Record where rank 0 of a call's gang listens; empty: this rank is cancelled."""
+        """Record the address of rank 0 of a call's gang. An empty address means that this rank is cancelled."""
         with self._changed:
             self._addresses[call] = address
             while len(self._addresses) > _KEPT:
@@ -58,7 +58,7 @@ class GangMeetings:
                 self._addresses.pop(call, None)
 
     def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
-        """Wait for the gang's address; return the rank's `Gang`. Raises GangBroken."""
+        """Wait for the address of the gang, and return the `Gang` of this rank. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
@@ -86,7 +86,7 @@ class GangMeetings:
                 f"rank 0 of {place.size} cannot listen on {self._host}: {error}", rank=0, size=place.size
             ) from error
         port = listener.getsockname()[1]
-        self._say(Listens(call=call, port=port))
+        self._send_message(Listens(call=call, port=port))
         shown = f"[{self._host}]" if ":" in self._host else self._host
         return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
 
@@ -102,7 +102,7 @@ def yields(result: Any) -> bool:
 
 
 def can_be_drained(result: Any) -> bool:
-    """True for an iterator."""
+    """True for an iterator or an asynchronous iterator."""
     return hasattr(result, "__next__") or hasattr(result, "__anext__")
 
 
@@ -140,7 +140,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    import asyncio  # imported here to save 50 ms in other libraries
+    import asyncio  # saves 50 ms in libraries without coroutines
 
     async def run() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -152,7 +152,7 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
                 task.cancel()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(cancel)
 
         stop.wakes(wake)
@@ -170,8 +170,8 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
 
 # ---- gathering
 
-GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # seconds between frames: for each yielding call, and at most
-GATHER_BYTES = 250_000  # pieces are sent at once when they reach 250 kB
+GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # seconds between frames: per yielding call, and maximum
+GATHER_BYTES = 250_000  # bytes of gathered pieces after which a frame is sent
 _now = time.monotonic
 
 
@@ -181,10 +181,10 @@ class PieceBatcher:
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
         self.calls = 0  # number of yielding calls
         self._send = send
-        self._waiting: dict[int, Yielded] = {}  # by the number of their run
+        self._waiting: dict[int, Yielded] = {}  # by the number of the run
         self._bytes = 0
-        self._due = 0.0  # pieces that come earlier wait until then
-        self._came = threading.Condition()  # held during a send, so that later pieces cannot overtake
+        self._due = 0.0  # earlier pieces wait until this time
+        self._came = threading.Condition()  # held during a send, so that pieces stay in order
         self._sender: threading.Thread | None = None
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
@@ -193,7 +193,7 @@ class PieceBatcher:
             self._send_soon(at_once=at_once or pieces.waits)
 
     def add_of(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
-        """Add pieces of runs that another thread may end meanwhile."""
+        """Add pieces of runs that another thread may end at the same time."""
         with self._came:
             for run, each in pieces:
                 if not run.is_over:
@@ -236,14 +236,14 @@ class PieceBatcher:
                 wait_s = self._due - _now()
             time.sleep(max(0.0, wait_s))
             with self._came:
-                if self._waiting and _now() >= self._due:  # else another thread has sent them
+                if self._waiting and _now() >= self._due:  # otherwise another thread has sent them
                     self._send_all()
 
 
 # ---- the window of pieces
 
 TURN_S = 0.1  # seconds between two checks whether a waiting call must end
-FIRST_PIECES = 3  # the first 3 pieces of a call are sent at once: its client has nothing to show yet
+FIRST_PIECES = 3  # the first 3 pieces of a call are sent immediately, because the client has no output yet
 _RUN_BITS = 32
 
 
@@ -252,10 +252,10 @@ class PieceSender:
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
-        self._gathering = PieceBatcher(send)
+        self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._relayed: list[tuple[YieldingRun, Yielded]] = []
-        """Texts that the engine's thread has added; no other thread uses them."""
+        """Texts that the engine's thread has added. Only that thread uses this list."""
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
 
@@ -263,15 +263,15 @@ class PieceSender:
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
-            self._gathering.calls = len(self._runs)
+            self._batcher.calls = len(self._runs)
         return run
 
     def over(self, run: YieldingRun) -> None:
         with self.changed:
             run.is_over = True
             self._runs.pop(run.call, None)
-            self._gathering.calls = len(self._runs)
-        self._gathering.drop(run.number)
+            self._batcher.calls = len(self._runs)
+        self._batcher.drop(run.number)
 
     def taken(self, message: Taken) -> None:
         with self.changed:
@@ -293,14 +293,14 @@ class PieceSender:
             self.changed.wait_for(is_over, TURN_S)
 
     def say(self, pieces: Yielded) -> None:
-        self._gathering.add(pieces, at_once=pieces.first < FIRST_PIECES)
+        self._batcher.add(pieces, at_once=pieces.first < FIRST_PIECES)
 
     def relay(self, run: YieldingRun, pieces: Yielded) -> None:
         self._relayed.append((run, pieces))
 
     def send_relayed(self) -> None:
         relayed, self._relayed = self._relayed, []
-        self._gathering.add_of(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
+        self._batcher.add_of(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
 
 
 class YieldingRun:
@@ -316,7 +316,7 @@ class YieldingRun:
         self.call = call
         self.number = number
         self.count = 0  # number of yielded pieces
-        self.waited_s = 0.0  # seconds waited for the client
+        self.waited_s = 0.0  # seconds of waiting for the client
         self.is_over = False
         self._lane = lane
         self._is_to_end = is_to_end
@@ -325,7 +325,7 @@ class YieldingRun:
         self._bytes = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece once the window has space. False if the client does not want it any more."""
+        """Send a piece once the window has space. False if the client no longer reads pieces."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:
@@ -333,10 +333,10 @@ class YieldingRun:
         self._lane.say(Yielded(self.call, self.number, number, [piece]))
         return True
 
-    # ---- a sink of texts, for the engine's thread
+    # ---- texts from the engine's thread
 
     def add(self, text: str) -> bool:
-        """Take a text as the next piece. False if the window has no space."""
+        """Accept a text as the next piece. False if the window has no space."""
         piece = payloads.dumps(text, what="piece")
         with self._lane.changed:
             if not self._has_room(len(piece)):
@@ -346,7 +346,6 @@ class YieldingRun:
         return True
 
     def send(self) -> None:
-        """Send the texts of all runs."""
         self._lane.send_relayed()
 
     # ---- the window
@@ -358,7 +357,7 @@ class YieldingRun:
         return self.count - 1
 
     def wait_taken(self) -> bool:
-        """Wait until the client has every piece. False if it does not want them any more."""
+        """Wait until the client has every piece. False if the client no longer reads pieces."""
         return self._wait(lambda: not self._sizes)
 
     def take(self, upto: int) -> None:

@@ -1,11 +1,12 @@
-"""The state of a library's process that calls may change: folders, umask, environment, descriptors.
+"""The process state that calls may change: folders, umask, environment, file descriptors.
 
-A call runs in its program's folder with the program's umask, if this process sees that folder. Otherwise it runs in an
-empty folder of its slot; files left there are reported, then removed. `TMPDIR` is private in both cases.
+A call runs in the folder of its program with the program's umask, if this process sees the folder. Otherwise the call
+runs in an empty folder of its slot; files left in this folder are reported and removed. `TMPDIR` is private in both
+cases.
 
-After each call, the environment variables and descriptors 0 to 2 are restored. Other damage ends the library, and its
-unstarted calls run elsewhere. The library checks for damage before a call that may take long, after a failed call, and
-every 20 ms between short calls. Threads, children, `sys.path` and random states are no damage.
+After each call, the library restores the environment variables and the descriptors 0 to 2. After other damage, the
+library exits and its unstarted calls run elsewhere. The library checks for damage before a call that may take long,
+after a failed call, and every 20 ms between short calls. Threads, children, `sys.path` and random states may change.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ from stoker.protocol.calls import CallOptions, LeftFiles
 # ---- scratch folders
 
 _LONG_AGO_NS = 1_000_000_000
-_LONGEST = 60  # `multiprocessing` adds 31 characters, and a socket path has at most 107
+_LONGEST = 60  # `multiprocessing` adds 31 characters to this path; a socket path has at most 107
 
 
 class ScratchGuard:
-    """Detects that the pilot's scratch folder was cleared."""
+    """Detects that the pilot's scratch folder was removed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._is = _identity(folder)
+        self._folder_identity = _identity(folder)
         with suppress(OSError):  # an open folder keeps its inode number, so a new folder has another number
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def is_gone(self) -> bool:
-        """True if the folder was removed, even if someone made it again."""
-        return self._is is None or _identity(self._folder) != self._is
+        """True if the folder was removed, even if a new folder has its name."""
+        return self._folder_identity is None or _identity(self._folder) != self._folder_identity
 
 
 def _identity(place: str | int) -> tuple[int, int] | None:
@@ -77,22 +78,22 @@ class ClearedFolder:
         self.clear()
 
     def is_touched(self) -> bool:
-        """True if the folder changed since it was cleared."""
+        """True if the folder has changed since the last `clear`."""
         try:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed the descriptor
             return True
-        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._is
+        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._folder_identity
 
     @property
     def short_path(self) -> str:
-        """A path short enough for Unix sockets."""
+        """A path that is short enough for Unix sockets."""
         if len(os.fsencode(self.path)) <= _LONGEST:
             return self.path
         return f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
-        """Return the names that `clear` removes; none if the folder cannot be read."""
+        """Return the names that `clear` removes; empty if the folder cannot be read."""
         try:
             return sorted(set(os.listdir(self.path)) - self._kept)
         except OSError:
@@ -103,7 +104,7 @@ class ClearedFolder:
         self._remember_state()
 
     def clear(self) -> None:
-        """Empty the folder; make it again if a call removed it."""
+        """Empty the folder. Create the folder again if a call removed it."""
         was = os.fstat(self._open)
         if not os.path.exists(self.path):
             os.mkdir(self.path, mode=0o700)
@@ -125,12 +126,12 @@ class ClearedFolder:
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.fstat(self._open)
-        self._is = facts[1:4]  # inode, device, links: a slice is faster than three attributes
+        self._folder_identity = facts[1:4]  # inode, device, links: a slice is faster than three attributes
         self._changed_ns = facts.st_mtime_ns
 
 
 def clear_temporary(folder: ClearedFolder) -> None:
-    """Empty a temporary folder, and reset the one of `multiprocessing`. Raises OSError."""
+    """Empty a temporary folder, and reset the temporary folder of `multiprocessing`. Raises OSError."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
     if made is not None and not os.path.isdir(made):
@@ -146,13 +147,13 @@ _MOST_LINKS = 20
 
 
 def unshare_working_folder() -> bool:
-    """Give this thread its own working folder and umask. False if the kernel refuses."""
+    """Give this thread a separate working folder and umask. False if the kernel refuses."""
     code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
     return code == 0
 
 
 def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
-    """Return local paths of a context's files, by relative paths in the recipe's `files`."""
+    """Return the local paths of a context's files, by relative path in the recipe's `files`."""
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
 
@@ -167,7 +168,7 @@ class Workplace:
         self._umask = umask_now()
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
-        self._is_in_own = False
+        self._is_in_slot_folder = False
 
     def enter(self, options: CallOptions) -> None:
         home = options.home
@@ -175,24 +176,24 @@ class Workplace:
             self.enter_home(home)
             return
         os.umask(self._umask if home is None else home.umask)
-        self._home, self._is_in_own = None, False
+        self._home, self._is_in_slot_folder = None, False
         os.makedirs(options.folder, exist_ok=True)
         os.chdir(options.folder)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
-        """Enter the program's folder if this process sees it, else the slot's. Raises OSError."""
+        """Enter the program's folder if this process sees the folder, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
-        is_known = home is self._home and not self._is_in_own  # the calls of a frame share their options
-        self._home, self._is_in_own = home, False
+        is_known = home is self._home and not self._is_in_slot_folder  # calls of a frame share their options
+        self._home, self._is_in_slot_folder = home, False
         if home is not None and not is_known and home not in self._seen:
             self._seen[home] = is_seen_here(home)
         if home is not None and (is_known or self._seen[home]):
             try:
                 os.chdir(home.path)
                 return
-            except OSError:  # the folder was removed, or closed to this user
+            except OSError:  # the folder was removed, or access is denied
                 self._seen[home] = False
-        self._is_in_own = True
+        self._is_in_slot_folder = True
         if self._own is None:
             self._own = ClearedFolder(self._own_path)
             self._link(self._own)
@@ -208,7 +209,7 @@ class Workplace:
 
     def left(self, function: str) -> LeftFiles | None:
         """Return the files that the call left in the slot's folder, if any."""
-        if not self._is_in_own or self._own is None or not self._own.is_touched():
+        if not self._is_in_slot_folder or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()
         if not names:
@@ -217,8 +218,8 @@ class Workplace:
         return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
     def advice(self, error: BaseException) -> str:
-        """Return advice on a file that is missing because this pilot does not see the program's folder."""
-        if not self._is_in_own or self._home is None:
+        """Return advice if a file is missing because this pilot does not see the program's folder."""
+        if not self._is_in_slot_folder or self._home is None:
             return ""
         link: BaseException | None = error
         for _ in range(_MOST_LINKS):
@@ -235,15 +236,14 @@ class Workplace:
         return ""
 
     def is_clean(self) -> bool:
-        """True if the call left no files in the slot's folders."""
         if self.temporary.is_touched():
             return False
-        return not self._is_in_own or self._own is None or not self._own.is_touched()
+        return not self._is_in_slot_folder or self._own is None or not self._own.is_touched()
 
     def clean(self) -> None:
-        if self._is_in_own and self._own is not None and self._own.is_touched():
+        if self._is_in_slot_folder and self._own is not None and self._own.is_touched():
             self._own.clear()
-            if not os.listdir(self._own.path):  # the folder was made again
+            if not os.listdir(self._own.path):  # `clear` created the folder again
                 self._link(self._own)
         if self.temporary.is_touched():
             clear_temporary(self.temporary)
@@ -255,8 +255,8 @@ def use_temporary(folder: str) -> None:
 
 # ---- damage
 
-EVERY_S = 0.02  # seconds between two checks for damage while calls are short
-_MARGIN = 64  # a process with fewer free descriptors counts as damaged: the next call may need some
+EVERY_S = 0.02  # seconds between two checks for damage during short calls
+_MARGIN = 64  # free descriptors that a healthy process must have
 _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
@@ -273,14 +273,14 @@ class LibraryFault(NamedTuple):
 
 
 class ProcessGuard:
-    """Compares the process with its state after loading. `temporary`: the folder that several slots share."""
+    """Compares the process with its state after the load. `temporary`: a folder that several slots share."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
-        """The environment's own storage: ten times faster to compare than `os.environ`."""
-        self._had = dict(self._variables)
+        """The storage behind `os.environ`, which is ten times faster to compare."""
+        self._initial_variables = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
         self._limits = {which: resource.getrlimit(which) for which in _LIMITS.values()}
@@ -290,20 +290,20 @@ class ProcessGuard:
         lowest = _lowest_free()
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
-        self._had_descriptors = free > 8
-        """False if the loader used up the descriptors: a new library of this context would be no better."""
+        self._has_spare_descriptors = free > 8
+        """False if the loader used up the descriptors. A new library of this context would have the same problem."""
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
-        if self._had_descriptors:
+        if self._has_spare_descriptors:
             self._outputs = {number: (_kept(number), _identity(number)) for number in (0, 1, 2) if _identity(number)}
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
-        self._closed = poll.poll  # returns the closed standard descriptors, in one system call
-        self.unchecked = 0  # calls that began since the last check
+        self._closed = poll.poll  # returns closed standard descriptors with one system call
+        self.unchecked = 0  # number of calls since the last check
         self.checked_at = 0.0  # time of the last check, on `time.perf_counter`
 
     def restore(self) -> None:
-        if self._variables != self._had or os.environ is not self._environ:
+        if self._variables != self._initial_variables or os.environ is not self._environ:
             self._restore_environment()
         if self._closed(0):
             self._restore_outputs()
@@ -316,11 +316,11 @@ class ProcessGuard:
         return self.damage() or self._clear()
 
     def damage(self) -> LibraryFault | None:
-        what = self._ruined()
+        what = self._damage_by_call()
         if what:
             return LibraryFault(infrastructure.RUINED, f"a call in it {what}")
-        if self._had_descriptors and not self._has_room():
-            gc.collect()  # files may be open in reference cycles
+        if self._has_spare_descriptors and not self._has_room():
+            gc.collect()  # reference cycles may keep files open
             if not self._has_room():
                 text = (
                     f"calls in it left files open; it may have {connections.descriptor_limit():,}: close them (`with`)"
@@ -328,7 +328,7 @@ class ProcessGuard:
                 return LibraryFault(infrastructure.NO_DESCRIPTORS, text)
         return None
 
-    def _ruined(self) -> str:
+    def _damage_by_call(self) -> str:
         for name, module in self._modules.items():
             if sys.modules.get(name) is not module:
                 return f"removed or replaced sys.modules[{name!r}]"
@@ -349,9 +349,9 @@ class ProcessGuard:
 
     def _restore_environment(self) -> None:
         here = os.environ = self._environ
-        for name in [name for name in here if os.fsencode(name) not in self._had]:
+        for name in [name for name in here if os.fsencode(name) not in self._initial_variables]:
             del here[name]
-        for key, value in self._had.items():
+        for key, value in self._initial_variables.items():
             if self._variables.get(key) != value:
                 here[os.fsdecode(key)] = os.fsdecode(value)
 
@@ -390,7 +390,7 @@ def _signals() -> tuple[bool, bool, bool]:
 
 
 def _kept(number: int) -> int:
-    """Duplicate a descriptor above the standard descriptors, even if one of these is closed."""
+    """Duplicate a descriptor to a number above 2, even if a standard descriptor is closed."""
     return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
@@ -417,7 +417,7 @@ def register_created_segments_only() -> None:
             register(name, rtype)
 
     def unregister_any(name: Any, rtype: str) -> None:
-        if rtype == "shared_memory":  # a child may have registered the segment; registering it again is harmless
+        if rtype == "shared_memory":  # a child may have registered the segment; a second registration is harmless
             register(name, rtype)
         unregister(name, rtype)
 
@@ -435,7 +435,7 @@ def register_created_segments_only() -> None:
 
 
 def forget_tracker() -> None:
-    """Drop the parent's resource tracker, which ends with the parent."""
+    """Drop the resource tracker of the parent, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)
@@ -446,7 +446,7 @@ def forget_tracker() -> None:
 
 
 def leave_fork() -> None:
-    """End a forked child that returned from the user's function."""
+    """Exit a forked child that returned from the user's function."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -456,7 +456,7 @@ def leave_fork() -> None:
 
 
 def leave_child(error: BaseException | None) -> NoReturn:
-    """End a child that user code forked: only the library reports a call's end."""
+    """Exit a child that user code forked, because only the library reports the end of a call."""
     code = error.code if isinstance(error, SystemExit) else error
     try:
         if error is not None and not isinstance(error, SystemExit):

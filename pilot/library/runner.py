@@ -1,6 +1,6 @@
-"""One slot of a library: runs calls in turn and returns how each ended.
+"""One slot of a library: runs calls one after the other and returns the end of each call.
 
-This is the hot path: an empty call takes a few tens of microseconds.
+This code is performance-critical: an empty call takes some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-"""Types of results whose work has not been done yet."""
-_PARSLS_FAILURE = "RemoteExceptionWrapper"
-"""The class that Parsl's wrapper of a function returns instead of raising; the program cannot remove Parsl's wrappers.
-"""
-NO_CALL = -1  # the call id while no call runs; ids count from 0
+"""Types of results that are not computed yet."""
+_PARSL_FAILURE_TYPE = "RemoteExceptionWrapper"
+"""The class that Parsl's wrapper of a function returns instead of an exception."""
+NO_CALL = -1  # the call id while no call runs; ids start at 0
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
@@ -96,23 +95,23 @@ class Runner:
         self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
-        self._ground = ScratchGuard(os.path.dirname(settings.folder))
+        self._scratch_guard = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
         self.call = NO_CALL  # id of the running call
-        self.taken = NO_CALL  # id of the call that this slot has taken, until the outbox has its end
-        self.begun = 0  # number of calls begun so far, counted by the caller of `run`
-        self.stop = CallStop()  # set by another thread to stop the call
+        self.taken = NO_CALL  # id of the call in this slot, until the outbox has the call's end
+        self.begun = 0  # number of calls begun, counted by the caller of `run`
+        self.stop = CallStop()  # another thread sets this to stop the call
         self.forked = False  # True in a forked child of this process, which must not continue as the library
         self.is_clean = True  # False if the last call left files that `clean` must remove
-        self.ended_at = 0.0  # when the last call ended, on `time.perf_counter`
+        self.ended_at = 0.0  # end time of the last call, on `time.perf_counter`
 
     def take(self, call: int) -> None:
-        """Take the next call of this slot. From now on, the call may be told to stop."""
+        """Take the next call of this slot. From now on, the call can be stopped."""
         self.stop = CallStop()
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
-        """Run a call. Return its end, or its checkpoint if it was evicted."""
+        """Run a call. Return the call's end, or its checkpoint if the call was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._log_from = self._tail.begin()
@@ -134,14 +133,14 @@ class Runner:
                 hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
             )
             started = _now()
-            run = contextvars.copy_context().run  # a call has its own context variables (decimal, numpy, the user's)
+            run = contextvars.copy_context().run  # separate context variables per call (decimal, numpy)
             if self._set_decimal is not None:
                 run(self._set_decimal)
             if takes_context:
                 result = run(function, self._context, *args, **kwargs)
             else:
                 result = run(function, *args, **kwargs)
-            if (kind := type(result)).__name__ == _PARSLS_FAILURE and kind.__module__.startswith("parsl."):
+            if (kind := type(result)).__name__ == _PARSL_FAILURE_TYPE and kind.__module__.startswith("parsl."):
                 raise result.e_value
             if kind in _LAZY or work.run.options.stream:
                 result = self._result_of(run, work, result)
@@ -164,7 +163,7 @@ class Runner:
             self.ended_at = _now()
             self._finish()
             return self._evicted(call, state=evicted.state)
-        except BaseException as error:  # including SystemExit and KeyboardInterrupt: the function ends, not its library
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt, which end only the function
             if os.getpid() != self._pid:
                 leave_child(error)
             self._advise(error)
@@ -197,16 +196,16 @@ class Runner:
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
 
     def clean(self) -> LibraryFault | None:
-        self._marker.idle(self._slot)  # the call's time limit no longer counts
+        self._marker.idle(self._slot)  # the time limit of the call no longer counts
         try:
             self._workplace.clean()
         except Exception as error:
-            code = infrastructure.FOLDER_GONE if self._ground.is_gone else infrastructure.NOT_CLEARED
+            code = infrastructure.FOLDER_GONE if self._scratch_guard.is_gone else infrastructure.NOT_CLEARED
             return LibraryFault(code, f"the files that a call left could not be removed: {error}")
         return None
 
     def _advise(self, error: BaseException) -> None:
-        with suppress(Exception):  # a user's class may refuse notes, or fail when it is read
+        with suppress(Exception):  # a user's exception class may reject notes or raise
             advice = self._workplace.advice(error)
             if advice:
                 error.add_note(advice)
@@ -268,19 +267,19 @@ class Runner:
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
     def _leave_if_damaged(self) -> None:
-        if self._ground.is_gone:
-            os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
+        if self._scratch_guard.is_gone:
+            os._exit(infrastructure.FOLDER_GONE)  # the agent returns all calls of this library to the manager
         if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
             fault = self._guard.damage()
             if fault is not None:
                 self._leave(fault)
 
     def suspect(self, calls: list[int]) -> None:
-        """Record ended calls that may have damaged this process, before it ends."""
+        """Record ended calls that may have damaged this process, before the process exits."""
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Record the running call as not begun, because its library ends for another reason."""
+        """Record the running call as not begun, because its library exits for another reason."""
         self._marker.idle(self._slot)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
@@ -325,10 +324,10 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """Return a function that gives each call its own copy of the loader's decimal context."""
+    """Return a function that gives each call a separate copy of the loader's decimal context."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
-            import decimal  # the loader has imported it
+            import decimal
 
             kept = value.copy()
             return lambda: decimal.setcontext(kept.copy())
@@ -336,7 +335,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """Return a function for the due times of tokens; None without objective."""
+    """Return a function for the due times of tokens; None without an objective."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

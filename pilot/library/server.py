@@ -1,11 +1,11 @@
-"""The library's loop.
+"""The loop of a library.
 
-In a library with one slot, the main thread reads frames, runs calls and sends their ends. The *attendant* thread checks
-every 20 ms: if the last check's call still runs, it sends waiting ends and reads frames. One lock protects the handling
-of frames and the choice of the next call.
+With one slot, the main thread reads frames, runs calls and sends their ends. The *attendant* thread checks every 20 ms
+whether one call has run since the last check. If so, the attendant sends waiting ends and reads frames. One lock
+protects the handling of frames and the choice of the next call.
 
-A call's end is sent before the library waits for work, when it is older than 1 ms, and before a slow function's call.
-With several slots, calls run in threads and the main thread only reads.
+The end of a call is sent before the library waits for work, after 1 ms, and before a call of a slow function. With
+several slots, calls run in threads and the main thread only reads.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
-_PATIENCE_S = 0.001  # seconds that an end may wait for others, and that the socket is not read between short calls
-_SLOW_S = 0.0005  # seconds; ends of a slower function's calls do not share frames
+_PATIENCE_S = 0.001  # maximum seconds between short calls without a send or a read
+_SLOW_S = 0.0005  # ends of calls that take longer are sent immediately (seconds)
 _TICK_S = 0.02
-_FAULTS = 3  # a library ends after this many calls in a row failed by a fault of the node
-NOT_RESIZED = -1  # the answer to a resize that the context refused
+_FAULTS = 3  # a library exits after 3 calls in a row that a fault of the node failed
+NOT_RESIZED = -1  # the answer if the context refused the resize
 _now = time.perf_counter
 
 
 class LibraryServer:
-    """Serves calls on one socket until the agent stops it, or for `calls_allowed` calls (0 = any number)."""
+    """Serves calls on one socket until the agent stops the library, or for `calls_allowed` calls (0 = any number)."""
 
     _exit = staticmethod(os._exit)
 
@@ -76,7 +76,7 @@ class LibraryServer:
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
         self.lane = PieceSender(library, send=self.outbox.send_pieces)
         self._reads_for_call = False
-        """True while the thread that runs calls reads frames, because its call waits for its client."""
+        """True if the thread that runs calls reads frames, because its call waits for the client."""
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
@@ -89,8 +89,8 @@ class LibraryServer:
         self._parked = True
         self._resizer = resizer_of(context)
         self._resizes: deque[int] = deque()
-        self._fault: LibraryFault | None = None  # why the library ends as soon as no call runs
-        self._faults = 0  # calls in a row that the infrastructure failed
+        self._fault: LibraryFault | None = None  # why the library exits once no call runs
+        self._faults = 0  # number of calls in a row that failed because of the infrastructure
 
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
         self._runners = [runner]
@@ -118,7 +118,7 @@ class LibraryServer:
             mean_s = work.function.mean_s
             if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - guard.checked_at > EVERY_S:
                 self._leave_if_unfit(runner)
-            runner.begun += 1  # before checking `_parked`: the attendant checks in the opposite order
+            runner.begun += 1  # before the check of `_parked`: the attendant uses the opposite order
             if self._parked:
                 self._parked = False
                 self._bell.set()
@@ -145,7 +145,7 @@ class LibraryServer:
         idle: Callable[[int], None],
         side_by_side: SideBySide | None = None,
     ) -> None:
-        """Run calls in `slots` threads; this thread reads, once each slot has its runner."""
+        """Run calls in `slots` threads. This thread reads frames once each slot has its runner."""
         self._slots = slots
         work_came = threading.Condition(self._handling)
         all_made = threading.Barrier(slots + 1)
@@ -187,13 +187,13 @@ class LibraryServer:
         def work_or_end(slot: int) -> None:
             try:
                 worker(slot)
-            except BaseException:  # as in a library with one slot: the process ends, and the agent reports the end
+            except BaseException:  # exit as with one slot: the agent reports the end
                 traceback.print_exc()
                 self.outbox.send_waiting()
                 self._exit(1)
 
         for slot in range(slots):
-            run = contextvars.copy_context().run  # with the context variables that the loader has set
+            run = contextvars.copy_context().run  # includes context variables that the loader has set
             name = f"stoker-slot-{slot}"
             threads.append(threading.Thread(target=run, args=(work_or_end, slot), name=name, daemon=True))
             threads[-1].start()
@@ -249,19 +249,19 @@ class LibraryServer:
                     self.leave(fault)
 
     def _is_alone(self, own: Runner) -> bool:
-        """True if every other slot is free: it has no call, or the outbox has its call's end."""
+        """True if every other slot is free: it has no call, or the outbox has the end of its call."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """End this process; the agent has its calls run elsewhere."""
+        """Exit this process. The agent returns the calls of this library to the manager."""
         self.outbox.send_waiting()  # also waits for sends of other threads
         for runner in self._runners:
             runner.forgive()
-        with suppress(OSError):  # a call may have lowered the limit of file sizes
+        with suppress(OSError):  # a call may have lowered the file size limit
             os.write(2, f"the library ends: {fault.text}\n".encode())
         self._exit(fault.code)
 
-    # ---- talking
+    # ---- messages
 
     def send(self, message: Any) -> None:
         self.outbox.send([message])
@@ -293,7 +293,7 @@ class LibraryServer:
         try:
             if block and (
                 self._over() or (over is None and len(self._queue))
-            ):  # the attendant thread has just received a message
+            ):  # the attendant has just received a message
                 return
             try:
                 here = self._reader.fill(block=block)
@@ -320,7 +320,7 @@ class LibraryServer:
                 self._queue_calls(message)
             case GiveBack(count=count, calls=calls, order=order):
                 back = self._queue.drop(calls) if calls else self._queue.give_back(count)
-                if back or not calls:  # a count is always answered
+                if back or not calls:  # a `GiveBack` with a count is always answered
                     self.outbox.send([GivenBack(tuple(back), order=order)])  # type: ignore[arg-type]
             case Evict(call=call):
                 for runner in self._runners:
@@ -337,7 +337,7 @@ class LibraryServer:
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                side_by_side = self._slots > 1  # then the library may never be between calls
+                side_by_side = self._slots > 1  # with several slots, some call may always run
                 if self._resizer is None or side_by_side or self._runners[0].taken == NO_CALL:
                     self._resize()
             case Sleep() | Wake():
@@ -348,7 +348,7 @@ class LibraryServer:
                 if back:
                     self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Load():
-                pass  # already loaded: a second order changes nothing
+                pass  # a repeated order
 
     def _queue_calls(self, message: Run) -> None:
         calls = message.calls
@@ -401,5 +401,5 @@ class LibraryServer:
                     break
                 seen = begun
             self._parked = True
-            if runner.begun != seen:  # a call began just now and did not set the event
+            if runner.begun != seen:  # a call began just now without setting the event
                 self._bell.set()

@@ -1,4 +1,4 @@
-"""Puts a library's context to sleep and wakes it, through the context's own `sleep()` and `wake()`; measures memory."""
+"""Puts a library's context to sleep and wakes it with the context's `sleep()` and `wake()`; measures memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _TAIL_LINES = 20
 
 
 class Sleeper:
-    """Moves one context between its devices and host memory."""
-
     def __init__(self, context: Any, *, name: str, devices: tuple[str, ...], settings: Settings) -> None:
         self._context = context
         self._name = name
@@ -47,7 +45,7 @@ class Sleeper:
         except BaseException as error:
             return self._failed("wake", error)
         seconds = time.monotonic() - began
-        _return_freed_memory()  # its limit of host memory is lower again
+        _return_freed_memory()  # the limit of host memory is lower when awake
         return Woke(seconds)
 
     def _failed(self, method: str, error: BaseException) -> SleepFailed:
@@ -66,32 +64,32 @@ class Sleeper:
 
 
 def can_sleep(context: Any) -> bool:
-    """True if a context's class has the methods `sleep()` and `wake()`, which need no argument."""
+    """True if a context's class has methods `sleep()` and `wake()` without required arguments."""
     return all(_needs_nothing(context, name) for name in ("sleep", "wake"))
 
 
 def _needs_nothing(context: Any, name: str) -> bool:
-    if not callable(getattr(type(context), name, None)):  # a proxy answers to every name
+    if not callable(getattr(type(context), name, None)):  # a proxy object has every attribute
         return False
     method = getattr(context, name)
     try:
         inspect.signature(method).bind()
-    except (TypeError, ValueError):  # an argument is missing, or the method is written in C
+    except (TypeError, ValueError):  # an argument is required, or C code has no signature
         return False
     return not inspect.iscoroutinefunction(method)
 
 
 def _return_freed_memory() -> None:
-    """Return memory that the allocators keep to the device and the system."""
+    """Return unused memory from the allocators to the device and the operating system."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    with suppress(OSError, AttributeError):  # another C library
+    with suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def host_memory() -> tuple[int, int]:
-    """Return the present and the most bytes of host memory of this process."""
+    """Return the current and the peak host memory of this process, in bytes."""
     found = {"VmRSS:": 0, "VmHWM:": 0}
     with open("/proc/self/status") as file:
         for line in file:
@@ -102,7 +100,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def device_memory(devices: tuple[str, ...]) -> int:
-    """Return the bytes that torch holds of the fullest device; 0 without a GPU."""
+    """Return torch's reserved bytes on the fullest device; 0 without a GPU."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0

@@ -1,4 +1,6 @@
-"""The program of a bare node: it gets the environment, unpacks it, and becomes the pilot.
+"""The program that turns a node without Stoker into a pilot: it fetches and unpacks the environment, then runs the
+pilot.
 
-It uses only the standard library and the parts of Stoker that `stoker.manager.environment.carrying` puts into its file.
+The program uses only the standard library and the modules of Stoker that `stoker.manager.environment.carrying` puts
+into its file.
 """

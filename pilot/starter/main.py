@@ -1,9 +1,9 @@
-"""`start.pyz`: turns a bare node into a pilot.
+"""`start.pyz`: the program that turns a node without Stoker into a pilot.
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder with `environment.json`. The other options go to the pilot. The archive of the packages comes from
-the session's seed and from other starting pilots, or from a path.
+`HERE` is the folder that contains `environment.json`. The pilot receives the other options. The starter
+copies the archive of the packages from a path, or fetches it from the session's seed and other starters.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from stoker.whole_files import draft_of
 
 # ---- getting the packages
 
-_MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between reports to the seed: pilots that start together find each other early."""
-_ALONE_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
+_REPORT_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between two reports to the seed. The first intervals are short, so that pilots that start together find each
+other early.
+"""
+_SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Put the packages' verified archive at the path `archive`. Raises StartError, OSError."""
+    """Write the verified archive of the packages to the path `archive`. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
-    if archive.exists() and _is(archive, name):
+    if archive.exists() and _has_content(archive, name):
         return None
     reasons = []
     seed = session / SEED_FILE
@@ -59,7 +61,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
     except FileNotFoundError:
         reasons.append(f"{source} is not seen here")
     else:
-        if _is(archive, name):
+        if _has_content(archive, name):
             return None
         archive.unlink()
         reasons.append(f"{source} has changed")
@@ -67,14 +69,14 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
 
 
 class Serving:
-    """Fetches the archive and serves it to other starters. Raises OSError, ValueError."""
+    """Fetches the archive of the packages and serves the archive to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
         self._draft = archive.with_name(f".{archive.name}.draft")
-        self._served = _ServedCopy(name)
+        self._served = _ServedArchive(name)
         self._lost: set[str] = set()
-        self._none_left = False
+        self._found_no_source = False
         self._fetch = ObjectFetch(
             name,
             self._draft,
@@ -87,10 +89,9 @@ class Serving:
         self._closed = threading.Event()
 
     def fetch(self) -> None:
-        """Fetch the archive. Raises PeerError, OSError."""
         threading.Thread(target=self._keep_meeting, name="starter-meet", daemon=True).start()
         try:
-            self._fetch.run(alone_s=_ALONE_S)
+            self._fetch.run(alone_s=_SOURCE_WAIT_S)
             os.replace(self._draft, self._archive)
             self._whole.set()
         finally:
@@ -103,8 +104,8 @@ class Serving:
 
     def _keep_meeting(self) -> None:
         others: list[str] = []
-        for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
-            with suppress(wire.PeerError):  # the seed is busy or away: known sources continue
+        for pause_s in chain(_REPORT_PAUSES_S, repeat(_REPORT_PAUSES_S[-1])):
+            with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
                 others = self._meet()
             self._fetch.offer(
                 [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]
@@ -121,16 +122,16 @@ class Serving:
             have=self._served.pieces(),
             wants=not self._whole.is_set(),
             lost=lost,
-            alone=no_use and (len(lost) >= TRIES or self._none_left),
-            again_s=_MEET_S[-1],
+            alone=no_use and (len(lost) >= TRIES or self._found_no_source),
+            again_s=_REPORT_PAUSES_S[-1],
             seed=self._seed,
             key=self._key,
         )
-        self._none_left = not found
+        self._found_no_source = not found
         return found
 
 
-class _ServedCopy:
+class _ServedArchive:
     def __init__(self, name: str) -> None:
         self._name = name
         self._copy: ObjectCopy | None = None
@@ -161,7 +162,7 @@ def _from_path(source: Path, archive: Path) -> None:
             shutil.copyfile(source, draft)
 
 
-def _is(path: Path, name: str) -> bool:
+def _has_content(path: Path, name: str) -> bool:
     parts, size = [], 0
     with path.open("rb") as file:
         while chunk := file.read(PART_BYTES):
@@ -226,7 +227,9 @@ def _read(file: Path) -> dict[str, Any]:
                 raise ValueError(f"the value {value!r} must be a {kind.__name__}")
         return facts
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StartError(f"{file} cannot be read on {os.uname().nodename}: {error}; the job must bring it") from error
+        raise StartError(
+            f"{file} cannot be read on {os.uname().nodename}: {error}; the job must transfer this file"
+        ) from error
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:

@@ -1,13 +1,13 @@
-"""Environments on a node: unpacked once, shared by a user's pilots, removed when unused or for space.
+"""Environments on a node. A user's pilots share each unpacked environment.
 
     <scratch>/stoker-<uid>/environments/
-        NAME/                 a complete environment: it arrives by a rename
-        NAME.files            its number of files: an environment that lost some is completed again
-        NAME.used             a shared lock of every pilot that runs in it; its time is the time of last use
-        NAME.making           a lock of the process that fetches and unpacks
-        NAME.tar.gz           the archive, until the pilot has put it into its object cache
+        NAME/                 a complete environment, renamed from a draft
+        NAME.files            the number of files in NAME; with fewer files, a pilot unpacks the archive again
+        NAME.used             locked (shared) by the pilots that run in NAME; the mtime is the time of last use
+        NAME.making           locked by the pilot that fetches and unpacks NAME
+        NAME.tar.gz           the archive, until a pilot moves the archive into its object cache
 
-A virtual environment is made without the `venv` module, which some systems lack.
+This module creates virtual environments itself, because some systems lack the `venv` module.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 
 # ---- environments
 
-Getter = Callable[[Path], object]  # puts an archive at a path
+Getter = Callable[[Path], object]  # a function that writes the archive to a path
 KEEP_BYTES = 20_000_000_000  # maximum size of all environments together
-KEPT_S = 14 * 86400.0  # seconds that an unused environment stays, unless a site sets another time
-_NAMES = 5  # names to try: another user may have made a folder of this user's name
+KEPT_S = 14 * 86400.0  # default seconds after which an unused environment is removed
+_NAMES = 5  # folder names to try: another user may own the first
 
 
 class StartError(Exception):
@@ -55,9 +55,9 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first`, or at a similar name; None if all are taken."""
+    """Return a private folder of this user at `first` or a numbered name; None if other users own all these folders."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
-        with suppress(FileExistsError):  # a file is there
+        with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
             folder.chmod(0o700)
@@ -76,7 +76,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return an environment's folder; make it if needed. Raises StartError."""
+        """Return the folder of an environment, created if missing. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -97,7 +97,7 @@ class Environments:
         return folder
 
     def expire(self) -> None:
-        """Remove environments that have been unused for long."""
+        """Remove the environments that no pilot has used for `kept_s` seconds."""
         for place in self._by_use():
             with suppress(OSError):
                 if time.time() - place.with_name(f"{place.name}.used").stat().st_mtime >= self._kept_s:
@@ -108,10 +108,10 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
-        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until it is complete
+        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # the environment is incomplete now
         archive = self.archive(folder.name)
         get(archive)
-        if folder.is_dir():  # the environment lost files, and other pilots may run in it: complete files stay
+        if folder.is_dir():  # files are missing, and other pilots may run here: keep the complete files
             unpack(archive, folder, missing_only=True)
             finish(folder)
         else:
@@ -148,7 +148,7 @@ class Environments:
         lock = self._open(f"{place.name}.used")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # a pilot runs in it
+        except OSError:  # a pilot runs in this environment
             return False
         else:
             gone = place.with_name(f"{place.name}.gone")
@@ -171,7 +171,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive; with `missing_only`, keep complete files. Raises OSError, StartError."""
+    """Unpack an archive. If `missing_only` is true, keep files that are complete. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -185,7 +185,7 @@ def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
 def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Iterator[tarfile.TarInfo]:
     for member in tar:
         if member.name.startswith("/") or ".." in member.name.split("/") or not (member.isfile() or member.issym()):
-            raise ValueError(f"a member {member.name!r} has no place in it")
+            raise ValueError(f"the member {member.name!r} is not allowed")
         if not missing_only or not _is_there(folder / member.name, member):
             yield member
 
@@ -197,7 +197,7 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
         return False
     if member.issym() or facts.st_size >= member.size:
         return True
-    place.unlink()  # not overwritten: another process may have it mapped
+    place.unlink()  # not overwritten: another process may have the file mapped
     return False
 
 
@@ -224,19 +224,19 @@ def _lock(descriptor: int, how: int) -> None:
 
 # ---- virtual environments
 
-_TRY = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
+_INTERPRETER_TEST = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
 _LIMIT_S = 60.0
 _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` an environment for the node's interpreter `named`, or else for the interpreter in the archive
-    `base`.
+    """Make `folder` a virtual environment of the node's interpreter `named`. If `named` is empty, use the interpreter
+    in the archive `base`.
     """
     if named:
-        interpreter = _on_this_node(named, version)
+        interpreter = _find_interpreter(named, version)
     else:
-        unpack(base, folder, missing_only=True)  # a killed process or a cleaner may have left half of it
+        unpack(base, folder, missing_only=True)  # a killed process or a cleanup job may have left only some files
         interpreter = folder / "base" / "bin" / f"python{version}"
         _check_base(folder, interpreter)
     (folder / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
@@ -247,7 +247,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
 
 
 def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
-    """Return the environment variables of a program in this environment."""
+    """Return the environment variables for a program that runs in the environment `folder`."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])
@@ -258,7 +258,7 @@ def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
     return environ | ({"LD_LIBRARY_PATH": os.pathsep.join(places)} if places else {})
 
 
-def _on_this_node(named: str, version: str) -> Path:
+def _find_interpreter(named: str, version: str) -> Path:
     here = os.uname().nodename
     do = "set [environment] python to a Python of that version, or leave it empty to send the interpreter too"
     found = shutil.which(os.path.expandvars(named))
@@ -288,7 +288,7 @@ def _run(interpreter: Path, *, libraries: Path | None = None) -> tuple[str, str]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
     if libraries is not None:
         environ["LD_LIBRARY_PATH"] = str(libraries)
-    command = [str(interpreter), "-I", "-c", _TRY]
+    command = [str(interpreter), "-I", "-c", _INTERPRETER_TEST]
     try:
         ran = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, env=environ, timeout=_LIMIT_S, check=False

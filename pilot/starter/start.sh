@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts a pilot on a node that may have nothing. What it needs lies beside it. A Python 3.11 or later is only to begin
-# with; where there is none, base.tar.gz brings the one that the pilot runs on anyway.
+# Starts a pilot on a node that may have no Python. The files that this script needs are in the folder of this script.
+# Any Python 3.11 or later can run start.pyz. If the node has no such Python, base.tar.gz contains an interpreter.
 here=$(dirname -- "$0")
 named=$(cat "$here/python" 2>/dev/null)
 
@@ -14,7 +14,7 @@ done
 
 if [ ! -r "$here/base.tar.gz" ]; then
     echo "stoker: $(uname -n) has no ${named:-python3} of version 3.11 or later;" \
-        "leave [environment] python empty in the site file, and one travels" >&2
+        "leave [environment] python empty in the site file, so that the job brings an interpreter" >&2
     exit 1
 fi
 begin=$(mktemp -d "${TMPDIR:-/tmp}/stoker-begin.XXXXXX") || exit 1
@@ -25,7 +25,7 @@ if ! tar -xzf "$here/base.tar.gz" -C "$begin"; then
 fi
 python=$begin/base/bin/python3
 if ! "$python" -I -c 'import hashlib, socket, zlib' >/dev/null 2>&1; then
-    # shared libraries that this node lacks came along
+    # base.tar.gz also contains the shared libraries that this node lacks
     exec env LD_LIBRARY_PATH="$begin/base/lib/bundled" "$python" -I "$here/start.pyz" "$here" --begun "$begin" "$@"
 fi
 exec "$python" -I "$here/start.pyz" "$here" --begun "$begin" "$@"

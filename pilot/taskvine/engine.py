@@ -1,17 +1,17 @@
 """TaskVine's manager, its settings (`VinePlan`), and all uses of `ndcctools`.
 
-The plan is made from the site file (`stoker.manager.taskvine.planning`) and is in the session folder.
+`stoker.manager.taskvine.planning` makes the plan from the site file. The session folder contains the plan.
 
-TaskVine's manager is a C library that blocks: `wait` takes whole seconds, returns early only with a task, and holds the
-interpreter's lock. While slots are free, new calls must not wait a second. Three tasks then make `wait` return after
-one check for work:
+TaskVine's manager is a blocking C library: `wait` accepts only whole seconds, returns early only with a task, and holds
+the interpreter lock. While slots are free, new calls must not wait for a second. Three tasks therefore make `wait`
+return after one check for work:
 
 - an *anchor* that may not start before the next century, so that a task is always waiting;
-- two *bells* that are cancelled when they are submitted. `wait` takes the first bell, sends new calls before it returns
-that bell (`prefer-dispatch`), and does not sleep because of the second bell.
+- two *bells* that are cancelled after submission. `wait` finds the first bell, sends new calls before it returns the
+bell (`prefer-dispatch`), and does not sleep because of the second bell.
 
-TaskVine's logs have a line for each of these steps, so they go to /dev/null. TaskVine does not retry a *forsaken* call
-(its library ended): Stoker's manager decides.
+TaskVine logs each of these steps, so its logs go to /dev/null. TaskVine does not retry a *forsaken* call (its library
+ended): Stoker's manager decides about retries.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
-"""Seconds that a worker searches for its manager: a killed manager is replaced by then, or never."""
+"""Seconds that a worker searches for its manager. A killed manager is replaced within this time, or never."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
     """TaskVine's settings.
 
-    `devices`: a worker's libraries, as in `[pilot] devices`; `cores`, `memory_mb`, `disk_mb`: a worker's (0 = all);
-    `requirements`: for HTCondor; `worker_init`: shell code that runs before a worker.
+    `devices`: the libraries of a worker, as in `[pilot] devices`; `cores`, `memory_mb`, `disk_mb`: per worker (0 =
+    all); `requirements`: for HTCondor; `worker_init`: shell code that runs before a worker.
     """
 
     batch: str = "local"
@@ -84,8 +84,8 @@ def factory_command(
 ) -> list[str]:
     """Return the command line of `vine_factory`.
 
-    `host`: where workers reach the manager (empty: on this machine); `orders`: a file with the number of workers
-    wanted; `init_script` runs before each worker; `workspace`: the folder of workers of this machine.
+    `host`: the manager's address for workers (empty: this machine); `orders`: a file with the number of wanted workers;
+    `init_script`: runs before each worker; `workspace`: the folder for workers on this machine.
     """
     options = {
         "batch-type": plan.batch,
@@ -122,7 +122,6 @@ def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
 
 
 def read(folder: SessionFolder, *, site: str) -> VinePlan:
-    """Read the plan. Raises SessionError."""
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
@@ -158,14 +157,14 @@ def _in_shell(path: str) -> str:
 # ---- the manager
 
 
-_BELLS = 2
-_NEVER_US = 10**17
+_WAKING_TASKS = 2
+_FAR_FUTURE_US = 10**17
 _LOGS = ("debug", "performance", "taskgraph", "transactions")
 _MIB = 2**20
 
 
 class FinishedTicket(msgspec.Struct, frozen=True):
-    """An order (its ticket) that TaskVine has finished, with its `result`. `answer`: empty unless that is `success`."""
+    """A finished order of TaskVine, by ticket, with its `result`. `answer`: empty unless the result is `success`."""
 
     ticket: int
     result: str
@@ -187,7 +186,7 @@ class VineManager:
         self._plan = plan
         self._folder = folder
         self._tasks: dict[int, tuple[int, Any]] = {}
-        """Open tasks by TaskVine's number: our ticket, and the task."""
+        """Open tasks by TaskVine's task number: Stoker's ticket, and the task."""
         self._files: dict[str, Any] = {}
         self._tickets = 0
         logs = folder / "logs" / "vine-logs"
@@ -205,14 +204,14 @@ class VineManager:
             ("transient-error-interval", 1),
             ("keepalive-interval", plan.heartbeat_s),
             ("keepalive-timeout", plan.silence_s),
-            # TaskVine waits this long (default: an hour) for the end of a message from a worker that was killed while
-            # it sent.
+            # If a worker is killed while it sends, TaskVine waits this long (default: an hour) for the rest of the
+            # message.
             ("long-timeout", plan.silence_s),
             ("min-transfer-timeout", plan.silence_s),
             ("prefer-dispatch", 1),
         ):
             self._manager.tune(name, value)
-        self._manager.submit(self._never())
+        self._manager.submit(self._task_of_far_future())
 
     @property
     def port(self) -> int:
@@ -225,13 +224,13 @@ class VineManager:
     # ---- libraries and calls
 
     def install(self, setup: messages.Setup, *, cores: int) -> str:
-        """Declare a context's library to TaskVine once, with its GPUs and these cores; return its name."""
+        """Declare the library of a context to TaskVine once, with GPUs and `cores`. Return the library's name."""
         recipe = setup.recipe
         name = recipe.key
         if self._manager.check_library_exists(name):
             return name
         plan = self._plan
-        start = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']  # our interpreter comes first
+        start = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']  # Stoker's Python first
         if plan.search_path:
             start.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
         task = self._manager.create_library_from_functions(
@@ -285,8 +284,8 @@ class VineManager:
     def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
         """Let TaskVine work, and return finished orders. With `block`, this may take a second."""
         if not block:
-            for _ in range(_BELLS):
-                self._manager.cancel_by_task_id(self._manager.submit(self._never()))
+            for _ in range(_WAKING_TASKS):
+                self._manager.cancel_by_task_id(self._manager.submit(self._task_of_far_future()))
         out: list[FinishedTicket] = []
         task = self._manager.wait(1)
         while task is not None:
@@ -313,15 +312,15 @@ class VineManager:
         return found
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # it ends in any state
+        with contextlib.suppress(Exception):  # close in any state
             self._manager.workers_shutdown(0)
         self._tasks.clear()
         self._files.clear()
         del self._manager
 
-    def _never(self) -> Any:
+    def _task_of_far_future(self) -> Any:
         task = self._vine.Task(":")
-        task.set_time_start(_NEVER_US)
+        task.set_time_start(_FAR_FUTURE_US)
         return task
 
     def _finish(self, task: Any) -> FinishedTicket | None:

@@ -1,6 +1,6 @@
-"""TaskVine on this machine, and its factory: the process that starts workers through the batch system.
+"""The programs of TaskVine on this machine, and the factory: the process that starts workers through the batch system.
 
-TaskVine comes from conda-forge; only the pilot's process imports it.
+TaskVine is a package of conda-forge. Only the process of the pilot imports TaskVine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Programs(msgspec.Struct, frozen=True):
 
 
 def find_programs() -> Programs:
-    """Find TaskVine's programs and Python packages without importing them. Raises ConfigError."""
+    """Find TaskVine's programs and Python packages without an import. Raises ConfigError."""
     needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
     missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
     spec = importlib.util.find_spec("ndcctools")
@@ -140,7 +140,7 @@ class VineFactory:
     def close(self) -> None:
         """End the factory, which removes its workers.
 
-        On this machine, kill the remaining processes after a grace period; a factory that waits for its batch system
+        On this machine, kill the remaining processes after a grace period. A factory that waits for its batch system
         continues.
         """
         self._process.terminate()

@@ -1,12 +1,12 @@
-"""A library of TaskVine: the context, the calls on it, and the thread that stops a call.
+"""A library in TaskVine: the context, its calls, and the thread that stops a call.
 
 TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in the
-process with the context. Stoker's own runner (`stoker.pilot.library.runner`) runs the calls. No exception leaves
-`serve`, because TaskVine would end the library.
+process with the context. Stoker's runner (`stoker.pilot.library.runner`) runs the calls. `serve` never raises, because
+TaskVine would then end the library.
 
-A thread checks the time limit and a file of the pilot (`messages.stop_file`) twice a second, and interrupts the main
-thread by a signal. The call ends with an exception, and the context stays loaded. Code that does not return to Python
-for `GRACE_S` ends its library, and so does memory beyond the recipe's limit.
+Twice a second, a thread checks the time limit and a file of the pilot (`messages.stop_file`), and interrupts the main
+thread with a signal. The call then ends with an exception, and the context stays loaded. A library exits if its code
+does not return to Python for `GRACE_S`, or if it exceeds the memory limit of its recipe.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _SIGNAL = signal.SIGUSR2
 
 
 class CallStopped(BaseException):
-    """Raised in a call to end it. No `Exception`, so that the function's `except Exception` does not catch it."""
+    """Raised in a call to end the call. `except Exception` in the function does not catch this exception."""
 
 
 class CallWatch:
     """Stops calls of the main thread.
 
-    `dying` receives the reason before the process ends; `memory_bytes`: limit of the process (0 = none).
+    `dying` receives the reason before the process exits; `memory_bytes`: limit of the process (0 = none).
     """
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
-        """Why the latest call was stopped; empty if it was not."""
-        self._dying = dying
+        """Why the latest call was stopped; empty if the call was not stopped."""
+        self._before_exit = dying
         self._memory_bytes = memory_bytes
         self._memory = MemoryLimit()
         self._main = threading.main_thread().ident or 0
@@ -74,7 +74,7 @@ class CallWatch:
         threading.Thread(target=self._watch, name="stoker-watch", daemon=True).start()
 
     def begin(self, *, limit_s: float, stop_file: str) -> None:
-        """Watch a call or a load. `limit_s`: 0 = no limit."""
+        """Watch a call or a load. `limit_s`: time limit in seconds, 0 = none."""
         with self._lock:
             self.reason = ""
             self._asked_at = 0.0
@@ -111,7 +111,7 @@ class CallWatch:
                     self._die(self.reason)
 
     def _die(self, reason: str) -> None:
-        self._dying(reason)
+        self._before_exit(reason)
         os._exit(3)
 
 
@@ -119,14 +119,14 @@ class CallWatch:
 
 
 _TAIL_LINES = 20
-_LEAVE_S = 0.5
+_EXIT_DELAY_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """Load the context. TaskVine calls this once."""
+    """Load the context. TaskVine calls this function once."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
@@ -140,19 +140,19 @@ def serve(order: bytes) -> bytes:
 
 class VineLibrary:
     def __init__(self, setup: messages.Setup) -> None:
-        # A killed worker's libraries end with it, even during a call.
+        # The libraries of a killed worker exit with the worker, even during a call.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # TaskVine ends a library by killing its process group. On a busy node, TaskVine makes that group too late from
-        # outside: then nothing is killed, and the worker waits forever.
+        # TaskVine ends a library by killing its process group. On a busy node, TaskVine creates this group too late:
+        # then nothing is killed, and the worker waits forever.
         os.setpgid(0, 0)
-        _be_quiet()
+        _silence_output()
         host = socket.gethostname().partition(".")[0]
         self._setup = setup
         self._home = os.getcwd()
         self._log = str(Path(setup.logs) / f"vine-{host}-{os.getpid()}.log")
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._note = -1
-        self._watch = CallWatch(self._dying, memory_bytes=setup.recipe.needs.memory_bytes)
+        self._watch = CallWatch(self._before_exit, memory_bytes=setup.recipe.needs.memory_bytes)
         self._functions = Functions()
         self._held = messages.LibraryReport(host=host, pid=os.getpid(), log=self._log)
         sys.path.extend(place for place in setup.search_path if place not in sys.path)
@@ -162,7 +162,7 @@ class VineLibrary:
 
     def serve(self, order: messages.PoolOrder) -> messages.PoolAnswer:
         if self._held.failure is not None:
-            # TaskVine would keep this useless process; the next process may load the context.
+            # TaskVine would keep this useless process. A new process may succeed in loading the context.
             self._leave_soon()
             return messages.PoolAnswer(order.ticket, self._held)
         before = self._held
@@ -178,7 +178,7 @@ class VineLibrary:
                 except OSError as error:
                     self._retire(f"its folder {folder} is gone: {error}")
         if any(end.failure is not None and end.failure.device for end in ends):
-            self._leave_soon()  # this process can use no device any more
+            self._leave_soon()  # this process can no longer use devices
         return messages.PoolAnswer(order.ticket, before, ends)
 
     def _retire(self, why: str) -> None:
@@ -187,7 +187,7 @@ class VineLibrary:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        leave = threading.Timer(_LEAVE_S, os._exit, (1,))
+        leave = threading.Timer(_EXIT_DELAY_S, os._exit, (1,))
         leave.daemon = True
         leave.start()
 
@@ -211,7 +211,7 @@ class VineLibrary:
             context = load_context(recipe, objects)
         except CallStopped:
             failure = self._load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
-        except BaseException as error:  # including sys.exit in a loader
+        except BaseException as error:  # a loader may call sys.exit
             trace = error.__traceback__
             text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
             print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
@@ -225,7 +225,7 @@ class VineLibrary:
         self._runner = self._make_runner(context, workplace)
         self._guard = ProcessGuard()
         gc.collect()
-        gc.freeze()  # the context lives as long as the process, so the collector may skip it
+        gc.freeze()  # the collector may skip the context, which lives as long as the process
         self._held = msgspec.structs.replace(
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
@@ -290,7 +290,7 @@ class VineLibrary:
         self._watch.begin(limit_s=run.options.limit_s, stop_file=str(stop_file))
         try:
             end = self._runner.run(RunnableCall(spec, run, function))
-        except CallStopped:  # raised in our own code: the call's result is lost
+        except CallStopped:  # raised in Stoker's code: the result of the call is lost
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
@@ -316,7 +316,7 @@ class VineLibrary:
             with contextlib.suppress(OSError):
                 os.pwrite(self._note, messages.encode_note(note), 0)
 
-    def _dying(self, reason: str) -> None:
+    def _before_exit(self, reason: str) -> None:
         self._write_note(self._runner.call if self._note >= 0 else 0, reason)
 
     @contextlib.contextmanager
@@ -334,11 +334,11 @@ class VineLibrary:
                 os.close(before)
 
 
-def _be_quiet() -> None:
-    """Empty TaskVine's file for a library's output, and keep it empty.
+def _silence_output() -> None:
+    """Empty TaskVine's file for the output of a library, and keep the file empty.
 
-    TaskVine sends up to a kilobyte of it with the report of an ended library, and its manager takes that for the
-    worker's next message.
+    TaskVine sends up to a kilobyte of this file with the report of an ended library, and its manager then reads the
+    bytes as the worker's next message.
     """
     with contextlib.suppress(OSError):  # not a file
         os.ftruncate(1, 0)

@@ -1,9 +1,9 @@
 """`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that runs a TaskVine pool.
 
-Its plan for TaskVine is in the session folder (`VinePlan`).
+The session folder contains the pilot's plan for TaskVine (`VinePlan`).
 
-The pilot sends its hello when the first worker has joined, because it then knows the workers' resources. The hello has
-all slots of the plan; slots without a worker are reported as faulty.
+The pilot sends its hello after the first worker has joined, because only then does the pilot know the workers'
+resources. The hello lists all slots of the plan; slots without a worker are reported as faulty.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
-"""Shortest and longest pause between two checks of the pool while calls run, in seconds; the pause doubles."""
-_HANGS_S = 900.0
-"""Seconds after which an iteration counts as hanging: TaskVine may send a whole model in one."""
+"""Shortest and longest pause between two checks of the pool during calls, in seconds. Each pause doubles."""
+_HANG_LIMIT_S = 900.0
+"""Seconds after which an iteration counts as hung. One iteration may send a whole model."""
 
 
 class PoolLoop:
@@ -107,7 +107,6 @@ class PoolLoop:
         return heard
 
     def _is_full(self) -> bool:
-        """True if TaskVine can start no more calls."""
         return self._usable > 0 and self._engine.open >= self._usable and not self._pool.state.leaving
 
     def _wait(self, *, busy: bool) -> None:
@@ -124,8 +123,8 @@ class PoolLoop:
         pool.fire_timers(now)
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
-            # TaskVine holds the interpreter lock: if it hangs, this process is useless, and another pool can run.
-            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            # TaskVine holds the interpreter lock. If TaskVine hangs, exit this process, so that another pool can run.
+            faulthandler.dump_traceback_later(_HANG_LIMIT_S, exit=True)
             self._count_workers()
             self._scale(now)
             pool.share_slots()
@@ -158,9 +157,9 @@ class PoolLoop:
             if self._link.dealer.connected:
                 self._greet()
         if self._devices:
-            self._say_usable(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
+            self._report_usable_slots(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
 
-    def _say_usable(self, count: int) -> None:
+    def _report_usable_slots(self, count: int) -> None:
         usable = min(len(self._devices), max(1, count))
         here, most = len(self._workers), self._plan.most_workers
         reason = f"TaskVine has no worker for it: {here} of {most} are connected" if usable < self._usable else ""
@@ -169,9 +168,10 @@ class PoolLoop:
         self._usable = usable
 
     def _scale(self, now: float) -> None:
-        """Double the wanted workers while every slot is occupied.
+        """Double the number of wanted workers while every slot is occupied.
 
-        TaskVine's factory cannot count waiting calls: our manager sends only as many as there are slots.
+        TaskVine's factory cannot count waiting calls, because Stoker's manager sends only as many calls as there are
+        slots.
         """
         if self._engine.open:
             self._busy_at = now
@@ -183,7 +183,7 @@ class PoolLoop:
 
     def _greet(self) -> None:
         if not self._devices:
-            return  # the devices are unknown before the first worker
+            return  # devices are unknown before the first worker
         self._link.flush()
         self._pool.handle(HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
 
@@ -218,10 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(SessionFolder(given.session), site=given.site, block=given.block, host=given.host)
     except StokerError as error:
-        print(f"stoker-pilot-taskvine: {error}", file=sys.stderr)  # noqa: T201  # the one line that a block's log needs
+        print(f"stoker-pilot-taskvine: {error}", file=sys.stderr)  # noqa: T201  # the block's log shows this line
         return 1
     except Exception:
-        log.exception("the pilot failed; this is a fault of Stoker")
+        log.exception("the pilot failed because of a bug in Stoker")
         raise
 
 
@@ -239,7 +239,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     keep_log(logs / "pilot.log")
     orders = read(session, site=site)
     programs = find_programs()
-    password = session.key_file("taskvine").with_suffix("")  # made once a session
+    password = session.key_file("taskvine").with_suffix("")  # written once per session
     if not password.exists():
         with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(secrets.token_hex(32))

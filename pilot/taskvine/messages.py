@@ -1,8 +1,8 @@
 """Messages between the pilot and the libraries that TaskVine runs.
 
-Orders and answers are files that TaskVine transfers. The session's folder `running`, which every node sees, has two
-other kinds of small files: a *note* of a library's activity, in case it dies, and a *stop file*, which stops a running
-call.
+Orders and answers are files that TaskVine transfers. The session's folder `running`, which every node sees, contains
+two kinds of small files: a *note* of a library's activity, in case the library dies, and a *stop file*, which stops a
+running call.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PoolOrder(msgspec.Struct, frozen=True):
-    """Calls of one function for one library; without calls, the order only loads the context.
+    """Calls of one function for one library. An order without calls only loads the context.
 
-    `objects`: cache names of large arguments, and their files in the call's folder.
+    `objects`: cache names of large arguments, with their file names in the call's folder.
     """
 
     ticket: int
@@ -49,9 +49,9 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """Where a library runs, and what its context took to load.
+    """The place of a library, and the cost of its context's load.
 
-    `orders`: number of orders answered before; `failure`: why the context could not be loaded.
+    `orders`: number of answered orders; `failure`: why the context could not be loaded.
     """
 
     host: str
@@ -72,7 +72,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A library's running call, its log from the byte `start`, and why the library is about to end itself."""
+    """A library's running call, its log from the byte `start`, and why the library is about to exit."""
 
     call: int
     log: str

@@ -1,10 +1,10 @@
-"""A TaskVine pool as a pilot: the core of every pilot (`stoker.pilot.core`), whose commands TaskVine executes.
+"""A TaskVine pool as a pilot: TaskVine executes the commands of the pilot's core (`stoker.pilot.core`).
 
 The manager sees one pilot, whose devices are the slots of all workers. The core decides where a call runs; TaskVine
-brings objects and limits memory and time.
+transfers objects and limits memory and time.
 
-A slot of TaskVine holds one context at a time: TaskVine kills an idle library when its worker needs another library. So
-a new library for an occupied device waits until the library there is idle or has run for `TURN_S`.
+A slot of TaskVine contains one context at a time: TaskVine kills an idle library if its worker needs another library. A
+new library for an occupied device therefore waits until the library on the device is idle or has run for `TURN_S`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum).
+    """Return one device per library that `workers` workers can hold simultaneously (0 = the plan's maximum).
 
-    GPUs if the plan wants them (or `auto` finds some), else cores. Memory is shared evenly; TaskVine does not report
-    the kind of GPU.
+    The devices are GPUs if the plan requests GPUs, or if `auto` finds GPUs; otherwise cores. Devices share memory
+    evenly. TaskVine does not report the kind of GPU.
     """
     wanted, _, count = plan.devices.partition(":")
     on_gpu = wanted != "cpu" and worker.gpus > 0
@@ -86,12 +86,12 @@ class VinePool:
         return self.core.state
 
     def have_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
-        """Replace the core, which has sent no message yet, by one with the first worker's devices."""
+        """Replace the core by a core with the first worker's devices. The old core must not have sent messages."""
         self.core = PilotCore(msgspec.structs.replace(self.state.facts, devices=devices))
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
         self._orders.slot_cores = devices[0].cores
 
-    # ---- the shell
+    # ---- commands
 
     def handle(self, event: Event) -> None:
         self._queue.handle(event)
@@ -117,7 +117,7 @@ class VinePool:
             case commands.Acknowledged(sequence=sequence):
                 self._manager.acked(sequence)
             case commands.PassOn():
-                pass  # its calls are refused if they want to yield pieces
+                pass  # calls that yield pieces are refused
             case commands.Beat(message=heartbeat):
                 self._manager.say(heartbeat)
             case commands.Greet(hello=hello):
@@ -128,7 +128,7 @@ class VinePool:
                 self.libraries[ordered.library] = PoolLibrary(ordered, self._orders, self.handle)
                 self.handle(LibraryPrepared(ordered.library, ANY_BYTES, snapshots_here=tuple(ordered.snapshots)))
             case commands.PinObjects(library=number, objects=refs):
-                self.handle(Pinned(number, {ref.name: ref.source for ref in refs}))  # TaskVine brings them
+                self.handle(Pinned(number, {ref.name: ref.source for ref in refs}))  # TaskVine transfers the objects
             case commands.StartProcess(ordered=ordered):
                 self._waiting.append(self.libraries[ordered.library])
                 self.share_slots()
@@ -164,7 +164,7 @@ class VinePool:
 
     def share_slots(self) -> None:
         for library in tuple(self._waiting):
-            if library not in self._waiting:  # the library has ended meanwhile
+            if library not in self._waiting:  # the library has ended
                 continue
             holders = {self._holders[device] for device in library.devices if device in self._holders}
             if not holders:

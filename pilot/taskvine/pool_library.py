@@ -1,10 +1,10 @@
-"""A library of a TaskVine pool, and the orders by which TaskVine runs its calls.
+"""A library of a TaskVine pool, and the orders with which TaskVine runs calls.
 
-A `PoolLibrary` may have one order of its context in TaskVine at a time. TaskVine chooses the worker, and may load the
-context there again. A first order without calls loads the context.
+A `PoolLibrary` has at most one open order in TaskVine. TaskVine chooses the worker, and may load the context on this
+worker again. A first order without calls loads the context.
 
-Short calls share an order. A large argument is a file that TaskVine brings; the pilot drops it after the last order
-that needs it.
+Short calls share an order. A large argument is a file that TaskVine transfers; the pilot drops the file after the last
+order with this argument.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """Return the failure of a library, from its process's note (if any) and TaskVine's message `said`."""
+    """Return a library's failure, from its note (if any) and TaskVine's message `said`."""
     kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
     if note is not None and note.reason:
         kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was cancelled"
@@ -48,7 +48,7 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
         kind=kind,
-        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; of its process TaskVine says: {said}",
+        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
         pilot=pilot,
         library=ordered.library,
         tail=tail(note.log, start=note.start) if note is not None else "",
@@ -61,14 +61,14 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
 
 
 ORDER_S = 0.05
-"""Seconds of work for one order of short calls."""
+"""Seconds of work in one order of short calls."""
 MOST_CALLS = 64
 
 
 class OrderOutcome(msgspec.Struct, frozen=True):
-    """The end of an order: TaskVine's `result`, and the answer if that is `success`.
+    """The end of an order: TaskVine's `result`, and the answer if the result is `success`.
 
-    `stopped`: calls that were told to stop; `note`: left by a library that ended without an answer.
+    `stopped`: calls with a stop order; `note`: the note of a library that ended without an answer.
     """
 
     order: messages.PoolOrder
@@ -100,7 +100,7 @@ class Orders:
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
     def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
-        """Remove the next order's calls from a queue: of one function, with the same options; a large call alone."""
+        """Remove the next order's calls from a queue: one function and equal options; a large call is alone."""
         run, _ = queue[0]
         mean = self._means.get(run.function, 0.0)
         room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1
@@ -131,7 +131,7 @@ class Orders:
         large = _large(order.calls)
         self._open[order.ticket] = order, then
         self._users.update(ref.name for ref in large)
-        # Only TaskVine knows the slot, so devices are counted from 0.
+        # Only TaskVine knows the slot, so device numbers start at 0.
         kind, _, _ = library.devices[0].partition(":")
         devices = tuple(f"{kind}:{number}" for number in range(len(library.devices)))
         setup = msgspec.structs.replace(self.setup, recipe=library.recipe, devices=devices)
@@ -178,13 +178,13 @@ TRIES = 3
 
 
 class PoolLibrary:
-    """A pool's library until the core forgets it. `tell` sends the core an event."""
+    """A library of the pool, until the core forgets it. `tell` sends the core an event."""
 
     def __init__(self, ordered: StartLibrary, orders: Orders, tell: Callable[[Event], None]) -> None:
         self.number = ordered.library
         self.devices = ordered.devices
         self.memory_bytes = 0
-        """Last measured host memory of its process; 0 = unknown."""
+        """Last measured host memory of the process in bytes; 0 = unknown."""
         self._ordered = ordered
         self._orders = orders
         self._tell = tell
@@ -199,10 +199,10 @@ class PoolLibrary:
     def sent(self) -> tuple[CallId, ...]:
         return tuple(spec.call for spec in self._order.calls) if self._order is not None else ()
 
-    # ---- what its core says
+    # ---- messages from the core
 
     def load(self) -> None:
-        self._say(to_agent.Hello(self.number, 0))
+        self._send_message(to_agent.Hello(self.number, 0))
         self._submit(self._orders.new())
 
     def hear(self, message: to_library.ToLibrary) -> None:
@@ -212,19 +212,19 @@ class PoolLibrary:
             case to_library.GiveBack(count=count, calls=calls, order=order):
                 back = self._drop(calls) if calls else self._newest(count)
                 if back or not calls:
-                    self._say(to_agent.GivenBack(tuple(back), order=order))
+                    self._send_message(to_agent.GivenBack(tuple(back), order=order))
             case to_library.Stop():
                 self._stops = True
                 if self._queue:
-                    self._say(to_agent.GivenBack(tuple(self._newest(len(self._queue)))))
+                    self._send_message(to_agent.GivenBack(tuple(self._newest(len(self._queue)))))
                 if self._order is None:
                     self._end()
             case to_library.Resize(device_memory_bytes=size):
-                self._say(to_agent.Resized(size))
+                self._send_message(to_agent.Resized(size))
             case to_library.Evict(call=call):
                 self.interrupt({call})
             case to_library.Meet() | to_library.Load() | to_library.Taken() | to_library.Sleep() | to_library.Wake():
-                pass  # its libraries say that they cannot sleep
+                pass  # the libraries report that they cannot sleep
             case _:
                 assert_never(message)
 
@@ -241,12 +241,12 @@ class PoolLibrary:
         if run.function_blob is not None:
             self._orders.take_function(run.function_blob)
         elif run.function not in self._orders.names:
-            self._say(to_agent.GivenBack(calls, need_function=True))
+            self._send_message(to_agent.GivenBack(calls, need_function=True))
             return
         if run.gang is not None and run.gang.size > 1:
             text = f'it needs {run.gang.size} devices at once, and engine = "taskvine" runs no gangs'
             failure = Failure(FailureKind.NO_DEVICE, text, library=self.number)
-            self._say(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
+            self._send_message(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
         self._queue.extend((run, spec) for spec in run.calls)
         self._feed()
@@ -289,16 +289,16 @@ class PoolLibrary:
         elif order.calls:
             self._ended(order, answer)
         else:
-            self._loaded(answer.held)
+            self._on_loaded(answer.held)
 
-    def _loaded(self, held: messages.LibraryReport) -> None:
+    def _on_loaded(self, held: messages.LibraryReport) -> None:
         log.info("lib-%d (%s) is on %s", self.number, self._ordered.recipe.name, held.host)
-        # Report no memory: the manager would plan several contexts in one slot.
+        # Report no memory, or the manager would plan several contexts in one slot.
         start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
-        self._say(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
+        self._send_message(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 
     def _ended(self, order: messages.PoolOrder, answer: messages.PoolAnswer) -> None:
-        self._say(to_agent.RunsEnded(answer.ends))
+        self._send_message(to_agent.RunsEnded(answer.ends))
         for end in answer.ends:
             self._orders.measured(order.function, end.run_s)
         held = answer.held
@@ -311,25 +311,25 @@ class PoolLibrary:
         order, note = outcome.order, outcome.note
         if note is None and order.calls and self._tries < TRIES:
             self._tries += 1
-            self._send_again(order, without=outcome.stopped)
+            self._resend(order, without=outcome.stopped)
             return
         failure = verdict(
             self._ordered, note, said=outcome.result, loading=not order.calls, pilot=self._orders.setup.pilot
         )
         self._end(failure, running=(CallId(note.call),) if note is not None else ())
 
-    def _send_again(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
+    def _resend(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
         if without:
-            self._say(to_agent.GivenBack(tuple(without)))
+            self._send_message(to_agent.GivenBack(tuple(without)))
         calls = [spec for spec in order.calls if spec.call not in without]
         if calls:
             self._submit(self._orders.new(order, calls))
         else:
             self._feed()
 
-    # ---- what it says
+    # ---- messages to the core
 
-    def _say(self, message: to_agent.ToAgent) -> None:
+    def _send_message(self, message: to_agent.ToAgent) -> None:
         self._tell(FromLibrary(self.number, (message,)))
 
     def _end(self, failure: Failure | None = None, *, running: tuple[CallId, ...] = ()) -> None:

@@ -1,12 +1,12 @@
-"""The copy of an object on disk, the choice of its next pieces, and the shared state of one fetch.
+"""The copy of an object on disk, the choice of the next pieces, and the shared state of one fetch.
 
-A new copy first has all folders, links, and files, with holes for missing pieces. Another process may complete it:
+A new copy contains all folders, links and files, with holes for missing pieces. Another process may complete the copy:
 `recheck` keeps correct pieces.
 
-The rarest piece goes first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent",
-2003). Unlike BitTorrent, the source that reads the object's origin is asked only for pieces that no other source has or
-will soon have. Near the end, a delayed piece is requested again elsewhere. A choice looks at a sample of the pieces, so
-its time does not grow with the object. `Picker` is pure.
+As in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003), a fetch requests the rarest piece first and
+breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the reader of the object's origin only if no
+other source has or will soon have the piece. Near the end, a delayed piece is also requested from a second source. A
+choice samples the pieces, so its time does not grow with the object. `Picker` is pure.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from stoker.contexts.manifest import (
 
 
 class ObjectCopy:
-    """One object at one path, for several threads. `arrivals`: the present pieces, in order of arrival."""
+    """One object at one path, thread-safe. `arrivals`: the present pieces, in order of arrival."""
 
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
-        """`data`: the manifest. Raises ValueError if it is invalid, OSError if the path cannot be used."""
+        """`data`: the manifest. Raises ValueError for an invalid manifest, OSError for an unusable path."""
         self.name = name
         self.data = data
         self.manifest = read_manifest(name, data)
         self.pieces = pieces(self.manifest)
-        self.first_hand = False  # True if the object is read from its origin
+        self.first_hand = False  # True if the fetch reads the object's origin
         self.changed = threading.Condition()
         self.arrivals: Sequence[int] = range(len(self.pieces))
         self._made: list[int] = []
@@ -56,17 +56,17 @@ class ObjectCopy:
         self._folder = self.manifest.kind is EntryKind.FOLDER
         if not whole:
             self.arrivals = self._made
-            _lay_out(root, self.manifest)
+            _create_tree(root, self.manifest)
         how = os.O_DIRECTORY if self._folder else (os.O_RDONLY if whole else os.O_RDWR)
         self._root = os.open(root, how | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._root)  # not earlier: a late thread must not write to another file
+        weakref.finalize(self, os.close, self._root)  # not earlier, because a late thread could write to another file
 
     @property
     def complete(self) -> bool:
         return len(self.arrivals) == len(self.pieces)
 
     def recheck(self) -> int:
-        """Keep the correct pieces of an earlier try; return their bytes. Raises OSError."""
+        """Keep correct pieces of an earlier attempt; return the number of bytes kept. Raises OSError."""
         kept = 0
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
@@ -79,7 +79,7 @@ class ObjectCopy:
         return kept
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Write a piece; False if its bytes are wrong. Raises OSError."""
+        """Write a piece to disk. False if its bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_right(piece, data):
             return False
@@ -92,7 +92,6 @@ class ObjectCopy:
         return True
 
     def read(self, index: int, into: memoryview) -> bool:
-        """Read a piece; False if a file is too short. Raises OSError."""
         offset = 0
         for part in self.pieces[index]:
             with self._open(part.entry, os.O_RDONLY) as file:
@@ -103,12 +102,12 @@ class ObjectCopy:
 
     @contextmanager
     def file_of(self, part: Slice) -> Iterator[int]:
-        """Yield a descriptor of a part's file, for `sendfile`. Raises OSError."""
+        """Yield a file descriptor of a part, for `sendfile`. Raises OSError."""
         with self._open(part.entry, os.O_RDONLY) as file:
             yield file
 
     def give_up(self) -> None:
-        """Free the disk space, even while other processes have the copy open."""
+        """Free the disk space of the copy, even if other processes have the copy open."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 
@@ -142,7 +141,7 @@ class ObjectCopy:
                 return error.errno == errno.ENXIO
 
 
-def _lay_out(root: Path, manifest: Manifest) -> None:
+def _create_tree(root: Path, manifest: Manifest) -> None:
     place = os.fsencode(root)
     if manifest.kind is EntryKind.FILE:
         _make_file(place, manifest.entries[0])
@@ -192,13 +191,13 @@ SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
 """Near the end, a piece is requested from a second source after `AGAIN_S` seconds.
 
-If pieces are slow, it is requested after `AGAIN` times the recent seconds per piece.
+For slow transfers, the delay is `AGAIN` times the recent seconds per piece.
 """
-SPARED_S = 5.0  # seconds: while pieces come at least this often, the origin is asked only for pieces that others lack
+SPARED_S = 5.0  # seconds without a piece before the origin is also used for pieces of peers
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PieceRequest:
     sources: int
     since: float
 
@@ -212,16 +211,16 @@ class _Offer:
 
 
 class Picker(Generic[S]):
-    """The pieces of one object, and their sources. Not thread-safe."""
+    """The pieces of one object, and the sources of each piece. Not thread-safe."""
 
     def __init__(self, count: int, *, chance: random.Random) -> None:
         self._here = bytearray(count)
         self._left = count
         self._holders = [0] * count
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PieceRequest] = {}
         self._offers: dict[S, _Offer] = {}
         self._chance = chance
-        self._moved_at = 0.0
+        self._last_arrival_at = 0.0
         self._took_s = 0.0
 
     @property
@@ -229,7 +228,6 @@ class Picker(Generic[S]):
         return self._left
 
     def add(self, source: S, *, origin: bool = False) -> None:
-        """Add a source without pieces."""
         self._offers[source] = _Offer(origin=origin, known=bytearray(len(self._here)))
 
     def has(self, source: S, indices: Iterable[int]) -> None:
@@ -243,9 +241,9 @@ class Picker(Generic[S]):
                     offer.pieces.append(index)
 
     def has_not(self, source: S, index: int) -> None:
-        """Record that a source cannot give a piece now."""
+        """Record that a source cannot send a piece now."""
         offer = self._offers[source]
-        self._unask(offer, index)
+        self._withdraw_request(offer, index)
         if offer.known[index]:
             offer.known[index] = 0
             if not offer.origin:
@@ -254,18 +252,18 @@ class Picker(Generic[S]):
                 offer.pieces.remove(index)
 
     def gone(self, source: S) -> None:
-        """Drop a source; its pieces can then be requested elsewhere."""
+        """Remove a source, so that its pieces can be requested from other sources."""
         offer = self._offers.pop(source, None)
         if offer is None:
             return
         for index in list(offer.asked):
-            self._unask(offer, index)
+            self._withdraw_request(offer, index)
         if not offer.origin:
             for index, known in enumerate(offer.known):
                 self._holders[index] -= known
 
     def arrived(self, index: int, now: float) -> bool:
-        """Record a piece; False if it was present."""
+        """Record the arrival of a piece. False if the piece was present."""
         for offer in self._offers.values():
             offer.asked.discard(index)
         asked = self._asked.pop(index, None)
@@ -275,11 +273,11 @@ class Picker(Generic[S]):
             self._took_s += (now - asked.since - self._took_s) / 4
         self._here[index] = 1
         self._left -= 1
-        self._moved_at = now
+        self._last_arrival_at = now
         return True
 
     def take(self, source: S, now: float) -> int | None:
-        """Return the piece to request from a source, if any, and mark it as requested."""
+        """Return the piece to request from a source, if any, and mark the piece as requested."""
         offer = self._offers.get(source)
         if offer is None:
             return None
@@ -287,13 +285,13 @@ class Picker(Generic[S]):
         found = self._late(offer, now) if found is None else found
         if found is not None:
             asked = self._asked.get(found)
-            self._asked[found] = _Asked(1 + (asked.sources if asked else 0), now)
+            self._asked[found] = _PieceRequest(1 + (asked.sources if asked else 0), now)
             offer.asked.add(found)
         return found
 
     def _free(self, offer: _Offer, now: float) -> int | None:
         """Return the rarest unrequested piece of a sample, or else of all pieces (unless the origin is spared)."""
-        spared = offer.origin and now - self._moved_at < SPARED_S
+        spared = offer.origin and now - self._last_arrival_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
             best, fewest = None, len(self._offers) + 1
@@ -315,7 +313,7 @@ class Picker(Generic[S]):
         return None
 
     def _late(self, offer: _Offer, now: float) -> int | None:
-        """If all missing pieces are requested, return a piece that was requested once, long ago."""
+        """If all missing pieces are requested, return a piece with one late request."""
         if len(self._asked) < self._left:
             return None
         patience_s = max(AGAIN_S, AGAIN * self._took_s) + (SPARED_S if offer.origin else 0.0)
@@ -326,7 +324,7 @@ class Picker(Generic[S]):
         ]
         return self._chance.choice(late) if late else None
 
-    def _unask(self, offer: _Offer, index: int) -> None:
+    def _withdraw_request(self, offer: _Offer, index: int) -> None:
         if index in offer.asked:
             offer.asked.discard(index)
             asked = self._asked.get(index)
@@ -341,7 +339,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: an `address`, or a local `path`. `origin`: it is, or reads, the object's origin."""
+    """A source of an object: an `address` or a local `path`. `origin`: True for the object's origin or its reader."""
 
     address: str = ""
     path: str = ""
@@ -354,7 +352,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes from the origin, from peers and from an earlier try, and the fetch's seconds."""
+    """Bytes from the origin, from peers and from an earlier attempt, and the seconds of the fetch."""
 
     origin_bytes: int
     peer_bytes: int
@@ -367,25 +365,25 @@ class WrongBytesError(Exception):
 
 
 class FetchState:
-    """The state of one fetch, for any thread. `begun` receives the copy early, to serve it while it grows."""
+    """The state of one fetch, thread-safe. `begun` receives the partial copy, which the pilot serves to peers."""
 
     def __init__(self, name: str, root: Path, *, begun: Callable[[ObjectCopy], None]) -> None:
         self.name = name
         self._root = root
         self._chance = random.Random()
-        self._begun = begun
-        self._news = threading.Condition()
+        self._on_begin = begun
+        self._changed = threading.Condition()
         self._making = threading.Lock()
         self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
-        self.told = b""  # the manifest, if known beforehand
+        self.told = b""  # the manifest, if the manager has sent it
         self.copy: ObjectCopy | None = None
         self.over = False
         self.failure: Exception | None = None
 
     def establish(self, manifest: bytes) -> ObjectCopy:
-        """Make the copy from its manifest. Raises WrongBytesError, OSError."""
+        """Create the copy from its manifest. Raises WrongBytesError, OSError."""
         with self._making:
             if self.copy is not None:
                 return self.copy
@@ -397,44 +395,42 @@ class FetchState:
             except OSError as error:
                 self.end(error)
                 raise
-            with self._news:
+            with self._changed:
                 self._picker = Picker(len(copy.pieces), chance=self._chance)
                 for index in copy.arrivals:
                     self._picker.arrived(index, time.monotonic())
                 self._kept = kept
                 self.copy = copy
-        self._begun(copy)
+        self._on_begin(copy)
         if copy.complete:
             self.end(None)
         return copy
 
     def join(self, source: ObjectSource, has: Iterable[int]) -> None:
-        """Add a source with its pieces."""
         if self.copy is not None and source.origin:
             self.copy.first_hand = True
-        with self._news:
+        with self._changed:
             self._picker.gone(source)
             self._picker.add(source, origin=source.origin)
             self._picker.has(source, has)
 
     def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """Record a source's new pieces, or a piece that it `lacks` now."""
-        with self._news:
+        """Record new pieces of a source, or a piece that the source `lacks`."""
+        with self._changed:
             if lacks is not None:
                 self._picker.has_not(source, lacks)
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        """Return the piece to request from a source, if any."""
-        with self._news:
+        with self._changed:
             return None if self.over else self._picker.take(source, time.monotonic())
 
     def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
-        """Keep a piece. Raises WrongBytesError."""
+        """Store a piece that has arrived. Raises WrongBytesError."""
         copy = self.copy
         if copy is None:
-            raise ValueError("a piece came before the manifest")
-        with self._news:
+            raise ValueError("a piece arrived before the manifest")
+        with self._changed:
             self._from_origin += len(data) if source.origin else 0
             self._from_peers += 0 if source.origin else len(data)
         try:
@@ -443,30 +439,29 @@ class FetchState:
         except OSError as error:
             self.end(error)
             return
-        with self._news:
+        with self._changed:
             self.moved_at = time.monotonic()
             self._picker.arrived(index, self.moved_at)
-            self._news.notify_all()
+            self._changed.notify_all()
         if copy.complete:
             self.end(None)
 
     def leave(self, source: ObjectSource) -> None:
-        with self._news:
+        with self._changed:
             self._picker.gone(source)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def end(self, failure: Exception | None) -> None:
-        """End the fetch; later outcomes are ignored."""
-        with self._news:
+        """End the fetch. Later calls have no effect."""
+        with self._changed:
             if not self.over:
                 self.over, self.failure = True, failure
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait up to `seconds` for a change."""
-        with self._news:
+        with self._changed:
             if not self.over:
-                self._news.wait(seconds)
+                self._changed.wait(seconds)
 
     def outcome(self) -> FetchOutcome:
         return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)

@@ -1,7 +1,7 @@
-"""Fetches one object from several sources at once, and sends results to the seed.
+"""Fetches one object from several sources concurrently, and sends results to the seed.
 
-A thread reads each source: another pilot, the session's seed, or a path. Each piece is checked before it is kept. A
-source that served a wrong piece is not asked again.
+One thread reads each source: another pilot, the session's seed, or a path. The fetch verifies each piece. A source of a
+wrong piece is not used again.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
 
-DEPTH = 2  # pieces requested from a fast peer at one time: one travels while another is checked
-SLOW_S = 0.1  # a peer that takes longer per piece gets one request at a time
+DEPTH = 2  # outstanding requests to a fast peer: the next piece travels while the last piece is verified
+SLOW_S = 0.1  # a slower peer gets one request at a time (seconds per piece)
 
-_CHANGED = (
+_FILE_CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
 )
 _BUSY_S = 15.0
-_BUSY_AGAIN_S = 0.3
+_BUSY_RETRY_S = 0.3
 _IDLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """The transfer key, time limits, and the function that makes manifests of paths."""
+    """The transfer key, time limits, and the function that makes the manifest of a path."""
 
     key: bytes
     limits: wire.WireLimits = wire.LIMITS
@@ -47,7 +47,7 @@ class FetchSettings:
 
 
 class SourceReader:
-    """Reads one source. `ended` receives why it stopped (empty: complete), and whether its bytes were wrong."""
+    """Reads one source. `ended` receives the reason of the end (empty if complete), and True if bytes were wrong."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class SourceReader:
                         self._read_peer()
                 except wire.PeerError as error:
                     why = str(error)
-                    if self._useful == useful:  # otherwise the source gave pieces on this connection, so try it again
+                    if self._useful == useful:  # after a useful connection, connect again
                         break
                     why = ""
         except WrongBytesError as error:
-            why, wrong = _CHANGED if self.source.path else str(error), True
+            why, wrong = _FILE_CHANGED if self.source.path else str(error), True
         except (OSError, ValueError, StokerError) as error:
             why = str(error)
-        except Exception as error:  # a bug of ours must not leave other threads waiting for this source
+        except Exception as error:  # despite this bug, other threads must not wait for this source
             why = f"{type(error).__name__}: {error}"
         self._board.leave(self.source)
         self._ended(self, self._why if self._stopped else why, wrong)
@@ -129,7 +129,7 @@ class SourceReader:
             if not trouble:
                 return self._opened(channel, header)
             if trouble == "busy" and time.monotonic() < busy_until:
-                board.wait(_BUSY_AGAIN_S)
+                board.wait(_BUSY_RETRY_S)
             elif trouble == "busy":
                 raise wire.PeerError("it is busy with other pilots")
             elif trouble != "soon":
@@ -179,7 +179,7 @@ class SourceReader:
             self._board.hear(self.source, has, lacks=index)
             return
         if header.get("index") != index or header["body"] != size:
-            raise wire.PeerError("it sent another piece than the requested one")
+            raise wire.PeerError("it sent a piece that was not requested")
         channel.receive_body(buffer[:size])
         self._board.hear(self.source, has)
         self._board.arrive(self.source, index, buffer[:size])
@@ -191,7 +191,7 @@ class SourceReader:
         if copy is None:
             make = self._means.manifest_at
             if not board.told and make is None:
-                raise wire.PeerError("its parts are not known")
+                raise wire.PeerError("its manifest is unknown")
             copy = board.establish(board.told or (make(self.source.path) if make else b""))
         original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
         board.join(self.source, range(len(copy.pieces)))
@@ -228,13 +228,13 @@ def _indices(header: dict[str, Any], count: int) -> list[int]:
 
 log = logging.getLogger("stoker.transfer")
 
-STALL_S = 60.0  # seconds without bytes from any source after which all sources are dropped
+STALL_S = 60.0  # seconds without bytes after which all sources are dropped
 _POLL_S = 0.5
-_REASONS = 4  # number of reasons in the error when the last source has failed
+_REASONS = 4  # number of reasons in the error
 
 
 class ObjectFetch:
-    """Fetches one object to the path `root`, which may have parts of an earlier try."""
+    """Fetches one object to the path `root`, which may contain parts of an earlier attempt."""
 
     def __init__(
         self,
@@ -255,7 +255,6 @@ class ObjectFetch:
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Replace the sources."""
         self._board.told = manifest or self._board.told
         offered = set(sources)
         with self._lock:
@@ -275,7 +274,7 @@ class ObjectFetch:
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
         """Wait until the object is complete. Raises OSError, PeerError."""
         board, alone_at = self._board, time.monotonic()
-        if board.told:  # check parts of an earlier try while the sources have not answered
+        if board.told:  # check parts of an earlier attempt before the sources answer
             try:
                 board.establish(board.told)
             except (OSError, WrongBytesError) as error:
@@ -307,7 +306,7 @@ class ObjectFetch:
         return self._board.outcome()
 
     def stop(self) -> None:
-        """Stop the fetch, unless it has ended; its parts stay for another try."""
+        """Stop the fetch unless it has ended. Its parts remain for another attempt."""
         self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))
         with self._lock:
             workers, self._workers = list(self._workers.values()), {}
@@ -336,21 +335,21 @@ class ObjectFetch:
 _CHUNK = 1 << 20
 
 
-SEED_FILE = "seed.address"  # in the session's folder, once its seed listens: its `host:port`
+SEED_FILE = "seed.address"  # file in the session's folder with the `host:port` of the listening seed
 
 
 def read_key(file: str | os.PathLike[str]) -> bytes:
-    """Return a session's transfer key from its file `keys/transfer.json`. Raises OSError, ValueError."""
+    """Return a session's transfer key from the file `keys/transfer.json`. Raises OSError, ValueError."""
     try:
         return bytes.fromhex(json.loads(Path(file).read_bytes())["secret"])
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} holds no transfer key: {error}") from error
+        raise ValueError(f"{file} contains no transfer key: {error}") from error
 
 
 def get(
     name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> FetchOutcome:
-    """Fetch an object to `target`, complete or not at all."""
+    """Fetch an object to `target`, completely or not at all."""
     draft = target.with_name(f".{target.name}.draft")
     fetch = ObjectFetch(name, draft, means=FetchSettings(key=key, limits=limits))
     fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
@@ -362,7 +361,7 @@ def get(
 def put(
     name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> str:
-    """Send a result to the seed; return its path there. Raises PeerError."""
+    """Send a result to the seed, and return its path at the seed. Raises PeerError."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)

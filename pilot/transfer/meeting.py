@@ -1,9 +1,9 @@
-"""Lets starting pilots, not yet connected to the manager, find each other at the session's seed.
+"""Lets starting pilots find each other at the session's seed before they connect to the manager.
 
-A pilot that starts on a bare node reports its wanted object and its pieces to the seed every few seconds. The seed
-names a few other pilots that have missing pieces. It names each pilot to few others. While several pilots take part,
-the seed sends each piece once (`server`). It sends a piece again only if no pilot reports it, or if the pilots that
-have it do not serve the asking pilot.
+Every few seconds, a pilot that starts on a bare node reports its wanted object and its pieces to the seed. The seed
+answers with a few other pilots that have missing pieces, and names each pilot to few others. While several pilots take
+part, the seed sends each piece once (`server`). The seed sends a piece again only if no pilot reports the piece, or if
+the pilots with the piece do not serve the requesting pilot.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST
 
-SOURCES = MOST - 1  # number of other pilots that the seed names to a pilot
-TRIES = 2 * SOURCES  # a host that got no piece from this many pilots counts as cut off from the others
-FORGOTTEN = 4.0  # a pilot is gone after 4 of its report intervals without a report
+SOURCES = MOST - 1  # number of source pilots in each answer of the seed
+TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
+FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
 UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds before the seed sends a piece again: while no pilot has reported that it has the piece, and afterwards."""
+"""Seconds before the seed sends a piece again: while no pilot reports the piece, and if a pilot reports it."""
 _CHECK_S = 0.5
 _MOST = 20_000
-_ALL = -1  # every piece, a bit each
+_ALL_PIECES = -1  # every bit set: all pieces
 
 
 class SeedMeetings:
-    """The seed's records: the pilots that want each object. Thread-safe."""
+    """The seed's records of the pilots that want each object. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Record the pieces of the pilot at this address (all if it `wants` none); return pilots as its sources."""
+        """Record the pieces of the pilot at `address` (all if it `wants` none), and return pilots as sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -55,16 +55,16 @@ class SeedMeetings:
             if one is None:
                 if not address or len(meeting.here) >= _MOST:
                     return []
-                one = meeting.here[address] = _One()
+                one = meeting.here[address] = _PilotReport()
             one.until = now + FORGOTTEN * again_s
             one.lost.update(lost)
-            one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL
+            one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL_PIECES
             meeting.hold(have, until=one.until)
             meeting.choose(address, one, count=SOURCES if wants else 0, chance=self._chance)
             return list(one.sources)
 
     def spared_s(self, name: str, index: int, host: str) -> float:
-        """Return the seconds that a host should wait for a piece that another pilot was given."""
+        """Return the seconds that a host should wait for a piece that the seed sent to another pilot."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
@@ -75,12 +75,12 @@ class SeedMeetings:
             return HELD_S if meeting.held_until.get(index, 0.0) > now else UNHEARD_S
 
 
-class _One:
+class _PilotReport:
     __slots__ = ("alone", "have", "lost", "named", "sources", "until")
 
     def __init__(self) -> None:
         self.alone = False
-        self.have = 0  # the pilot's pieces, a bit each
+        self.have = 0  # the pilot's pieces, one bit per piece
         self.until = 0.0
         self.named = 0
         self.sources: dict[str, None] = {}
@@ -89,9 +89,9 @@ class _One:
 
 class _Meeting:
     def __init__(self) -> None:
-        self.here: dict[str, _One] = {}
-        self.held_until: dict[int, float] = {}  # by piece: until when a pilot with the piece counts as present
-        self.alone: set[str] = set()  # hosts with a pilot that no other pilot serves
+        self.here: dict[str, _PilotReport] = {}
+        self.held_until: dict[int, float] = {}  # by piece: time until which a pilot with the piece counts as present
+        self.alone: set[str] = set()  # hosts that no other pilot serves
         self._check_at = 0.0
 
     def hold(self, have: bytes, *, until: float) -> None:
@@ -106,29 +106,29 @@ class _Meeting:
         self._check_at = now + _CHECK_S
         for address in [address for address, one in self.here.items() if one.until <= now]:
             for source in self.here.pop(address).sources:
-                self._unname(source)
+                self._release_source(source)
         self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
 
-    def choose(self, address: str, one: _One, *, count: int, chance: random.Random) -> None:
+    def choose(self, address: str, one: _PilotReport, *, count: int, chance: random.Random) -> None:
         for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
             del one.sources[source]
-            self._unname(source)
+            self._release_source(source)
         helps = any(self.here[source].have & ~one.have for source in one.sources)
         if not count or (helps and len(one.sources) == count):
             return
         others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
         chance.shuffle(others)
         others.sort(key=lambda x: self.here[x].named)
-        if len(one.sources) == count:  # the sources have no missing piece: name a pilot that has one
+        if len(one.sources) == count:  # no source has a missing piece: replace a source
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
-                self._unname(source)
+                self._release_source(source)
         for source in others[: count - len(one.sources)]:
             one.sources[source] = None
             self.here[source].named += 1
 
-    def _unname(self, address: str) -> None:
+    def _release_source(self, address: str) -> None:
         if address in self.here:
             self.here[address].named -= 1
 
@@ -136,7 +136,7 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Report this pilot's pieces to the seed; return other pilots. Raises PeerError."""
+    """Report this pilot's pieces to the seed, and return other pilots. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()
@@ -150,7 +150,7 @@ def meet(
 
 
 def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """Answer a `meet` request. Raises PeerError if it is malformed."""
+    """Answer a `meet` request. Raises PeerError if the request is malformed."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("a rank sent an unknown message")

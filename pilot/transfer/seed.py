@@ -1,7 +1,7 @@
-"""`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots that see no shared files.
+"""`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots without shared files.
 
-It runs next to the manager, serves the files of recipes and large arguments, and takes large results. It writes its
-address to `seed.address` in the session folder, and ends with the session.
+The seed runs next to the manager, serves files of recipes and large arguments, and receives large results. The seed
+writes its address to `seed.address` in the session folder, and exits with the session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32  # pilots served at one time: an object has one reader here, but every pilot fetches its own arguments
+MOST = 32  # pilots served simultaneously: pilots share one reader of an object, but each fetches its own arguments
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
@@ -44,7 +44,7 @@ _POLL_S = 0.5
 
 
 class Seed:
-    """The answers of a session's seed. Thread-safe."""
+    """Answers requests to a session's seed. Thread-safe."""
 
     def __init__(self, objects: Path) -> None:
         self._objects = objects
@@ -53,13 +53,12 @@ class Seed:
         self._lock = threading.Lock()
 
     def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> ObjectServer:
-        """Listen. Raises OSError."""
         more = {"put": self._put, "meet": self._meet}
         return ObjectServer(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield the object at its origin, if it is unchanged."""
+        """Yield the object at its origin, if unchanged."""
         ref = self._find(name)
         copy = None
         if ref is not None:
@@ -69,8 +68,8 @@ class Seed:
                 log.warning("%s cannot be served: %s", name, error)
         yield copy
 
-    def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
-        """Always False: a seed fetches nothing."""
+    def expects(self, name: str) -> bool:  # noqa: ARG002  # a seed has complete objects only
+        """Always False, because a seed fetches nothing."""
         return False
 
     def _find(self, name: str) -> ObjectRef | None:
@@ -78,7 +77,7 @@ class Seed:
             return None
         with self._lock:
             ref = self._published.find(name)
-        if ref is None:  # each client has its own file of arguments
+        if ref is None:  # each client writes its own file of arguments
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 
@@ -96,7 +95,7 @@ class Seed:
             with draft_of(place) as draft:
                 if _receive(channel, draft, size) != digest:
                     raise OSError("it was changed in transit")
-        except OSError as error:  # further bytes of the result may follow, so this connection is useless
+        except OSError as error:  # the unread bytes of the result make the connection useless
             channel.send({"error": "refused", "text": f"{place} could not be written: {error}"})
             raise wire.PeerError(f"{name} was refused: {error}") from error
         channel.send({"path": str(place)})
@@ -117,19 +116,21 @@ def _receive(channel: wire.Channel, into: Path, size: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until the session ends, or SIGTERM."""
+    """Serve objects until the session ends or SIGTERM arrives."""
     parser = argparse.ArgumentParser(
         prog="python -m stoker.pilot.transfer.seed", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
+    parser.add_argument(
+        "--parent", type=int, default=os.getppid(), metavar="PID", help="process id of the manager that starts the seed"
+    )
     options = parser.parse_args(arguments)
     session = SessionFolder(options.session)
     keep_log(session.path / "seed.log")
     connections.raise_descriptor_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is for the client
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the client
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not locks.take(lock):
@@ -140,16 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("the seed of %s cannot listen: %s", session.path, error)
         return 1
     log.info("serving %s at %s", session.objects, server.address)
-    untold = _tell_address(session, server.address)
+    untold = _write_address(session, server.address)
     if untold:
-        log.warning("%s: it is tried again until it can be written", untold)
+        log.warning("%s; retrying until it succeeds", untold)
     while not stopped.wait(_POLL_S) and not _is_over(session):
-        untold = untold and _tell_address(session, server.address)
+        untold = untold and _write_address(session, server.address)
     server.close()
     return 0
 
 
-def _tell_address(session: SessionFolder, address: str) -> str:
+def _write_address(session: SessionFolder, address: str) -> str:
     file = session.path / SEED_FILE
     try:
         write_whole(file, address.encode())

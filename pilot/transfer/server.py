@@ -1,8 +1,8 @@
-"""Serves objects to peers: complete objects, and the present pieces of objects that are being fetched.
+"""Serves objects to peers: complete objects, and the present pieces of partial objects.
 
-One thread serves one connection, up to a limit; further peers are told that this pilot is busy. A piece is sent to one
-peer at a time. The pilot that reads an object's origin sends each piece once, and again only to a peer that still
-requests it later (as in BitTorrent's super-seeding).
+One thread serves one connection, up to a limit. Further peers receive the answer `busy`. A piece is sent to one peer at
+a time. The reader of an object's origin sends each piece once, and again only if a peer still requests the piece later,
+as in BitTorrent's super-seeding.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from stoker.log_files import SeldomLog
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy
 
-# ---- which peer gets a piece
+# ---- the order of sending
 
-_LATER_S = 3.0  # seconds after which a piece that one peer receives slowly may go to another peer
+_SLOW_PEER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
-"""Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the time per piece."""
+"""Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the seconds per piece."""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
-"""Takes an object's name, a piece's index and the asking host's address; returns the seconds that the host should wait.
-"""
+"""Returns the seconds that a host should wait. Arguments: object name, piece index, address of the host."""
 _REMEMBERED = 256
 
 
 class Sending:
-    """The pieces that are being sent or were sent. Thread-safe."""
+    """The pieces that a server is sending or has sent. Thread-safe."""
 
     def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
         self._spares = spares
@@ -42,7 +41,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Record that a piece is being sent. False if no further peer may get it now."""
+        """Record that a piece is being sent. False if no further peer may receive the piece now."""
         with self._lock:
             object, sent, wait_s = self._state_of(copy, index, host)
             if wait_s > 0:
@@ -57,7 +56,7 @@ class Sending:
         with self._lock:
             object = self._objects.setdefault(copy.name, _Object())
             sent = object.pieces.setdefault(index, _Sent())
-            if sent.since is not None:  # otherwise two peers received it at once, and the other one was first
+            if sent.since is not None:  # None if a simultaneous transfer of the piece has ended first
                 object.took_s = now - sent.since
                 object.under_way -= 1
                 sent.since = None
@@ -65,7 +64,7 @@ class Sending:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
-        """Return the seconds until a further peer may get a piece."""
+        """Return the seconds until a further peer may receive a piece."""
         with self._lock:
             return self._state_of(copy, index, host)[2]
 
@@ -81,20 +80,20 @@ class _Object:
 
     def __init__(self) -> None:
         self.pieces: dict[int, _Sent] = {}
-        self.given = 0  # pieces that were sent at least once
+        self.given = 0  # number of pieces that were sent at least once
         self.under_way = 0
         self.took_s = 0.0
 
     def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
         if sent.since is not None:
-            return sent.since + _LATER_S
+            return sent.since + _SLOW_PEER_S
         if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
             return now
         if not spared_s and self.given >= len(copy.arrivals) and self.under_way <= 1:
             return now  # no better piece to send
         sent.asked_at = sent.asked_at or now
         due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
-        return now if due <= now else min(due, now + _POLL_S)  # soon there may be no better piece to send
+        return now if due <= now else min(due, now + _POLL_S)
 
 
 class _Sent:
@@ -111,24 +110,24 @@ class _Sent:
 log = logging.getLogger("stoker.transfer")
 
 MOST = 4  # peers served at one time
-WAIT_S = 0.5  # seconds within which a `wait` request is answered, before the peer times out
+WAIT_S = 0.5  # seconds until the answer to a `wait` request, below the peer's time-out
 
-_UNPROVEN = 32  # connections that may wait to prove the session's key: a thread each
-_TOLD_AT_ONCE = 4000
+_MOST_UNPROVEN = 32  # maximum connections (one thread each) without proof of the key
+_MOST_ANNOUNCED_PIECES = 4000
 
 
 class ServedObjects(Protocol):
-    """The objects that a server serves."""
+    """The objects that a transfer server can serve."""
 
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """Yield an object's copy, which stays in place meanwhile; None if absent."""
+        """Yield a copy of an object, which is not evicted meanwhile; None if absent."""
 
     def expects(self, name: str) -> bool:
-        """True if an absent object is being fetched."""
+        """True if the pilot is fetching the absent object."""
 
 
 class ObjectServer:
-    """Listens at `address` until closed. `more` answers further requests. Raises OSError if it cannot listen."""
+    """Listens at `address` until closed. `more`: handlers of further requests. Raises OSError if it cannot listen."""
 
     def __init__(
         self,
@@ -148,12 +147,12 @@ class ObjectServer:
         self._limits = limits
         self._more = dict(more or {})
         self.lock = threading.Lock()
-        self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_UNPROVEN)
+        self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_MOST_UNPROVEN)
         self._lines = SeldomLog(log)
         self._serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
-        self.sending = Sending(spares=spares)  # the pieces that are being sent
+        self.sending = Sending(spares=spares)
         self._closed = threading.Event()
         self.sent_bytes = 0
         self._socket = listener or _listen(host, ports)
@@ -166,7 +165,6 @@ class ObjectServer:
         return self._serving
 
     def close(self) -> None:
-        """Stop listening, and close all connections."""
         self._closed.set()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -188,7 +186,7 @@ class ObjectServer:
                 if self._closed.is_set():
                     return
                 self._lines.warning("accept", f"no connection could be accepted: {error}")
-                time.sleep(0.2)  # out of descriptors, most likely
+                time.sleep(0.2)  # probably no descriptor is free
                 continue
             self._seat(sock, str(peer[0]))
             try:
@@ -200,12 +198,12 @@ class ObjectServer:
                 sock.close()
 
     def _seat(self, sock: socket.socket, address: str) -> None:
-        """Let a connection prove its key. Above the limit, close the oldest connection of the address with the most."""
+        """Add an unproven connection. Above the limit, close the oldest connection of the address with the most."""
         with self.lock:
             self._unproven.add(sock, address=address)
             surplus = self._unproven.surplus()
             if surplus is not None:
-                with suppress(OSError):  # the connection has ended already; its thread closes it
+                with suppress(OSError):  # the connection has ended
                     surplus[0].shutdown(socket.SHUT_RDWR)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
@@ -255,7 +253,7 @@ class ObjectServer:
             while True:
                 with self._served.lend(name) as copy:
                     if copy is not None:
-                        lending = _Lending(self, channel, copy, host=host)
+                        lending = _PeerService(self, channel, copy, host=host)
                         return lending.serve(wants_manifest=bool(request.get("manifest")))
                 if not self._served.expects(name) or time.monotonic() > until:
                     channel.send({"error": "soon" if self._served.expects(name) else "absent"})
@@ -274,10 +272,10 @@ class ObjectServer:
                 self._serving -= free
 
 
-class _Lending:
+class _PeerService:
     def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
-        self._told = 0
+        self._announced = 0
         self._later: set[int] = set()
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
@@ -288,7 +286,7 @@ class _Lending:
             what, index = request.get("op"), request.get("index")
             if what == "wait":
                 self._wait()
-                channel.send({"have": self._pieces_to_tell()})
+                channel.send({"have": self._pieces_to_announce()})
             elif what == "piece" and type(index) is int and 0 <= index < len(copy.pieces):
                 self._piece(index)
             else:
@@ -304,10 +302,10 @@ class _Lending:
             self._channel.send_header(header, len(manifest) + size)
             self._channel.send_body(manifest)
             self._send_piece(copy.pieces[0])
-            self._told = 1
+            self._announced = 1
             return
-        self._told = len(copy.arrivals)
-        bits = b"" if whole else bits_of(copy.arrivals[: self._told], len(copy.pieces))
+        self._announced = len(copy.arrivals)
+        bits = b"" if whole else bits_of(copy.arrivals[: self._announced], len(copy.pieces))
         header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
         self._channel.send(header, manifest, bits)
 
@@ -319,14 +317,14 @@ class _Lending:
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
-                if len(copy.arrivals) > self._told:
+                if len(copy.arrivals) > self._announced:
                     return
                 copy.changed.wait(min(soonest, until - now))
 
-    def _pieces_to_tell(self) -> list[int]:
-        """Return pieces to announce to this peer, and one that it was told to request later."""
-        told = list(self._copy.arrivals[self._told : self._told + _TOLD_AT_ONCE])
-        self._told += len(told)
+    def _pieces_to_announce(self) -> list[int]:
+        """Return new pieces to announce to this peer, and a delayed piece that is free now."""
+        told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
+        self._announced += len(told)
         for index in self._later:
             if self._free_in(index) <= 0:
                 self._later.discard(index)
@@ -339,13 +337,15 @@ class _Lending:
     def _piece(self, index: int) -> None:
         copy, channel, sending = self._copy, self._channel, self._server.sending
         if not copy.has(index):
-            channel.send({"error": "absent", "index": index, "have": self._pieces_to_tell()})
+            channel.send({"error": "absent", "index": index, "have": self._pieces_to_announce()})
         elif not sending.begin(copy, index, host=self._host):
             self._later.add(index)
-            channel.send({"error": "later", "index": index, "have": self._pieces_to_tell()})
+            channel.send({"error": "later", "index": index, "have": self._pieces_to_announce()})
         else:
             try:
-                channel.send_header({"index": index, "have": self._pieces_to_tell()}, piece_bytes(copy.pieces[index]))
+                channel.send_header(
+                    {"index": index, "have": self._pieces_to_announce()}, piece_bytes(copy.pieces[index])
+                )
                 self._send_piece(copy.pieces[index])
             finally:
                 sending.end(copy, index)
@@ -357,12 +357,12 @@ class _Lending:
                     self._channel.send_file(file, part.offset, part.size_bytes)
                 with self._server.lock:
                     self._server.sent_bytes += part.size_bytes
-        except OSError as error:  # removed or damaged after its bytes were announced
+        except OSError as error:  # the file was removed or damaged after the header
             raise wire.PeerError(f"{self._copy.name} cannot be read any more: {error}") from error
 
 
 def bits_of(indices: Iterable[int], count: int) -> bytes:
-    """Return one bit for each of `count` pieces, set for pieces in `indices`."""
+    """Return one bit for each of `count` pieces, set for the pieces in `indices`."""
     bits = bytearray(-(-count // 8))
     for index in indices:
         bits[index >> 3] |= 1 << (index & 7)

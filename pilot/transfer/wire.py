@@ -1,18 +1,18 @@
-"""The protocol of two hosts that transfer an object.
+"""The protocol for object transfers between two hosts.
 
-First, both sides prove that they know the session's transfer key, without sending it:
+First, both sides prove that they know the session's transfer key, without sending the key:
 
     client                                      server
     MAGIC, 32 random bytes             ->
                                        <-       MAGIC, 32 random bytes, HMAC(key, "server", both random numbers)
     HMAC(key, "client", both)          ->
-    request                            ->       (goes with the proof)
+    request                            ->       (sent with the proof)
                                        <-       answer
 
-A message is a header and a body: length of the header (4 bytes) · its MAC (16) · header (JSON, with "body": bytes that
-follow). The MAC has a key per connection and direction, and covers the message's number. Bodies are not encrypted;
-their content is checked. A peer that is silent for `silence_s`, or takes longer than `body_s` for a body, is
-disconnected.
+A message is a header and a body: length of the header (4 bytes) · its MAC (16) · header (JSON, with "body": length of
+the body). The MAC has a key per connection and direction, and covers the message number. Bodies are not encrypted; the
+receiver verifies their content. A peer is disconnected if it sends nothing for `silence_s`, or needs longer than
+`body_s` for a body.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _HEAD = struct.Struct("!I")
 
 
 class PeerError(StokerError):
-    """A peer could not be reached, was disconnected, or broke the protocol."""
+    """A peer could not be reached, was disconnected, or violated the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Time limits in seconds, and the longest header."""
+    """Time limits in seconds, and the maximum header length in bytes."""
 
     connect_s: float = 5.0
     handshake_s: float = 5.0
@@ -73,7 +73,7 @@ class Channel:
             self.send_body(part)
 
     def send_header(self, header: dict[str, Any], body_bytes: int = 0) -> None:
-        """Send a header; `body_bytes` of body must follow."""
+        """Send a header. The caller must then send `body_bytes` bytes of body."""
         data = json.dumps({**header, "body": body_bytes}, separators=(",", ":")).encode()
         if len(data) > self._limits.header_bytes:
             raise ValueError(f"a header of {len(data)} bytes is too long")
@@ -97,11 +97,11 @@ class Channel:
                 raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
 
     def send_file(self, descriptor: int, offset: int, count: int) -> None:
-        """Send bytes of a file, announced in the header, with `sendfile`."""
+        """Send bytes of a file with `sendfile`, as announced in the header."""
         self._send_all(count, lambda done: os.sendfile(self._socket.fileno(), descriptor, offset + done, count - done))
 
     def receive(self) -> dict[str, Any]:
-        """Return the next header; read its body before the next header."""
+        """Return the next header. The caller must read the body before the next header."""
         head = memoryview(bytearray(_HEAD.size + _MAC_BYTES))
         self.receive_body(head)
         (size,) = _HEAD.unpack_from(head)
@@ -120,7 +120,6 @@ class Channel:
         return header
 
     def receive_body(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes."""
         until = time.monotonic() + self._limits.body_s
         got = 0
         while got < len(into):
@@ -135,7 +134,7 @@ class Channel:
                 raise PeerError(f"the other side is too slow: {got} of {len(into)} bytes in {self._limits.body_s:g} s")
 
     def close(self) -> None:
-        """Close the connection, even if another thread waits in it."""
+        """Close the connection, even if another thread is waiting for data."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # already closed
@@ -170,7 +169,7 @@ def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel
 
 
 def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
-    """Accept a connection from `connect`. Raises PeerError."""
+    """Accept a connection that `connect` opened. Raises PeerError."""
     try:
         _prepare(sock, limits)
         theirs = _nonce(_exactly(sock, len(MAGIC) + _NONCE_BYTES))
@@ -185,7 +184,7 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
 
 
 def route_to(host: str) -> str:
-    """Return this machine's address on the route to `host`."""
+    """Return this machine's address on the network route to `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing

@@ -1,1 +1,1 @@
-"""The zygote: a single-threaded process that has imported libraries' modules, and forks libraries."""
+"""The zygote: a single-threaded process that imports the libraries' modules once, and forks libraries."""

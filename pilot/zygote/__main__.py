@@ -1,4 +1,4 @@
-"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: an agent starts it."""
+"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: the zygote that an agent starts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from stoker.pilot.zygote.server import ZygoteServer
 
 
 def main() -> None:
-    """Serve the agent on the inherited socket."""
     number, parent, scratch = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    del sys.argv[1:]  # hidden from user functions that read the program's arguments
+    del sys.argv[1:]  # hidden from user functions that read sys.argv
     processes.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return
     os.set_inheritable(number, False)
     for folder in folders_here():
         if folder not in sys.path:
-            sys.path.append(folder)  # modules next to the user's program, if the pilot started there
+            sys.path.append(folder)  # for modules next to the user's program
     ZygoteServer(socket.socket(fileno=number), scratch=scratch).run()
 
 

@@ -1,6 +1,6 @@
-"""The agent's side of a zygote, and their messages: one MessagePack packet each, over a socket pair.
+"""The agent's side of a zygote, and the messages. Each message is one MessagePack packet over a socket pair.
 
-A library's socket is sent with its `Fork`, as a file descriptor.
+A `Fork` message carries the socket of the library as a file descriptor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-"""Variables by which numeric libraries size their thread pools on import."""
+"""Variables that set the size of numeric libraries' thread pools on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -61,8 +61,6 @@ class Fork(_Message, frozen=True, tag="fork"):
 
 
 class Kill(_Message, frozen=True, tag="kill"):
-    """Send a signal to a library's process."""
-
     library: int
     signal: int
 
@@ -86,14 +84,14 @@ class Forked(_Message, frozen=True, tag="forked"):
 
 
 class ForkFailed(_Message, frozen=True, tag="fork-failed"):
-    """The system could not make a process."""
+    """The operating system could not create a process."""
 
     library: int
     reason: str
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """A library's process has ended, and its `orphans` descendants were killed."""
+    """The process of a library has ended; `orphans`: number of its descendants that the zygote killed."""
 
     library: int
     pid: int
@@ -105,7 +103,7 @@ class Exited(_Message, frozen=True, tag="exited"):
 
 FromZygote = Preloaded | Forked | ForkFailed | Exited
 
-LIMIT_BYTES = 200_000  # longest packet
+LIMIT_BYTES = 200_000  # maximum packet length
 
 
 # ---- the agent's end
@@ -117,22 +115,22 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
 class Zygote:
-    """A zygote for one set of preloaded modules; it dies with the thread that made it."""
+    """A zygote for one set of preloaded modules. The zygote dies with the thread that started it."""
 
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
     ) -> None:
-        """Start the process. Raises OSError."""
+        """Start the zygote's process. Raises OSError."""
         self.preload = preload
         self.log = log
         self.ready = False
         self.libraries: set[int] = set()
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
-        """Orders that wait until the zygote reads (not while it imports), each with the socket to send."""
+        """Queued orders, each with the socket to send. A zygote reads no orders while it imports modules."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        single["CUDA_VISIBLE_DEVICES"] = ""  # each library gets its own; an initialised CUDA survives no fork
+        single["CUDA_VISIBLE_DEVICES"] = ""  # each library sets this variable; CUDA cannot be used after a fork
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
@@ -169,24 +167,24 @@ class Zygote:
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Order a library on `sock`, which this process then closes. Raises OSError."""
+        """Order a library that uses `sock`, and close `sock` here. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
-            self._push()
+            self._send_queued()
         except OSError:
             self._drop_unsent()
             raise
         self.libraries.add(order.library)
 
     def push(self) -> None:
-        """Send waiting orders, as far as they fit."""
+        """Send queued orders until the socket is full."""
         try:
-            self._push()
+            self._send_queued()
         except OSError:
             self._drop_unsent()
             self.stop()
 
-    def _push(self) -> None:
+    def _send_queued(self) -> None:
         while self._unsent:
             data, sock = self._unsent[0]
             try:
@@ -205,7 +203,7 @@ class Zygote:
         self.push()
 
     def receive(self) -> list[FromZygote] | None:
-        """Return the zygote's messages; None once it has ended."""
+        """Return the messages of the zygote; None once the zygote has ended."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -218,7 +216,7 @@ class Zygote:
                 return said or None
             try:
                 said.append(_decode(data))
-            except UNREADABLE as error:  # an imported module writes to the socket
+            except UNREADABLE as error:  # an imported module wrote to the socket
                 _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
@@ -227,7 +225,7 @@ class Zygote:
         self._sock.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the zygote's end; True if in time."""
+        """Wait until the zygote exits. True if it exits in time."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -235,7 +233,7 @@ class Zygote:
         return True
 
     def stop(self) -> None:
-        """Kill the zygote; `receive` then returns None."""
+        """Kill the zygote. `receive` then returns None."""
         self._process.kill()
 
     def destroy(self) -> None:

@@ -1,8 +1,8 @@
-"""Linux processes: adopt orphans, find and measure descendants, and remove leftovers of killed ones.
+"""Linux processes: adopt orphans, find and measure descendants, and clean up after killed processes.
 
-Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their processes have
-ended. So trackers are not killed with a library, and get LIMIT_S to end. System V segments are removed by their maker's
-pid.
+Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their users have ended.
+Therefore trackers are not killed with a library, and may run for LIMIT_S more. System V segments are removed by the
+process id of their creator.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from contextlib import suppress
 
 import psutil
 
-# ---- leftovers
+# ---- clean-up after killed processes
 
 LIMIT_S = 5.0  # torch's manager waits 2 s after the last user of its segments
 
-_TRACKS = b"resource_tracker import main"
+_TRACKER_COMMAND = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
 _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
-_EXITING = 0x4  # of the flags in /proc/PID/stat
-_BEGINS_S = 1.0
-"""Seconds to wait for a new process's command line, which the kernel shows with a delay."""
+_EXITING = 0x4  # a flag in /proc/PID/stat
+_COMMAND_LINE_WAIT_S = 1.0
+"""Seconds to wait for the command line of a new process, which the kernel shows with a delay."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tracker(pid: int) -> bool:
-    """True for a living process that only cleans up after others."""
+    """True for a living process that only cleans up resources of other processes."""
     try:
         command = _command_line(pid)
     except OSError:
         return False
-    return _TRACKS in command or command.partition(b"\0")[0].endswith(_TORCH)
+    return _TRACKER_COMMAND in command or command.partition(b"\0")[0].endswith(_TORCH)
 
 
 def _command_line(pid: int) -> bytes:
-    until = time.monotonic() + _BEGINS_S
+    until = time.monotonic() + _COMMAND_LINE_WAIT_S
     while True:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read(4096)
@@ -55,12 +55,12 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove unused segments made by these ended processes since the wall-clock time `since`; return their number."""
+    """Remove unused segments that these processes made since `since` (wall clock); return their number."""
     removed = 0
     try:
         with open(_SYSTEM_V) as file:
             names, *lines = (line.split() for line in file)
-    except (OSError, ValueError):  # no System V segments here
+    except (OSError, ValueError):  # this kernel has no System V segments
         return 0
     for line in lines:
         facts = dict(zip(names, map(int, line), strict=False))
@@ -74,7 +74,7 @@ def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_stuck: set[int] = set()  # children that did not end although they were killed and waited for
+_stuck: set[int] = set()  # killed children that did not end in time
 
 
 def _prctl(option: int, value: int) -> None:
@@ -84,7 +84,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(how: int) -> None:
-    """Have the kernel send the signal `how` when the thread that made this process ends."""
+    """Make the kernel send the signal `how` to this process when the parent thread ends."""
     _prctl(_PR_SET_PDEATHSIG, how)
 
 
@@ -102,7 +102,7 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
         try:
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
-        except FileNotFoundError:  # this thread has ended meanwhile
+        except FileNotFoundError:  # the thread has ended
             if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
                 try:  # a kernel without CONFIG_PROC_CHILDREN
                     return [child.pid for child in psutil.Process(pid).children()]
@@ -129,10 +129,10 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill all children that are not `known`, and their descendants; return the children.
+    """Kill all children that are not `known`, and their descendants; return these children.
 
-    Leftovers of killed processes become children of this process's main thread; `of_main` spares children of other
-    threads. Trackers are spared. A child that the kernel cannot end (a hanging driver) is waited for once.
+    Orphans of killed processes become children of this process's main thread. `of_main`: spare children of other
+    threads. Trackers are spared. A child that the kernel cannot end (a hung driver) is waited for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -157,7 +157,7 @@ def trackers() -> list[int]:
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until trackers among the children end; kill those that do not."""
+    """Wait until the trackers among the children end. Kill trackers that do not end in time."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -169,7 +169,7 @@ def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> Non
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Reap a child if it has ended: return pid, status, and peak memory in bytes."""
+    """Reap an ended child; return its pid, status, and peak memory in bytes; None without one."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -195,7 +195,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the memory of a process and its descendants, with shared pages divided among users. Takes milliseconds."""
+    """Return the bytes of a process and its descendants, with shared pages divided. Takes milliseconds."""
     total = 0
     for one in tree(pid):
         try:
@@ -207,10 +207,10 @@ def proportional_bytes(pid: int) -> int:
 
 
 class MemoryLimit:
-    """Detects whether a library takes more memory than its limit.
+    """Detects whether a library uses more memory than its limit.
 
-    The cheap measure counts shared pages several times, so it only raises a suspicion. The exact measure is repeated
-    when the cheap one has grown by the memory that was left, or after `AGAIN_S`.
+    The cheap measure counts shared pages several times, so it can exceed the limit too early. The exact measure follows
+    if the cheap measure has grown by the remaining memory, or after `AGAIN_S` seconds.
     """
 
     AGAIN_S = 2.0
@@ -220,7 +220,7 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Return a library's exact memory in bytes if above its limit; else 0."""
+        """Return the exact memory of a library in bytes if it exceeds the limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
@@ -232,7 +232,7 @@ class MemoryLimit:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process, its threads and its ended children."""
+    """Return the processor seconds of a process, including its threads and ended children."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -242,7 +242,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """Return the last lines of a log from the byte `start` on."""
+    """Return the last lines of a log after the byte `start`."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))

@@ -1,10 +1,10 @@
 """The zygote's loop (import, freeze, then fork on request), and the start of a library in a forked child.
 
-The zygote adopts and kills descendants that a library leaves. When the agent has ended, the zygote kills all
-descendants, removes the pilot's scratch folder and ends.
+The zygote adopts and kills the descendants of ended libraries. When the agent has ended, the zygote kills all
+descendants, removes the pilot's scratch folder and exits.
 
-If modules have started threads, libraries start in new interpreters: a lock that another thread held is never released
-in a fork. The zygote sees no GPU. Libraries with GPUs also start in new interpreters if a module asked PyTorch for
+If modules have started threads, libraries start in new interpreters, because a fork never releases the locks of other
+threads. The zygote sees no GPU. Libraries with GPUs also start in new interpreters if a module queried PyTorch for
 GPUs.
 """
 
@@ -39,8 +39,8 @@ from stoker.pilot.zygote import client, processes
 # ---- threads
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""jemalloc's thread (in pyarrow, which pandas imports) returns memory; a child works without it."""
-_NAMED_S = 0.05  # a thread names itself shortly after its start
+"""jemalloc's thread (in pyarrow, which pandas imports) frees memory. A forked child works without this thread."""
+_THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
 class ImportedThreads:
@@ -50,15 +50,15 @@ class ImportedThreads:
         self._started = dict.fromkeys(_threads(), "code before the imports")
 
     def attribute_to(self, module: str) -> None:
-        """Attribute new threads to a module that was just imported."""
+        """Attribute new threads to the module that was just imported."""
         for thread in _threads():
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """Return the names of threads that forbid a fork, by the module that started them."""
+        """Return the names of threads that forbid a fork, by the module that started the threads."""
         found = self._harmful()
         if found:
-            time.sleep(_NAMED_S)
+            time.sleep(_THREAD_NAME_WAIT_S)
             found = self._harmful()
         return found
 
@@ -81,21 +81,21 @@ def _threads() -> dict[int, str]:
     return found
 
 
-# ---- questions for GPUs
+# ---- GPU queries during imports
 
 _MODULE = "torch.cuda"
-_QUESTIONS = ("is_available", "device_count", "init")
+_QUERY_FUNCTIONS = ("is_available", "device_count", "init")
 
 
 class Listener(MetaPathFinder):
-    """Records whether a module asks PyTorch for GPUs, from `start` to `stop`."""
+    """Records whether a module queries PyTorch for GPUs between `start` and `stop`."""
 
     def __init__(self) -> None:
         self.asked = False
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        """Wrap functions of `torch.cuda`, as soon as it is imported."""
+        """Wrap functions of `torch.cuda` once it is imported."""
         if _MODULE in sys.modules:
             self._listen(sys.modules[_MODULE])
         else:
@@ -126,7 +126,7 @@ class Listener(MetaPathFinder):
         return spec
 
     def _listen(self, module: ModuleType) -> None:
-        for name in _QUESTIONS:
+        for name in _QUERY_FUNCTIONS:
             plain = getattr(module, name, None)
             if callable(plain):
                 self._plain[name] = plain
@@ -141,7 +141,7 @@ class Listener(MetaPathFinder):
 
 
 def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
-    """Run a library in this process; never returns."""
+    """Run a library in this process. Never returns."""
     code = infrastructure.NOT_SETTLED
     try:
         _settle(order, parent)
@@ -152,7 +152,7 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
         set_threads(order.threads)
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and hasattr(numpy, "random"):  # the standard library reseeds itself
+        if numpy is not None and hasattr(numpy, "random"):  # the standard library reseeds its generator
             numpy.random.seed()
         module, _, name = order.entry.partition(":")
         getattr(importlib.import_module(module), name)(sock)
@@ -162,7 +162,7 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        # Skip the interpreter's exit handlers: those registered before the fork are the zygote's.
+        # Skip the exit handlers of the interpreter, because the zygote registered them before the fork.
         try:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -189,11 +189,11 @@ def _settle(order: client.Fork, parent: int) -> None:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # out of memory: kill a library, not the agent
+        Path("/proc/self/oom_score_adj").write_text("500")  # the kernel kills a library before the agent
 
 
 def set_threads(count: int) -> None:
-    """Size the thread pools of this process, including PyTorch's."""
+    """Set the size of the thread pools of this process, including PyTorch's."""
     for name in client.THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")
@@ -211,11 +211,11 @@ class ZygoteServer:
     def __init__(self, sock: socket.socket, *, scratch: str) -> None:
         self._sock = sock
         self._scratch = scratch
-        self._libraries: dict[int, int] = {}  # library by pid
+        self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Shared memory trackers of preloaded modules; they end with this process."""
+        """Shared memory trackers of preloaded modules, which exit with this process."""
         self._trackers: dict[int, float] = {}
-        """Trackers of ended libraries, and the time when they are killed."""
+        """Trackers of ended libraries, with the time of their kill."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
@@ -223,8 +223,6 @@ class ZygoteServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve until the agent has ended."""
-
         def end(_signal: int, _frame: FrameType | None) -> None:
             self._over = True
 
@@ -232,7 +230,7 @@ class ZygoteServer:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
         signal.signal(signal.SIGUSR1, end)
-        signal.signal(signal.SIGTERM, _nothing)  # a batch system sends it to every process; the agent decides
+        signal.signal(signal.SIGTERM, _nothing)  # a batch system signals every process; the agent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
@@ -278,7 +276,7 @@ class ZygoteServer:
                     processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
 
     def _send(self, message: client.FromZygote) -> None:
-        self._sock.setblocking(True)  # the agent always reads; a packet is never dropped
+        self._sock.setblocking(True)  # the agent always reads, so this send does not block for long
         try:
             self._sock.send(_encode(message))
         except OSError:
@@ -292,24 +290,24 @@ class ZygoteServer:
         threads = ImportedThreads()
         listener = Listener()
         listener.start()
-        gc.disable()  # objects of modules stay, and collecting takes a fifth of PyTorch's import
+        gc.disable()  # imported objects stay, and collection takes a fifth of PyTorch's import time
         for name in modules:
             module, _, attribute = name.partition(":")
             try:
                 found = importlib.import_module(module)
                 if attribute:
                     getattr(found, attribute)
-            except BaseException as error:  # including sys.exit in a module
+            except BaseException as error:  # a module may call sys.exit
                 failed[name] = f"{type(error).__name__}: {error}"
             threads.attribute_to(name)
         listener.stop()
         set_threads(1)
-        gc.freeze()  # without a collection, which takes a tenth of PyTorch's import and frees no memory
+        gc.freeze()  # without a collection, which takes a tenth of PyTorch's import time and frees no memory
         gc.enable()
         self._own_trackers = frozenset(processes.trackers())
         harmful = threads.harmful()
         self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
-        # From now on there are children to clean up: get SIGUSR1 when the agent ends, instead of SIGKILL.
+        # From now on this process has children to clean up: request SIGUSR1 instead of SIGKILL when the agent ends.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))
@@ -344,7 +342,7 @@ class ZygoteServer:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # the trackers had ended
+            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # ended trackers are no orphans
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
             for tracker in set(processes.trackers()) - self._own_trackers:
@@ -354,7 +352,7 @@ class ZygoteServer:
 
     def _kill_late_trackers(self) -> None:
         if self._trackers:
-            here = set(processes.trackers())  # the pid of a reaped tracker may belong to another process now
+            here = set(processes.trackers())  # another process may have the pid of a reaped tracker
             self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
             processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
@@ -368,10 +366,10 @@ class ZygoteServer:
 
 
 def _refuse(descriptors: Iterable[int], what: str) -> None:
-    print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into its log
+    print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into the log
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def _nothing(_signal: int, _frame: FrameType | None) -> None:
-    """Do nothing: the signal only wakes the loop."""
+    """Do nothing. The signal only wakes the loop."""
