@@ -27,7 +27,7 @@ def came(stream):
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(("size", "count"), [(300 * KB, 60), (1_200 * KB, 20)])
-def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, ordered, size, count):
+def test_slow_loop_over_large_results_has_bounded_memory(session, until, ordered, size, count):
     app = stoker.app()(lambda number: large(number, size))
     stream = stoker.map(app, range(count), ordered=ordered)
     window = stream._window
@@ -47,7 +47,7 @@ def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, orde
     assert window.held_bytes == 0
 
 
-def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_path, until):
+def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_path, until):
     gate = str(tmp_path / "go")
 
     def gated(number):
@@ -73,7 +73,7 @@ def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_
     assert max(sent) < 8 * MB
 
 
-def test_results_larger_than_the_bound_come_one_at_a_time(session, until):
+def test_results_larger_than_the_bound_arrive_one_at_a_time(session, until):
     stream = stoker.map(lambda number: large(number, 500 * KB), range(8))
     stream._window.most_bytes = 400 * KB
     stream._window._clock = lambda: 0.0
@@ -110,7 +110,7 @@ class Calls:
         self.window.held_bytes -= self.ready.pop(0)
 
 
-def test_before_the_first_result_the_window_opens_slowly():
+def test_window_opens_slowly_before_the_first_result():
     calls = Calls(2_000)
     assert calls.fill() == 64
     assert calls.fill() == 0
@@ -134,7 +134,7 @@ def test_small_results_open_the_whole_window_at_once():
     assert calls.window.grows_in() is None
 
 
-def test_calls_in_flight_count_with_the_mean_of_the_last_results():
+def test_calls_in_flight_count_with_the_mean_size_of_last_results():
     calls = Calls(2_000)
     calls.fill()
     calls.end(56, size_bytes=1 * MB)
@@ -146,7 +146,7 @@ def test_calls_in_flight_count_with_the_mean_of_the_last_results():
     assert calls.fill() > 1_000
 
 
-def test_waiting_loop_may_have_more_in_flight():
+def test_waiting_loop_may_have_more_calls_in_flight():
     calls = Calls(2_000)
     calls.fill()
     calls.end(64, size_bytes=100 * MB)
@@ -170,7 +170,7 @@ def test_waiting_loop_may_have_more_in_flight():
     assert calls.fill() == 2
 
 
-def test_there_is_always_room_for_one_call_with_nothing_in_flight():
+def test_one_call_is_always_allowed_with_nothing_in_flight():
     calls = Calls(5, most_bytes=10)
     for _ in range(4):
         assert calls.fill() == 1
@@ -179,7 +179,7 @@ def test_there_is_always_room_for_one_call_with_nothing_in_flight():
         calls.take()
 
 
-def test_few_calls_are_not_sent_one_by_one_while_others_are_in_flight():
+def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
     calls = Calls(2_000)
     calls.fill()
     calls.end(1, size_bytes=0)

@@ -177,7 +177,7 @@ def done(tmp_path_factory, run_program_in):
     return run_program_in(folder, PROGRAM)
 
 
-def test_class_of_a_neighbouring_module_is_one_class(done):
+def test_class_of_a_neighbouring_module_is_imported_once(done):
     assert done.stdout.startswith(ONE_CLASS), done.stderr
 
 
@@ -185,5 +185,5 @@ def test_functions_of_a_captured_module_share_its_globals(done):
     assert ONE_SET_OF_GLOBALS in done.stdout, done.stderr
 
 
-def test_an_edited_module_ends_a_library_that_has_imported_it(done):
+def test_edited_module_ends_a_library_that_imported_it(done):
     assert (done.returncode, done.stdout.removeprefix(ONE_CLASS + ONE_SET_OF_GLOBALS)) == (0, EDITED), done.stderr

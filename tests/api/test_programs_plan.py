@@ -55,7 +55,7 @@ def planned(folder: Path, inputs: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_plan_holds_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_forecast_contains_the_real_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "here.toml").write_text(SITE)
     said = []

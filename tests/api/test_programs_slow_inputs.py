@@ -70,7 +70,7 @@ class Source:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_result_does_not_wait_for_the_next_item(session, ordered):
+def test_result_does_not_wait_for_the_next_input_item(session, ordered):
     source = Source()
     results = stoker.map(abs, iter(source), ordered=ordered)
     got = [source.take(result, position) for position, result in enumerate(results)]
@@ -125,7 +125,7 @@ def consumed(session, results):
     assert not session.executor.link.waiting
 
 
-def test_closing_a_map_ends_the_loop_that_waits(session, until):
+def test_closing_a_map_ends_its_waiting_loop(session, until):
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     with consumed(session, results):
@@ -144,7 +144,7 @@ def test_calls_sent_while_a_map_closes_are_cancelled(session):
         go.set()
 
 
-def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
+def test_map_closed_while_its_loop_starts_to_wait_ends(session):
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     stops = iter([results.stop])
@@ -159,7 +159,7 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
         pass
 
 
-def test_map_dropped_at_exit_uses_no_modules(session, monkeypatch):
+def test_map_dropped_at_interpreter_exit_uses_no_modules(session, monkeypatch):
     results = stoker.map(abs, range(3))
     with monkeypatch.context() as gone:
         gone.setattr(mapping, "os", None)
@@ -168,7 +168,7 @@ def test_map_dropped_at_exit_uses_no_modules(session, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["dropped", "closed"])
-def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
+def test_forked_child_does_not_close_the_map_of_its_parent(session, tmp_path, how):
     gate = tmp_path / "go"
 
     def size(data):
@@ -222,7 +222,7 @@ def test_task_cancelled_while_taking_an_item_cancels_calls(session, is_awaited):
     asyncio.run(run())
 
 
-def test_batches_of_a_slow_input_come_too(session):
+def test_batches_of_a_slow_input_are_delivered(session):
     def items():
         for number in range(10):
             time.sleep(SLOW_S)
@@ -239,11 +239,11 @@ class Indexed:
         return [0, -1, -2][place]
 
 
-def test_items_that_can_only_be_indexed(session):
+def test_items_with_only_index_access_are_accepted(session):
     assert list(stoker.map(abs, Indexed())) == [0, 1, 2]
 
 
-def test_what_a_slow_input_raises_comes_after_the_results_before(session):
+def test_error_of_a_slow_input_is_raised_after_earlier_results(session):
     source = Source()
     source.fails_at = 8
     results = stoker.map(abs, iter(source))
@@ -255,7 +255,7 @@ def test_what_a_slow_input_raises_comes_after_the_results_before(session):
 
 
 @pytest.mark.parametrize("how", ["close", "leave"])
-def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
+def test_leaving_a_loop_ends_the_reader_thread_and_closes_the_input(session, how):
     source = Source()
     results = stoker.map(abs, iter(source))
     for position in range(6):
@@ -280,7 +280,7 @@ class Clock:
         return self.now
 
 
-def test_a_fast_iterator_is_read_in_the_callers_thread(session, monkeypatch):
+def test_fast_iterator_is_read_in_the_thread_of_the_caller(session, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
@@ -298,7 +298,7 @@ def hold_the_first(number, gate):
     return number
 
 
-def test_quick_input_with_rare_slow_items_stays_in_its_thread(session, tmp_path, monkeypatch):
+def test_fast_input_with_rare_slow_items_stays_in_the_caller_thread(session, tmp_path, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
@@ -316,7 +316,7 @@ def test_quick_input_with_rare_slow_items_stays_in_its_thread(session, tmp_path,
     assert sorted(got) == list(range(60))
 
 
-def test_a_slow_input_that_is_bound_to_its_thread_says_what_to_do(session):
+def test_slow_input_bound_to_its_thread_raises_an_error_with_advice(session):
     def rows():
         table = sqlite3.connect(":memory:")
         for number in range(10):
@@ -329,7 +329,7 @@ def test_a_slow_input_that_is_bound_to_its_thread_says_what_to_do(session):
     assert list(stoker.map(abs, rows(), window=1)) == list(range(10))
 
 
-def test_no_more_than_a_window_is_read_ahead(session):
+def test_read_ahead_is_limited_to_one_window(session):
     read = []
 
     def items():
@@ -365,7 +365,7 @@ with stoker.load():
 """
 
 
-def test_ctrl_c_stops_a_program_whose_input_is_slow(tmp_path):
+def test_ctrl_c_stops_a_program_with_a_slow_input(tmp_path):
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     program = subprocess.Popen(

@@ -77,7 +77,7 @@ def promised(status: Status) -> int:
     return sum(device.promised_bytes for pilot in status.pilots for device in pilot.devices)
 
 
-def test_a_model_of_the_hub_gets_a_cache_after_its_first_load(session: Any) -> None:
+def test_hub_model_reports_its_token_cache_after_its_first_load(session: Any) -> None:
     model = stoker.causal_lm(HUB_NAME, threads=1, min_libraries=1)
     assert model.needs.token_bytes == 0
     asked = write.with_options(context=model)
@@ -88,7 +88,7 @@ def test_a_model_of_the_hub_gets_a_cache_after_its_first_load(session: Any) -> N
     assert promised(session.status()) < 2_000_000_000
 
 
-def test_calls_stay_within_a_cache_of_the_users_own(session: Any, tmp_path: Path) -> None:
+def test_calls_stay_within_a_token_cache_of_the_users_own(session: Any, tmp_path: Path) -> None:
     lengths = {"input_length": 10, "expected_output": 1}
     asked = stoker.app(context=own_cache(), ttft="60 s", tpot="20 s", features=lengths)(reply)
     first = asked(str(tmp_path / "ready"))

@@ -67,7 +67,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("session")
-def test_two_engines_on_one_device_share_a_board(models: dict[str, Any]) -> None:
+def test_two_engines_on_one_device_share_a_turn_board(models: dict[str, Any]) -> None:
     models = {name: models[name] for name in ("one", "two")}
     prompts = [f"Number {number} is" for number in range(6)]
     alone = [write.with_options(context=model)("Number 0 is").result()[0] for model in models.values()]

@@ -56,12 +56,12 @@ NAMES = {
 NEED_TORCH = {"CausalLM", "fill_bank", "run_job"}
 
 
-def test_the_public_modules():
+def test_public_modules_are_listed():
     assert {*NAMES, "errors", "units"} == set(stoker._MODULES)
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_the_names_of_a_public_module_are_there_and_documented(module):
+def test_names_of_a_public_module_exist_and_are_documented(module):
     found = importlib.import_module(f"stoker.{module}")
     assert set(found.__all__) == NAMES[module]
     assert len(found.__doc__.splitlines()) > 1
@@ -74,7 +74,7 @@ def test_the_names_of_a_public_module_are_there_and_documented(module):
 
 
 @pytest.mark.parametrize("path", APPS, ids=lambda path: str(path.relative_to(HERE)))
-def test_an_application_takes_exported_names_alone(path):
+def test_application_uses_only_exported_names(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert {one.name for one in node.names if one.name.startswith("stoker")} <= {"stoker"}, path
@@ -90,7 +90,7 @@ def test_an_application_takes_exported_names_alone(path):
             assert taken <= set(known), f"{path}:{node.lineno}"
 
 
-def test_nothing_heavy_is_imported_before_its_use():
+def test_heavy_modules_are_imported_only_on_use():
     code = """
 import sys, stoker
 def loaded(*names): print(sorted(set(names) & sys.modules.keys()))

@@ -92,7 +92,7 @@ def jobs_of(session, slurm) -> list[str]:
         pytest.param("cache", True, marks=pytest.mark.long),
     ],
 )
-def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
+def test_delayed_job_listing_loses_no_job(slurm, world, monkeypatch, how, full):
     others = fill(slurm) if full else []
     site = Site(world, monkeypatch)
     site.put(how)
@@ -111,7 +111,7 @@ def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
     assert len(jobs_of(session, slurm)) <= 1
 
 
-def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world, monkeypatch):
+def test_pending_job_missing_from_the_list_is_cancelled_at_the_end(slurm, world, monkeypatch):
     others = fill(slurm)
     site = Site(world, monkeypatch)
     with load(world) as session:
@@ -130,7 +130,7 @@ def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world,
         pytest.param(MANAGER, "thank you", id="manager-no id", marks=pytest.mark.long),
     ],
 )
-def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, monkeypatch, victim, said):
+def test_factory_killed_during_sbatch_submits_nothing_twice(slurm, world, monkeypatch, victim, said):
     site = Site(world, monkeypatch, said=said)
     site.put("hang")
     site.put("hide")

@@ -12,7 +12,7 @@ from faults.world import World
 pytestmark = pytest.mark.long
 
 
-def test_the_steps_of_the_tutorial_work_on_slurm(slurm, world: World, monkeypatch) -> None:
+def test_tutorial_steps_work_on_slurm(slurm, world: World, monkeypatch) -> None:
     world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # the cluster's nodes have GPUs and a driver
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 

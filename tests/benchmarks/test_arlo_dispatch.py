@@ -42,7 +42,7 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
     return queues
 
 
-def test_figure_4_what_each_strategy_does() -> None:
+def test_figure_4_strategies_give_the_published_results() -> None:
     """As in the paper, ILB has five late requests and IG eight. Algorithm 1 gives GPU2 three, because 0.85 x 0.9 x 40
     is 30.6.
     """
@@ -65,11 +65,11 @@ def test_figure_4_what_each_strategy_does() -> None:
         ("shortest", 5),  # no instance can take a second request, and 5/40 is the least full
     ],
 )
-def test_figure_5_each_strategy_with_a_request_of_length_200(strategy: str, instance: int) -> None:
+def test_figure_5_strategies_place_a_request_of_length_200(strategy: str, instance: int) -> None:
     assert loaded(strategy, FIGURE_5).take(200) == instance
 
 
-def test_packing_fills_an_instance_to_its_capacity_and_no_further() -> None:
+def test_packing_fills_an_instance_exactly_to_its_capacity() -> None:
     full = ((128, 4, [3, 0]), (512, 3, [0]))
     queues = loaded("any", full)
     assert [queues.take(100) for _ in range(8)] == [0, 1, 1, 1, 1, 2, 2, 2]
@@ -77,7 +77,7 @@ def test_packing_fills_an_instance_to_its_capacity_and_no_further() -> None:
     assert [short.take(100) for _ in range(6)] == [0, 1, 1, 2, 2, 1]
 
 
-def test_buckets_find_what_a_plain_search_finds() -> None:
+def test_bucket_search_finds_the_same_as_a_plain_search() -> None:
     rng = random.Random(3)
     buckets, loads = LoadBuckets(), dict[int, int]()
     for step in range(3000):
@@ -95,7 +95,7 @@ def test_buckets_find_what_a_plain_search_finds() -> None:
             assert loads[buckets.one_of(buckets.least())] == buckets.least()
 
 
-def test_random_dispatch_ignores_loads_and_repeats_with_its_seed() -> None:
+def test_random_dispatch_ignores_loads_and_is_reproducible_by_seed() -> None:
     def taken(seed: int) -> list[int]:
         dispatcher = RandomDispatcher(seed)
         for instance in range(4):

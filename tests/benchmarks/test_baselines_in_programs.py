@@ -52,7 +52,7 @@ def noted(log):
 
 
 @pytest.mark.parametrize("policy", ["infless", "elastic-flow"])
-def test_jobs_with_and_without_deadlines_run_on_some_devices_and_end(run, policy, tmp_path):
+def test_jobs_with_and_without_deadlines_run_to_their_end(run, policy, tmp_path):
     run(policy)
     tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
     soon = stoker.app(context=model(), gang=(1, 4), features={"items": 20}, deadline="60 s")(steps)
@@ -63,7 +63,7 @@ def test_jobs_with_and_without_deadlines_run_on_some_devices_and_end(run, policy
     assert set(sizes) <= {1, 2, 3, 4}
 
 
-def test_a_running_job_gives_devices_to_a_deadline_and_resumes(run, tmp_path):
+def test_running_job_returns_devices_for_a_deadline_and_resumes(run, tmp_path):
     run("elastic-flow")
     log, other = tmp_path / "long", str(tmp_path / "soon")
     tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)

@@ -76,7 +76,7 @@ def test_prompt_tuner_delays_one_job_and_warms_four_for_another() -> None:
     assert (found.late, found.refused, found.unfinished, found.loads) == (1, 0, 0, 5)
 
 
-def test_infless_launches_for_each_job_at_once() -> None:
+def test_infless_launches_instances_for_each_job_at_once() -> None:
     ends, widths, found = played("infless")
     assert widths[:3] == [1, 1, 4]
     # the second job did not wait for the first job's replica
@@ -84,7 +84,7 @@ def test_infless_launches_for_each_job_at_once() -> None:
     assert (found.late, found.loads) == (1, 6)
 
 
-def test_elastic_flow_loads_for_each_job_and_gives_out_all_it_has() -> None:
+def test_elastic_flow_loads_for_each_job_and_uses_all_devices() -> None:
     ends, _, found = played("elastic-flow")
     assert found.late >= 2  # the fourth job is late too: its 20 s are less than a cold start
     assert found.loads >= 8
@@ -92,7 +92,7 @@ def test_elastic_flow_loads_for_each_job_and_gives_out_all_it_has() -> None:
 
 
 @pytest.mark.parametrize(("name", "margin"), [("prompt-tuner", 0.0), ("infless", 0.1), ("elastic-flow", 0.0)])
-def test_every_policy_predicts_a_lookup_as_the_simulator_charges_it(name: str, margin: float) -> None:
+def test_predicted_lookup_time_equals_the_simulated_time(name: str, margin: float) -> None:
     """20 of 60 GPU-seconds are the lookup: four replicas take 17.1 s, or 32 s if they do not shorten the lookup."""
     takes_s = took_s(40.0, replicas=4) + 20.0 / 4
     searched = msgspec.structs.replace(

@@ -123,7 +123,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("command", "option", "value"), list(cases()), ids=lambda text: text[:40])
-def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str):
+def test_wrong_option_value_is_refused_with_an_explanation(command: str, option: str, value: str):
     ran = CliRunner().invoke(cli, [*command.split(), *ARGUMENTS.get(command, []), option, value])
     if isinstance(ran.exception, StokerError):
         said = str(ran.exception)
@@ -134,6 +134,6 @@ def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str
     assert "Traceback" not in said
 
 
-def test_what_is_left_out_is_there():
+def test_omitted_options_have_defaults():
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
     assert set(NOT_HERE) <= there

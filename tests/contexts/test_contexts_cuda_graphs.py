@@ -72,7 +72,7 @@ def test_captured_steps_run_in_half_precision() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.7, "seed": (2, 0)}])
-def test_a_step_waits_for_nothing_but_the_tokens_of_the_one_before(options: dict[str, Any]) -> None:
+def test_step_waits_only_for_the_tokens_of_the_step_before(options: dict[str, Any]) -> None:
     driver = make_driver()
     for prompt in PROMPTS[:2]:
         driver.ask(prompt, max_new_tokens=50, **options, **ENDLESS)

@@ -68,7 +68,7 @@ def until(board: Path, *, rows: int, prompts: int) -> EngineWork:
     raise AssertionError
 
 
-def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
+def test_board_shows_the_work_of_an_engine(board: Path) -> None:
     engine = GatedEngine()
     thread = EngineThread(lambda: engine)
     asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
@@ -89,7 +89,7 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
     thread.close()
 
 
-def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -> None:
+def test_ended_engines_leave_the_board_and_no_open_files(board: Path) -> None:
     with contextlib.closing(TurnBoard(board)) as seen:
         before = open_files(board.parent)
         for _ in range(3):
@@ -106,7 +106,7 @@ def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -
         assert [path.name for path in board.parent.iterdir()] == [board.name]
 
 
-def test_an_engine_that_sleeps_takes_no_turns_until_it_wakes(board: Path) -> None:
+def test_sleeping_engine_takes_no_turns_until_it_wakes(board: Path) -> None:
     engine = GatedEngine()
     engine.let.release(4)
     with contextlib.closing(TurnBoard(board)) as seen:
@@ -124,7 +124,7 @@ def test_an_engine_that_sleeps_takes_no_turns_until_it_wakes(board: Path) -> Non
         thread.close()
 
 
-def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
+def test_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     class BrokenTurns:
         shared = False
 
@@ -152,7 +152,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     assert engine.stopped
 
 
-def test_an_engine_hands_its_devices_on_before_it_publishes() -> None:
+def test_engine_releases_its_devices_before_it_publishes() -> None:
     done = list[str]()
 
     class NotedTurns:

@@ -76,7 +76,7 @@ def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
     return str(folder)
 
 
-def test_adapters_and_base_in_one_batch_write_pefts_tokens(tmp_path: Path) -> None:
+def test_adapters_and_base_in_one_batch_write_the_tokens_of_peft(tmp_path: Path) -> None:
     driver = AdapterDriver({
         "few": write_lora(tmp_path / "few", seed=1, modules=ATTENTION),
         "every": write_lora(tmp_path / "every", seed=2, modules=EVERY, use_rslora=True),
@@ -88,7 +88,7 @@ def test_adapters_and_base_in_one_batch_write_pefts_tokens(tmp_path: Path) -> No
     assert driver.engine.load().most_running == len(asked)
 
 
-def test_soft_prompt_writes_pefts_and_tunings_tokens(tmp_path: Path) -> None:
+def test_soft_prompt_writes_the_tokens_of_peft_and_tuning(tmp_path: Path) -> None:
     driver = AdapterDriver({
         "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=11),
         "other": write_soft_prompt(tmp_path / "other", seed=2, tokens=3),
@@ -126,7 +126,7 @@ def test_steps_with_a_lora_are_not_captured(tmp_path: Path) -> None:
     assert driver.engine._ahead.graphs._backend.replays == replays
 
 
-def test_adapter_beyond_the_kept_memory_is_read_again(tmp_path: Path) -> None:
+def test_adapter_evicted_from_memory_is_read_again(tmp_path: Path) -> None:
     folders = {
         f"lora-{seed}": write_lora(tmp_path / str(seed), seed=seed, modules=EVERY, rank_pattern={"q_proj": 32})
         for seed in range(6)
@@ -142,7 +142,7 @@ def test_adapter_beyond_the_kept_memory_is_read_again(tmp_path: Path) -> None:
     assert driver.tokens(PROMPTS[0], max_new_tokens=12, adapter="lora-0") == expected[0]
 
 
-def test_adapter_of_another_base_fails_alone(tmp_path: Path) -> None:
+def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
     wide = random_model(transformers.LlamaConfig(**{**SIZES, "hidden_size": 64}))
     deep = random_model(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 5}))
     driver = AdapterDriver({
@@ -183,7 +183,7 @@ def test_damaged_adapter_is_refused(tmp_path: Path, change: dict[str, Any], why:
         AdapterDriver({"lora": folder}).ask(PROMPTS[0], adapter="lora")
 
 
-def test_adapter_with_numbers_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+def test_adapter_with_non_finite_numbers_is_refused(tmp_path: Path) -> None:
     folder = write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)
     file = Path(folder, "adapter_model.safetensors")
     tensors = {name: part * float("nan") for name, part in safetensors.load_file(file).items()}

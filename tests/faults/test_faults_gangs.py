@@ -125,7 +125,7 @@ def test_gang_continues_after_a_pilot_is_killed(world, site, tmp_path, steps):
     assert of_rank_0(steps(1)) <= 3 + 5, "the gang continued from its last checkpoint"
 
 
-def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps):
+def test_gang_continues_after_the_manager_is_killed(world, site, tmp_path, steps):
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
         assert gang(0, str(tmp_path)).result(120) == 0
@@ -163,7 +163,7 @@ def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_p
 
 
 @pytest.mark.long
-def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site, tmp_path, steps):
+def test_gangs_end_once_under_random_kills(world, site, tmp_path, steps):
     chance = random.Random(20261122)
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)

@@ -117,7 +117,7 @@ def all_end_once(futures, session, log, *, again):
     return [line.text for line in status.notices]
 
 
-def test_a_damaged_record_costs_what_it_said(session, world, tmp_path):
+def test_damaged_journal_record_loses_only_its_own_content(session, world, tmp_path):
     log, journal = tmp_path / "log", session.folder / "journal"
     futures = work_on(str(log))
     some_are_done(futures, session)
@@ -134,7 +134,7 @@ def test_a_damaged_record_costs_what_it_said(session, world, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.0.9", f"{stoker.__version__} (protocol {VERSION - 1})"])
-def test_a_version_that_decides_otherwise_begins_with_what_is_certain(session, world, tmp_path, version):
+def test_version_with_other_decisions_starts_from_certain_facts(session, world, tmp_path, version):
     log, journal = tmp_path / "log", session.folder / "journal"
     futures = work_on(str(log))
     some_are_done(futures, session)

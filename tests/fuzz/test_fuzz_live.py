@@ -44,7 +44,7 @@ def damaged(union: Any, *, without: tuple[type, ...] = ()) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("role", ["client", "pilot"])
-def test_a_manager_goes_on_and_calls_run(role: str, manager: Manager) -> None:
+def test_manager_survives_random_frames_and_calls_run(role: str, manager: Manager) -> None:
     rude, client = Peer(manager.folder, role, f"rude-{role}"), Peer(manager.folder, "client", "kind-client")
     try:
         ends = (to_manager.EndSession,)  # a client with the key may end the session
@@ -74,7 +74,7 @@ def test_a_manager_goes_on_and_calls_run(role: str, manager: Manager) -> None:
     assert manager.process.poll() is None
 
 
-def test_a_pilot_goes_on_and_calls_run(tmp_path: Path) -> None:
+def test_pilot_survives_random_frames_and_calls_run(tmp_path: Path) -> None:
     """Damage the manager's messages; the pilot can read none of these frames."""
     manager = FakeManager(tmp_path)
     try:

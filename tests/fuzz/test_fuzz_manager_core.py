@@ -18,7 +18,7 @@ A_SESSION = 2000
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_core_takes_every_event(seed: int) -> None:
+def test_manager_core_accepts_every_event(seed: int) -> None:
     for number, start in enumerate(range(0, EVENTS, A_SESSION)):
         chance = random.Random(seed + SEEDS * number)
         fuzz_manager.live(chance, events=min(A_SESSION, EVENTS - start))

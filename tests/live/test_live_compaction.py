@@ -261,7 +261,7 @@ def test_killed_snapshot_child_costs_nothing(
     assert core.state.done == 180
 
 
-def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionFolder) -> None:
+def test_segment_without_its_snapshot_is_reported(tmp_path: Path, folder: SessionFolder) -> None:
     from stoker.manager.core.events import TimerFired
     from stoker.manager.live import journal
 

@@ -224,7 +224,7 @@ held.release()
 """
 
 
-def test_a_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
+def test_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
     path = tmp_path / "manager.lease"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -284,7 +284,7 @@ it holds a lock.
 """
 
 
-def test_manager_ends_with_thousands_of_unread_events(tmp_path: Path) -> None:
+def test_manager_exits_with_thousands_of_unread_events(tmp_path: Path) -> None:
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-c", CLOSES, str(folder.path), str(CONNECTIONS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -96,7 +96,7 @@ def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, pe
     hello(other)
 
 
-def test_a_question_that_cannot_be_answered_costs_nothing(failing: Manager, peers: Peers) -> None:
+def test_unanswerable_question_has_no_effect(failing: Manager, peers: Peers) -> None:
     [client] = welcomed(peers, "client")
     client.send(say.AskStory("boom"), numbered=False)
     assert client.status().refused == {"question that the manager could not answer": 1}

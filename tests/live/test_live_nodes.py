@@ -63,7 +63,7 @@ def test_old_records_are_removed() -> None:
     store.close()
 
 
-def test_store_tells_of_changes_of_other_processes_only() -> None:
+def test_store_reports_only_changes_of_other_processes() -> None:
     kept(record("n1"))
     mine, other = NodeStore(), NodeStore()
     assert [each.node for each in mine.changed(100.0)] == ["n1"]
@@ -99,7 +99,7 @@ def test_damaged_file_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:
     assert "was damaged" in caplog.text
 
 
-def test_session_goes_on_without_the_file(caplog: pytest.LogCaptureFixture) -> None:
+def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixture) -> None:
     (state_folder() / node_store.FILE).mkdir(parents=True)  # root may write to every file, but to no folder
     store = NodeStore()
     store.record(record())

