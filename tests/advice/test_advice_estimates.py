@@ -142,7 +142,7 @@ def test_sizes_of_one_model_count_as_similar():
     assert small > 0.15 > other
 
 
-def test_empty_tables_and_texts_give_no_estimate():
+def test_empty_tables_and_texts_have_no_similarity():
     assert len(TermTable([], idf=True).cosines({"a": 1.0})) == 0
     assert TermTable([{}, {"a": 1.0}], idf=True).cosines({}).tolist() == [0.0, 0.0]
     assert terms_of_text("") == {}

@@ -142,7 +142,7 @@ def our_jobs(cluster) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_job_limit_of_this_user_keeps_blocks_waiting(make_cluster, world):
+def test_job_limit_of_this_user_is_shown_as_trouble(make_cluster, world):
     limits = {"AccountingStorageEnforce": "associations,limits"}
     cluster = make_cluster(Shape(gpus=("a10:1",), accounting=True, settings=limits))
     cluster.run("sacctmgr", "-i", "add", "account", "phys")
@@ -167,7 +167,7 @@ def refusals(cluster) -> int:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_job_limit_of_all_users_keeps_blocks_waiting(make_cluster, world):
+def test_job_limit_of_all_users_is_shown_as_trouble(make_cluster, world):
     cluster = make_cluster(Shape(gpus=("a10:1",), settings={"MaxJobCount": "2", "MinJobAge": "2"}))
     filler = cluster.submit("sleep 1000", "--partition=main")
     with waiting_call(world, command_limit="3 s") as (session, call):

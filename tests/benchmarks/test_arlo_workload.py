@@ -87,7 +87,7 @@ def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "wave_s"), settings.RATED_SECONDS_S.items())
-def test_request_rate_and_length_wave_vary_independently(pattern: str, wave_s: float) -> None:
+def test_rated_patterns_vary_in_rate_and_in_their_length_wave(pattern: str, wave_s: float) -> None:
     rated, bursty = (make_trace(Workload(2000.0, 60.0, 3, each), SHORT, LONG) for each in (pattern, "bursty"))
     assert len(rated.times) == pytest.approx(120_000, rel=0.1)
     spread = []

@@ -50,7 +50,7 @@ def records() -> list[dict[str, Any]]:
     ]
 
 
-def test_seeds_of_a_task_depend_on_target_and_score_order() -> None:
+def test_results_of_a_task_depend_on_target_and_score_order() -> None:
     assert target(records()[1:3]) == 3.0  # the best loss of each curve, not the last
     found = of_task(records(), most=9)
     assert found is not None

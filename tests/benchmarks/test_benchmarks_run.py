@@ -63,7 +63,7 @@ def test_last_cell_of_a_row_is_judged() -> None:
         lambda: ratios([1.0, 2.0], [1.0]),
     ],
 )
-def test_missing_result_has_no_verdict(make: Callable[[], object]) -> None:
+def test_lines_and_tables_without_results_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         make()
 
@@ -83,7 +83,7 @@ def table(*numbers: float, bar: Bar | None = FAST) -> Table:
     return Table(name="one", title="a title", lines=[Line(what="a line", cells={"ratio": list(numbers)}, bar=bar)])
 
 
-def test_summary_counts_met_and_missed_bars(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_depends_on_missed_bars_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad, few = table(5.0, 5.0, 5.0), table(1.0, 1.0, 1.0), table(5.0)
     skipped = Table(name="two", title="b", skipped="no such module")
     assert [passes(each) for each in (good, bad, few)] == [True, False, False]
@@ -169,7 +169,7 @@ def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(4.01, Verdict.MET), (3.99, Verdict.MISSED)])
-def test_bars_of_the_noop_benchmark_are_met(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noop_bars_are_judged_by_the_ratio(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noop, "run_side", noop_side(ratio))
     found = noop.measure(lambda _: None)
     assert [line.verdict() for line in found.lines] == [verdict, verdict, verdict, *[Verdict.NO_BAR] * 4]
@@ -198,7 +198,7 @@ def memory_side(resident: float) -> Callable[..., dict[str, Any]]:
         (core_events, core_events.memory, memory_side, 0, 999.0, 1001.0),
     ],
 )
-def test_bars_of_the_other_benchmarks_are_met(
+def test_bars_of_other_benchmarks_are_judged_by_their_numbers(
     module: Any, measure: Any, side: Any, line: int, met: float, missed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("missing", "why_not"):
@@ -208,7 +208,7 @@ def test_bars_of_the_other_benchmarks_are_met(
         assert measure(lambda _: None).lines[line].verdict() is verdict
 
 
-def test_bars_of_the_core_benchmark_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_bars_are_judged_by_the_event_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     def events(few: float, many: float, most: float) -> list[Verdict]:
         rates = {"1000": few, "100000": many, "1000000": most}
 

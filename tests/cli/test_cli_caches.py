@@ -42,7 +42,7 @@ def said(*arguments: str) -> str:
     return ran.output
 
 
-def test_fresh_cache_folder_is_empty(scratch: Path):
+def test_listing_of_an_unused_scratch_folder_is_empty(scratch: Path):
     assert str(scratch) in said()
     assert json.loads(said("--json"))["bytes"] == 0
     assert list(scratch.iterdir()) == [], "a listing leaves no files"

@@ -134,6 +134,6 @@ def test_wrong_option_value_is_refused_with_an_explanation(command: str, option:
     assert "Traceback" not in said
 
 
-def test_omitted_options_have_defaults():
+def test_options_omitted_by_this_test_exist():
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
     assert set(NOT_HERE) <= there

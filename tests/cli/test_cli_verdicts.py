@@ -140,7 +140,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
     ],
 )  # fmt: skip
-def test_exception_of_a_new_user_is_named_by_its_type(folder: SessionFolder, raised: str, component: str):
+def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, raised: str, component: str):
     text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
     fault = explain.verdict_of(folder, story("c-1", "submitted", text))
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
@@ -168,7 +168,7 @@ def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
         (("its library died (lib-2 on n1 was killed)",), "also of other calls: stoker logs lib-2"),
     ],
 )
-def test_story_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
+def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
     fault = explain.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
     assert (

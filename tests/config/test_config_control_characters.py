@@ -40,7 +40,7 @@ def site_file(table: str, setting: str, text: str) -> tuple[str, int]:
     return "\n".join(lines), len(lines)
 
 
-def test_settings_with_control_characters_exist() -> None:
+def test_list_of_text_settings_contains_known_settings() -> None:
     assert {("provider", "partition"), ("provider", "options"), ("environment", "python"), ("", "sites")} <= {*texts()}
 
 

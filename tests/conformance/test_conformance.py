@@ -62,24 +62,24 @@ def expressible(sequence: Sequence, name: str) -> None:
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_core_alone_ends_every_call_sequence_correctly(sequence: Sequence) -> None:
+def test_core_alone_passes_every_sequence(sequence: Sequence) -> None:
     play(CoreAlone(walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_simulator_ends_every_call_sequence_correctly(sequence: Sequence) -> None:
+def test_simulator_passes_every_sequence(sequence: Sequence) -> None:
     expressible(sequence, SIMULATED)
     play(Simulated(walltime_s=sequence.walltime_s), sequence)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_taskvine_pool_ends_every_call_sequence_correctly(sequence: Sequence) -> None:
+def test_taskvine_pool_passes_every_sequence(sequence: Sequence) -> None:
     expressible(sequence, POOL)
     play(Pooled(), sequence)
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if not one.ends_pilot], ids=lambda one: one.name)
-def test_pilot_agent_ends_every_call_sequence_correctly(sequence: Sequence, shared_agent: SharedAgent) -> None:
+def test_pilot_agent_passes_every_sequence(sequence: Sequence, shared_agent: SharedAgent) -> None:
     expressible(sequence, AGENT)
     shared_agent.play(sequence)
 
@@ -96,7 +96,7 @@ def test_failed_sequence_leaves_nothing_for_the_next_sequence(shared_agent: Shar
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
-def test_exited_agent_is_detected(sequence: Sequence, tmp_path: Path) -> None:
+def test_pilot_agent_passes_every_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
     expressible(sequence, AGENT)
     play(RealAgent(tmp_path, walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
 

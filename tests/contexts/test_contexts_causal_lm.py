@@ -358,7 +358,7 @@ def snapshot_of_model(snapshots: Path) -> Path:
     )
 
 
-def test_recipe_declares_its_resources(tmp_path: Path) -> None:
+def test_recipe_has_a_name_an_object_and_a_key(tmp_path: Path) -> None:
     recipe = causal_lm()
     assert recipe.name.startswith("SmolLM2-135M-Instruct")
     assert len(recipe.objects) == 1
@@ -446,7 +446,7 @@ def cuda() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_model_on_a_gpu_writes_the_same_text(snapshots: Path, really_expected: list[list[float]], dtype: str) -> None:
+def test_scores_on_a_gpu_equal_those_on_a_cpu(snapshots: Path, really_expected: list[list[float]], dtype: str) -> None:
     there = load(causal_lm(dtype=dtype), snapshots, device="cuda:0")
     assert there.device == "cuda:0"
     limit = 0.05 if dtype == "float32" else 1.0

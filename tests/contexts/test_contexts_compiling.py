@@ -100,7 +100,7 @@ def test_node_without_a_compiler_is_reported_in_one_line(folder: Path, monkeypat
     ("device", "wanted", "expected"),
     [("cpu", "auto", False), ("cuda:0", "auto", True), ("cpu", True, True), ("cuda:0", False, False)],
 )
-def test_runtimes_are_compiled_on_the_listed_devices(device: str, wanted: bool | str, expected: bool) -> None:
+def test_compilation_depends_on_the_device_and_the_option(device: str, wanted: bool | str, expected: bool) -> None:
     assert compiling.wants_compiling(device, wanted) is expected
 
 

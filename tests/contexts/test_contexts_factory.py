@@ -231,7 +231,7 @@ def test_every_exported_name_exists() -> None:
 
 
 @pytest.mark.parametrize("awareness", ["none", "disk"])
-def test_partly_serialized_library_serves_one_call(awareness: str) -> None:
+def test_library_of_an_unaware_context_serves_one_call(awareness: str) -> None:
     @context(awareness=awareness)
     def model() -> int:
         return 1

@@ -221,7 +221,7 @@ def test_no_other_choice_with_as_many_lengths_is_better() -> None:
             assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + LEAST_GAIN) + 1e-12
 
 
-def test_empty_profile_is_refused() -> None:
+def test_invalid_profile_is_refused() -> None:
     for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
         with pytest.raises(ValueError, match=r"each larger|expected"):
             choose_lengths(bad)

@@ -44,7 +44,7 @@ def test_token_memory_is_keys_and_values_of_all_layers(tmp_path, more, needs, dt
 
 
 @pytest.mark.parametrize("config", [None, "[]", "{", "7"])
-def test_model_without_a_config_keeps_its_declared_needs(tmp_path: Path, config: str | None) -> None:
+def test_model_without_a_usable_config_keeps_its_declared_needs(tmp_path: Path, config: str | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert with_cache(Needs(disk_bytes=3), str(tmp_path), dtype="auto") == Needs(disk_bytes=3)

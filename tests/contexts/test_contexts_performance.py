@@ -126,7 +126,9 @@ def test_file_damaged_while_open_is_moved_aside(tmp_path: Path, caplog: pytest.L
     again.close()
 
 
-def test_unwritable_folder_disables_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_measurements_are_not_stored_without_a_writable_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         store = PerformanceStore(tmp_path / "file" / "p.sqlite")

@@ -206,7 +206,7 @@ def test_full_disk_leaves_no_incomplete_snapshot(place: Path, tmp_path: Path) ->
     assert not [path for path in place.parent.iterdir() if path.is_dir()]
 
 
-def test_end_tokens_of_the_generation_config_end_texts() -> None:
+def test_end_tokens_named_by_a_gguf_file_end_texts() -> None:
     """Transformers 5.17 takes a wrong end token from a GGUF file."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<begin>": 0, "<end>": 1, "a": 2}, unk_token="a"))

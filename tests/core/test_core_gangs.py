@@ -471,7 +471,7 @@ def test_gang_waits_while_the_number_of_pilots_is_unknown(cluster: Make) -> None
     assert made.failure("gang").kind is FailureKind.NO_DEVICE
 
 
-def test_quarantined_device_counts_as_possible_for_a_gang(cluster: Make) -> None:
+def test_gang_waits_for_a_faulty_device_that_may_recover(cluster: Make) -> None:
     made = cluster().sources(Source("lab", first=1, most=1, slots=2)).join("p1", of=devices(2), block="b1")
     made.report("p1", say.DeviceFault("cpu:0", "ECC")).call("gang", gang=(2, 2)).wait(5)  # type: ignore[arg-type]
     assert made.ended == {}

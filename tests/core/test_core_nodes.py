@@ -128,7 +128,7 @@ def test_one_bad_pilot_of_a_block_of_two_nodes_keeps_the_block(cluster: Make) ->
         (GPU, "n2\n#SBATCH --uid=0"),
     ],
 )
-def test_nodes_are_not_excluded_in_these_cases(cluster: Make, source: Source, node: str) -> None:
+def test_no_node_is_excluded_without_permission_or_a_valid_name(cluster: Make, source: Source, node: str) -> None:
     c = cluster().sources(source)
     c.call("c1")
     joined(c, "p1", node=node, block="b1", faults=(BAD,))

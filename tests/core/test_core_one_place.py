@@ -67,7 +67,7 @@ def readers(decision: Decision) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("decision", [WALLTIME, FAILED_LOADS], ids=lambda decision: decision.place)
-def test_one_file_decides_where_a_context_is_placed(decision: Decision) -> None:
+def test_each_decision_is_made_in_one_file(decision: Decision) -> None:
     found = readers(decision)
     assert {decision.place, *decision.others} <= set(found), "a file that reads none of it any more stands in the table"
     more = [where for name in found.keys() - {decision.place, *decision.others} for where in found[name]]

@@ -136,7 +136,7 @@ class Shelf:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(CLOSED, 5))), max_size=60))
-def test_queue_gives_the_answers_of_a_linear_search(changes: list[tuple[int, int | None]]) -> None:
+def test_load_index_gives_the_answers_of_a_linear_search(changes: list[tuple[int, int | None]]) -> None:
     shelves = [Shelf(n) for n in range(7)]
     index: LoadIndex[Shelf] = LoadIndex()
     listed: dict[int, int] = {}  # each shelf's load; the last changed is last

@@ -213,7 +213,7 @@ def test_command_line_module_names_no_application():
             assert f'"{name}' not in text, path
 
 
-def test_click_command_is_found_through_its_groups():
+def test_command_groups_contain_click_commands():
     for group in (apps.APPS, apps.COMMANDS):
         for name in apps.names(group):
             assert isinstance(apps.load_command(group, name), click.Command)

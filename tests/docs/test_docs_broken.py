@@ -81,7 +81,7 @@ def test_broken_program_is_explained(broken: dict[str, dict[str, Any]], way: str
 
 
 @pytest.mark.long
-def test_completed_action_is_reported(broken: dict[str, dict[str, Any]]) -> None:
+def test_verdict_lists_the_actions_of_stoker(broken: dict[str, dict[str, Any]]) -> None:
     assert [what.partition(" not on ")[0] for what in broken["disk"]["verdict"]["done"]] == [
         "ran again, for 15 s",
         "ran again, for 30 s",

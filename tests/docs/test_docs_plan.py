@@ -51,7 +51,7 @@ def test_replay_output_looks_like_the_page() -> None:
 
 
 @pytest.mark.parametrize(("place", "level"), [(0, "good` from 30 calls, 3 loads and 10"), (1, "from 5, 1 and 3")])
-def test_equal_resource_counts_are_documented_correctly(place: int, level: str) -> None:
+def test_measurement_counts_on_the_page_match_the_code(place: int, level: str) -> None:
     counts = [levels[place] for levels in (evidence.RUNS, evidence.LOADS, evidence.WAITS)]
     assert [int(number) for number in re.findall(r"\d+", level)] == counts
     assert level in " ".join(TEXT.split())

@@ -146,7 +146,7 @@ def test_host_without_slurm_conf_refuses_no_block(batch: SlurmBatch, slurm: Fake
         batch.submit(B7)
 
 
-def test_sbatch_without_a_job_id_in_its_output_is_handled(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_sbatch_without_a_job_id_in_its_output_is_trouble(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
     with pytest.raises(BatchTrouble, match="no clear job id"):
         batch.submit(B7)

@@ -203,7 +203,7 @@ def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     return restarts.died()
 
 
-def test_idle_helper_is_abandoned_after_growing_pauses(tmp_path: Path) -> None:
+def test_helper_without_progress_is_abandoned_after_growing_pauses(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path / "progress", clock=Clock())
     pauses = [lives(restarts, tmp_path / "progress", does=False) for _ in range(MOST_DEATHS)]
     assert pauses == [0.0, 1.0, 2.0, 4.0, None]

@@ -151,7 +151,7 @@ def test_calls_that_died_together_have_no_last_output(served: FakeManager, tmp_p
     assert sorted(Path(left.failure.log).read_text().splitlines()[-2:]) == ["call 1", "call 2"]
 
 
-def test_library_exits_in_a_call_and_is_killed_when_idle(served: FakeManager) -> None:
+def test_library_deaths_in_a_call_and_while_idle_are_reported(served: FakeManager) -> None:
     def leave() -> None:
         os._exit(7)
 

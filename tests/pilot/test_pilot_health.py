@@ -34,7 +34,7 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
         ([WRONG, WRONG, SOUND, SOUND, SOUND], "answer 1, twice"),
     ],
 )
-def test_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault: str) -> None:
+def test_probe_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault: str) -> None:
     assert after(*answers).fault == fault
 
 
@@ -49,7 +49,9 @@ def test_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault: str) 
         ([FAILED, SOUND], True, False),
     ],
 )
-def test_health_is_known_only_after_an_answer(answers: list[ProbeVerdict], known: bool, suspected: bool) -> None:
+def test_device_health_is_known_after_enough_probe_answers(
+    answers: list[ProbeVerdict], known: bool, suspected: bool
+) -> None:
     health = after(*answers)
     assert (health.known, health.suspected) == (known, suspected)
 

@@ -137,7 +137,7 @@ def test_short_answers_end_before_they_become_late(left: int, is_in_time: bool) 
 
 
 @pytest.mark.parametrize("unknown", ["new", "waiting", "writing", "very long"])
-def test_rounds_decide_if_an_answer_may_continue(unknown: str) -> None:
+def test_decode_rounds_decide_if_an_answer_may_continue(unknown: str) -> None:
     prompts = (UnreadPrompt(10, LEAD_S, 0.25, 0 if unknown == "waiting" else 9),)
     mine = EngineOutlook(ONE, EvenCost(0.15), prompts=prompts)
     most = {"new": 0, "very long": 100_000}.get(unknown, 9)

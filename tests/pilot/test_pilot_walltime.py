@@ -108,7 +108,7 @@ def test_hanging_command_delays_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert observing.ask_batch_system({"SLURM_JOB_ID": "88"}) == observing.NO_END
 
 
-def test_unlimited_walltime_is_returned_as_none(served: FakeManager) -> None:
+def test_unlimited_walltime_is_reported_as_zero(served: FakeManager) -> None:
     assert served.hello().ends_in_s == 0
 
 

@@ -127,7 +127,7 @@ def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
     assert type(find("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
 
 
-def test_function_with_too_many_parameters_is_not_offered(mine: Path) -> None:
+def test_function_with_too_many_parameters_is_not_suggested(mine: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         find("mine.py:Nevr", folder=mine)
     assert "with_settings" not in str(caught.value)

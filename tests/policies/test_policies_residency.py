@@ -218,9 +218,7 @@ def test_queue_that_shrinks_and_grows_is_examined_again(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
-def test_no_eviction_on_a_pilot_that_ends_before_the_load_would(
-    cluster: Make, policies: Callable[[], Policies]
-) -> None:
+def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies: Callable[[], Policies]) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
     c.advise("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})

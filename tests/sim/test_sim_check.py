@@ -93,7 +93,7 @@ def test_call_longer_than_the_life_of_every_block_is_refused() -> None:
     assert list(in_order(world(source(1), model()), calls(1, items=60)))
 
 
-def test_speedups_of_a_call_are_considered() -> None:
+def test_gangs_early_ends_and_checkpoints_shorten_a_call() -> None:
     four = world(source(4, walltime_s=Duration(60.0)), model(gang_s=Duration(2.0)))
     for shorter in ({"gang": (1, 4)}, {"items_done": 20}):
         assert list(in_order(four, [Arrival(0.0, "llm", 60, **shorter)]))  # type: ignore[arg-type]

@@ -237,7 +237,7 @@ def test_device_computes_for_one_engine_at_a_time() -> None:
     assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]
 
 
-def test_library_with_waiting_calls_takes_the_first_turn() -> None:
+def test_engine_with_objectives_precedes_one_without() -> None:
     idle = [
         Arrival(60.0, "other", input_length=16, output=2000, objective=NO_OBJECTIVE) for _ in range(8)
     ]  # fmt: skip

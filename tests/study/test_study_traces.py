@@ -241,7 +241,7 @@ def test_missing_file_is_refused_at_once(tmp_path: Path) -> None:
         read_trace(Trace(format=C, file="away.csv", context="llm"), folder=tmp_path)
 
 
-def test_trace_name_is_its_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_errors_name_the_file_by_its_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "day").mkdir()
     (tmp_path / "day" / "bad.csv").write_text("at_s\n5\n4\n")

@@ -138,7 +138,7 @@ def test_every_available_piece_is_fetched(count: int, seed: int, shares: list[fl
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_small_objects_are_fetched(count: int) -> None:
+def test_picker_handles_objects_of_no_piece_and_one_piece(count: int) -> None:
     one = picker(count)
     one.add("a")
     one.has("a", range(count))

@@ -113,7 +113,7 @@ def test_hold_that_has_ended_is_still_reported(status: int) -> None:
     assert look.advice.endswith("raise [provider] memory in the site file")
 
 
-def test_hold_without_a_code_counts_as_an_eviction() -> None:
+def test_missing_vacate_code_counts_as_an_eviction() -> None:
     verdict = judge(ad(1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1"))
     assert told(verdict) == (BlockPhase.ENDED, "evicted from slot1@n1")
     assert verdict.status.loss is LossReason.VACATED

@@ -255,7 +255,7 @@ def test_job_held_and_released_between_two_queries_is_noticed(pool: Pool, submit
     seen(batch, job, RUNNING)
 
 
-def test_pilot_process_itself_receives_the_remove_signal(
+def test_pilot_process_itself_receives_the_termination_signal(
     pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
 ) -> None:
     said = tmp_path / "said"
