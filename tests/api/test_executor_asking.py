@@ -218,7 +218,7 @@ def test_function_is_sent_again_if_a_used_value_changed(before, after):
     names = _in_a_namespace(f"def times(x):\n    return x, scale\n{before}\n")
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
-    if "iter(" not in before:  # except iterators, whose pickle contains the remaining items
+    if "iter(" not in before:  # the pickle of an iterator contains the remaining items
         assert _key(preparer, times) == first
     exec(compile(after, "<cell>", "exec"), names)
     second = _key(preparer, times)
@@ -248,7 +248,7 @@ def test_large_captured_value_is_reported_once(caplog):
     names = _in_a_namespace("small, table = [1], bytearray(2_000_000)\ndef use():\n    return small, table\n")
     preparer = Preparer()
     _key(preparer, names["use"])
-    assert not caplog.records  # no warning yet: this may be the only call
+    assert not caplog.records  # no warning is logged, because this may be the only call
     for _ in range(3):
         names["table"][5] += 1
         _key(preparer, names["use"])
@@ -264,7 +264,7 @@ def test_name_rebound_to_an_equal_value_changes_nothing(caplog):
     preparer, times = Preparer(), names["times"]
     first = _key(preparer, times)
     names["scale"] = float("10")
-    exec(cell, names)  # the cell was run again unchanged
+    exec(cell, names)  # run the notebook cell again unchanged
     assert _key(preparer, times) == first
     assert not caplog.records
 

@@ -190,7 +190,7 @@ def test_callback_may_submit_a_call(link, router, until):
     router.answer([done(router.calls(1)[0].call)])
     first.result(PATIENCE_S)
     router.answer([done(router.calls(2)[1].call, "chained")])
-    # the callback has sent its own call before it returns
+    # the callback sends its own call before it returns
     assert until(lambda: second)[0].result(PATIENCE_S) == "chained"
 
 
@@ -314,7 +314,7 @@ def test_finished_future_leaves_nothing_in_the_link(link, router, until):
     del future
     router.answer([done(submit(link, submission()).call)])
     router.calls(2)
-    until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still hold the first call
+    until(lambda: gc.collect() >= 0 and kept() is None)  # the thread of the link may still reference the first call
 
 
 def test_forked_child_keeps_the_argument_files_of_its_parent(link, router):
@@ -360,7 +360,7 @@ def test_open_questions_are_sent_again_after_a_reconnect(link, router):
 def test_cancelled_questions_receive_no_answer_of_other_questions(link, router):
     for number in range(5):
         asked = link.ask_story(f"c-{number}")
-        router.hear(to_manager.AskStory, count=number + 1)  # a request that is abandoned before sending is never sent
+        router.hear(to_manager.AskStory, count=number + 1)  # a request cancelled before sending is never sent
         with pytest.raises(TimeoutError):
             wait_for_answer(asked, timeout_s=0)
     story = link.ask_story("c-5")

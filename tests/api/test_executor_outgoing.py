@@ -20,7 +20,7 @@ SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, Call
 
 
 def outgoing() -> tuple[Outgoing, Callable[..., OpenCall]]:
-    """Return the outgoing queue, and a function that adds a call to it."""
+    """Return the outgoing queue and a function that adds a call to the queue."""
     calls: dict[CallId, OpenCall] = {}
 
     def opened(number: int, submission: Submission = SUBMISSION) -> OpenCall:
@@ -41,7 +41,7 @@ def test_frames_added_during_sending_wait_for_the_next_send() -> None:
     frames = []
     for frame in out.frames(0.0):
         frames.append(calls_of(frame))
-        out.queue.append(opened(100 + len(frames)))  # another thread may add a call whenever a frame is sent
+        out.queue.append(opened(100 + len(frames)))  # another thread may add a call while a frame is sent
         assert len(frames) < 10
     assert frames == [[0, 1, 2]]
     out.queue.append(opened(5))
@@ -94,7 +94,7 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     gone = Replaced(submissions[0].function.key, by=submissions[1].function.key)
     old, new = (opened(n, submission) for n, submission in enumerate(submissions))
     assert leaves(old, gone, new) == ["define f0", "call f0", "define f1", "call f1", "unused f0"]
-    # a late call was made before, and is sent after, the message that its function is unused
+    # a late call was made before the message that its function is unused, but is sent after that message
     for late in (old, (gone, old)):
         assert leaves(*(late if late is not old else [late])) == ["define f0", "call f0", "unused f0"]
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]
@@ -102,7 +102,7 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     assert leaves(new) == ["call f1"]
     back = Replaced(submissions[1].function.key, by=submissions[0].function.key)
     assert leaves(back, old) == ["define f0", "call f0", "unused f1"]
-    assert leaves(old) == ["call f0"]  # the function is in use again and stays defined
+    assert leaves(old) == ["call f0"]  # the function is used again and stays defined
 
 
 DUE_AT = 160.0

@@ -37,7 +37,7 @@ def _rebuild(name: str) -> str:
 
 
 class Gated:
-    """A result that unpickles after its gate opens."""
+    """A result whose unpickling waits for a gate."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,7 +84,7 @@ def test_slow_callback_delays_other_callbacks_only_once(link, router, gate, monk
     def of_parsl(_):
         gate[1].wait(30)
 
-    of_parsl.__module__ = "parsl.dataflow.dflow"  # Parsl's callbacks run on the thread that receives results
+    of_parsl.__module__ = "parsl.dataflow.dflow"  # callbacks of Parsl run on the thread that receives results
     monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback counts as slow
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, 1)])
@@ -157,7 +157,7 @@ def test_threads_are_started_only_for_waiting_work(monkeypatch):
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """Make settling threads fail to start, as at a process limit."""
+    """Make settling threads fail to start, like at a process limit."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -315,7 +315,7 @@ def test_waiting_callback_of_a_parsl_app_delays_no_other(link, router, gate):
 
 
 class OneEndsAtEachLook:
-    """A clock for `wait_done`: each reading lets one callback end and adds 0.2 s."""
+    """A clock for `wait_done`: each reading ends one callback and adds 0.2 s."""
 
     def __init__(self, settling: WorkerThreads) -> None:
         self.may_end = threading.Semaphore(0)

@@ -28,7 +28,7 @@ ALONE = "Pilots cannot reach each other: p1, p2 read the files from their origin
 
 
 def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> Status:
-    """Return a session status whose calls wait for `why`."""
+    """Return a session status in which calls wait for the reason `why`."""
     context = ContextStatus("k", "llm", hot, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, why)
     device = DeviceStatus("cpu:0", "cpu", 8_000_000_000, 0, ())
     here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (device,), "", 0, 0.0, 0.0) for n in range(pilots))
@@ -37,7 +37,7 @@ def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> S
 
 
 class WaitingProgram:
-    """A program with waiting calls and its own clock."""
+    """A program with waiting calls and a test clock."""
 
     def __init__(self, *, faults_only: bool = False) -> None:
         self.now = 1000.0
@@ -83,7 +83,7 @@ def test_long_wait_is_reported_each_minute_and_new_reasons_sooner() -> None:
     assert desk.look(FIRST_S - 1) == []
     assert desk.look(1) == [f"{RESOURCES}; more: stoker status k3v9"]
     said = []
-    for n in range(40):  # alternating reasons are each printed once a minute
+    for n in range(40):  # each of two alternating reasons is printed once a minute
         desk.here = status(PRIORITY.format("1 h") if n % 2 else RESOURCES)
         said += desk.look(2)
     assert len(said) <= 3
@@ -135,7 +135,7 @@ def test_waits_of_other_programs_are_not_reported() -> None:
     desk.ours.clear()
     desk.here = status(NO_DISK, pilots=1)
     assert desk.look(3 * AGAIN_S) == []
-    desk.here = None  # a silent manager causes no notice
+    desk.here = None  # a missing status causes no notice
     assert desk.look(300) == []
     desk.waits, desk.journal = False, FULL
     assert desk.look(2 * AGAIN_S) == []

@@ -1,4 +1,4 @@
-"""The memory of `stoker.map` is limited in bytes: received and expected results."""
+"""`stoker.map` limits the bytes of received and expected results."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_slow_loop_over_large_results_has_bounded_memory(session, until, ordered
     stream = stoker.map(app, range(count), ordered=ordered)
     window = stream._window
     window.most_bytes = 6 * MB
-    window._clock = lambda: 0.0  # the clock stands still, so that a slow first result does not widen the window
+    window._clock = lambda: 0.0  # the clock does not advance, so a slow first result does not widen the window
     held, on_disk, numbers = [], [], []
     for number, data in stream:
         assert len(data) == size
         numbers.append(number)
-        until(lambda: len(stream._arrived) == len(window.in_flight))  # the loop is slower than any pilot
+        until(lambda: len(stream._arrived) == len(window.in_flight))  # the loop is slower than the pilots
         held.append(came(stream))
         on_disk.append(sum(file.stat().st_size for file in Path(session.folder).rglob("result-*")))
     assert sorted(numbers) == list(range(count))
@@ -62,7 +62,7 @@ def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_
     stream._window.most_bytes = 6 * MB
     wait, sent = stream._wait, []
 
-    def look():  # the loop waits for the first item while other results arrive
+    def look():  # the loop waits for the first item while results of other items arrive
         sent.append(came(stream))
         if stream._room() == 0 and sent[-1] > 4 * MB:
             Path(gate).touch()
@@ -142,7 +142,7 @@ def test_calls_in_flight_count_with_the_mean_size_of_last_results():
     for _ in range(20):
         calls.take()
     assert calls.fill() == 20
-    calls.end(220, size_bytes=1_000)  # small results: the window may hold many
+    calls.end(220, size_bytes=1_000)  # the window allows many small results
     assert calls.fill() > 1_000
 
 

@@ -1,4 +1,4 @@
-"""Options that need a policy's support are refused without it."""
+"""Options that need the support of a policy are refused if the policy lacks it."""
 
 from __future__ import annotations
 

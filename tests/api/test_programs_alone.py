@@ -94,7 +94,7 @@ def test_parsl_paper_figure_5_runs_with_changed_imports(run_program, tmp_path):
 
 @pytest.mark.long
 def test_program_without_stderr_or_docstrings_needs_no_shutdown(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # Python then keeps no docstrings
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # Python removes docstrings
     (tmp_path / "program.py").write_text(
         'import stoker\n@stoker.app\ndef documented():\n    "Not kept."\n    return documented.__doc__\n'
         "stoker.load()\nprint(documented().result())\n"
@@ -135,7 +135,7 @@ def test_ctrl_c_stops_cleanly_and_reports_what_is_kept(tmp_path):
     )
     assert [program.stdout.readline() for _ in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
     time.sleep(0.2)
-    os.killpg(program.pid, signal.SIGINT)  # like a terminal, signal the whole group
+    os.killpg(program.pid, signal.SIGINT)  # signal the whole process group, like a terminal
     _, said = program.communicate(timeout=PATIENCE_S)
     assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
     assert "KeyboardInterrupt" in said
@@ -181,7 +181,7 @@ def test_exit_mode_decides_whether_the_with_block_waits(tmp_path, mode):
         future = gated(str(gate))
         if mode == "wait":
             threading.Timer(0.5, gate.touch).start()
-    if mode == "skip":  # the session continues until the program ends it
+    if mode == "skip":  # the session continues until the program ends the session
         assert not future.done()
         gate.touch()
         assert future.result(60) == "done"

@@ -80,7 +80,7 @@ packing, go_on = threading.Event(), threading.Event()
 
 
 class SlowToPack:
-    """A text whose pickling waits until the test sets `go_on`."""
+    """A string whose pickling waits until the test sets `go_on`."""
 
     def __init__(self, text):
         self.text = text
@@ -154,19 +154,19 @@ def test_final_failure_is_not_retried(session, tmp_path):
 
 
 class Words:
-    """A model whose long texts take long."""
+    """A model that needs a long time for long texts."""
 
     def complete(self, _prompt, *, max_new_tokens):
         return "".join(self.stream(_prompt, max_new_tokens=max_new_tokens))
 
     def stream(self, _prompt, *, max_new_tokens):
         for number in range(max_new_tokens):
-            stoker.progress(number)  # raises where the call is to stop
+            stoker.progress(number)  # raises if the call should stop
             time.sleep(0.01)
             yield "a"
 
 
-@stoker.context(max_libraries=1)  # without this limit another device may load it
+@stoker.context(max_libraries=1)  # without this limit another device may load the context
 def words():
     return Words()
 

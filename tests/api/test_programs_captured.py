@@ -1,4 +1,4 @@
-"""Calls see changes to captured objects, but do not change the program's objects."""
+"""Calls see changes of captured objects, but do not change the objects of the program."""
 
 from __future__ import annotations
 

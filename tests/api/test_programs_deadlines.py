@@ -18,7 +18,7 @@ LOAD = {"retries": 3}
 
 @pytest.fixture(params=[-HOURS_S, HOURS_S], ids=["behind", "ahead"])
 def ahead_s(request, monkeypatch, session):
-    """Shift this program's wall clock by hours, but not the manager's clock."""
+    """Shift the wall clock of this program by hours, but not the clock of the manager."""
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + request.param)
     return request.param

@@ -85,7 +85,7 @@ def test_killed_rank_loses_only_steps_since_the_last_checkpoint(together, tmp_pa
     done = [int(line) for line in (tmp_path / "steps-0").read_text().split()]
     assert sorted(set(done)) == list(range(30))
     assert len(done) <= 30 + 4, "the gang restarted before its last checkpoint"
-    assert began[-1] >= 8 or len(began) == 1  # a process may begin twice: its file contains the last start
+    assert began[-1] >= 8 or len(began) == 1  # a process may start twice; the file contains the last start
     assert together.loads() == 3, "the rank that was not killed kept its context"
 
 

@@ -158,7 +158,7 @@ def test_map_without_order_gives_all_and_the_quick_ones_first(session, tmp_path,
         return os.getpid()
 
     while len(set(stoker.map(where, range(4)))) < 2:
-        pass  # wait until both libraries run: while a slow call occupies the only one, no call is quick
+        pass  # wait until both libraries run, so that a slow call does not occupy the only library
     naps = [True, False, False, False]
     results = stoker.map(nap, naps, ordered=False)
     assert list(itertools.islice(results, 3)) == [False] * 3
@@ -607,7 +607,7 @@ def test_session_returns_its_status(session, greet):
     assert session.explain(status.pilots[0].pilot).found
     call = session.executor.submit(abs, {}, -1)
     call.result(60)
-    ended = session.explain(call.parsl_executor_task_id)  # a manager forgets successful calls; the journal keeps them
+    ended = session.explain(call.parsl_executor_task_id)  # the journal contains successful calls
     assert "ended with a result" in ended.lines[-1].text
     assert not session.explain("c-99999999").found
     assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"

@@ -128,7 +128,7 @@ def test_leaving_a_map_loop_keeps_the_received_results(session, tmp_path, kept):
     count = len(stoker.kept(kept))
     assert count >= 10
     assert list(stoker.map(work, range(50), keep=kept)) == [[each, each * each] for each in range(50)]
-    # a set, because a call cancelled while it ran is in the log twice
+    # compare sets, because a call cancelled while it ran is in the log twice
     assert len(set(ran(tmp_path / "log"))) == 50 - count
 
 
@@ -375,7 +375,7 @@ def test_full_disk_leaves_only_complete_results(kept):
 
 def test_map_on_a_full_disk_raises_a_clear_error(session, kept):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 40_000_000  # the session's own files are smaller than this
+    limit = 40_000_000  # the files of the session are smaller than this limit
     list(stoker.map(abs, [1], keep=kept))
     with kept.open("ab") as file:
         file.truncate(limit - 10)

@@ -1,4 +1,4 @@
-"""The program, a loader and a function share the classes and globals of modules next to the program."""
+"""A program, its loaders and its functions share the classes and globals of modules next to the program."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ if __name__ == "__main__":
         began = time.monotonic()
         classes()
         print(init_and_use().result(60), set_and_use().result(60), of_state().result(60))
-        time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # a library that is younger imports the module again
+        time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # a younger library would import the module again
         helper.write_text("WIDTH = 22")
         exec(CELL)
         edited = width().result(60)

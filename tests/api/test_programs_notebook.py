@@ -1,4 +1,4 @@
-"""A notebook in a real kernel: progress bars, source lines, `await`, changed helpers."""
+"""Run a notebook in a real kernel: progress bars, source lines, `await`, changed helpers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytest.importorskip("ipykernel")
 
 
 class Cell:
-    """A cell's output text, displays by id, and error."""
+    """The output text, displays by id, and error of a notebook cell."""
 
     def __init__(self) -> None:
         self.text = ""
         self.shown: list[tuple[str, str, str]] = []
-        """(`display_data` or `update_display_data`, display id, text)"""
+        """Tuples (`display_data` or `update_display_data`, display id, text) in order."""
         self.error = ""
 
 

@@ -1,4 +1,4 @@
-"""Results of a map do not wait for the next slow input."""
+"""A map delivers results without waiting for the next item of a slow input."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def assert_no_reader():
 
 @pytest.fixture(autouse=True)
 def _no_reader_before():
-    """Wait until the thread that read an earlier test's input has ended."""
+    """Wait until the reader thread of an earlier test has ended."""
     assert_no_reader()
 
 
 class Source:
-    """An input whose items from number `QUICK` on each wait until the program has taken a result."""
+    """An input that waits before each item from number `QUICK` on until the program has read a result."""
 
     def __init__(self):
         self.taken = threading.Semaphore(0)
@@ -82,7 +82,7 @@ def test_result_does_not_wait_for_the_next_input_item(session, ordered):
 
 
 class Bell:
-    """The signal for which a stream waits, and an event that is set when the stream waits."""
+    """A replacement for the signal of a stream that sets an event when the stream waits."""
 
     def __init__(self, bell):
         self.waited_for = threading.Event()
@@ -95,7 +95,7 @@ class Bell:
 
 
 def two_items():
-    """Return an input of two items, an event set when the second is requested, and one that releases it."""
+    """Return an input of two items, an event set when item two is requested, and an event that releases item two."""
     at_item, go = threading.Event(), threading.Event()
 
     def items():
@@ -114,7 +114,7 @@ def for_ever(number):
 
 @contextlib.contextmanager
 def consumed(session, results):
-    """Consume a map's results on a thread, which must end without a result."""
+    """Iterate over a map on a thread that must end without a result."""
     got = []
     thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
     thread.start()
@@ -233,7 +233,7 @@ def test_batches_of_a_slow_input_are_delivered(session):
 
 
 class Indexed:
-    """A sequence with only `__getitem__`, like torch's data sets."""
+    """A sequence with only `__getitem__`, like data sets of PyTorch."""
 
     def __getitem__(self, place: int) -> int:
         return [0, -1, -2][place]
@@ -261,7 +261,7 @@ def test_leaving_a_loop_ends_the_reader_thread_and_closes_the_input(session, how
     for position in range(6):
         source.take(next(results), position)
     [reader] = readers()
-    source.taken.release()  # the reader thread is making an item, and finishes it before it ends
+    source.taken.release()  # the reader thread finishes its current item before it ends
     if how == "close":
         results.close()
     del results
@@ -272,7 +272,7 @@ def test_leaving_a_loop_ends_the_reader_thread_and_closes_the_input(session, how
 
 
 class Clock:
-    """A clock that the machine's load does not change."""
+    """A clock that does not depend on the load of the machine."""
 
     now = 0.0
 
@@ -284,7 +284,7 @@ def test_fast_iterator_is_read_in_the_thread_of_the_caller(session, monkeypatch)
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
-        table = sqlite3.connect(":memory:")  # sqlite allows the cursors only in the thread that made them
+        table = sqlite3.connect(":memory:")  # sqlite restricts cursors to the thread that made them
         clock.now += 3 * SLOW_S
         yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
                                                     " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
@@ -309,7 +309,7 @@ def test_fast_input_with_rare_slow_items_stays_in_the_caller_thread(session, tmp
         (tmp_path / "gate").touch()
 
     got = []
-    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # a call is always in flight
+    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # one call is always in flight
     for result in stoker.map(function, rows(), window=4, ordered=False):
         got.append(result)
         clock.now += FORGOTTEN_S / 10

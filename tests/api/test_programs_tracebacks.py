@@ -69,7 +69,7 @@ def told(run):
     try:
         run()
     except Exception:
-        sys.excepthook(*sys.exc_info())  # as the end of the program
+        sys.excepthook(*sys.exc_info())  # print the exception like the end of a program
     print("----", file=sys.stderr)
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Names of the public modules. Removing a name breaks programs."""
+"""Check the names of the public modules, because removing a name breaks programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES = {
         "read_samples", "refuse_unreachable", "run_job", "split", "unpack", "write_tuned",
     },
 }  # fmt: skip
-"""The names of each public module that exports more than its definitions (`errors` and `units` export all definitions).
+"""Exported names of each public module, except `errors` and `units`, which export all their definitions.
 """
 NEED_TORCH = {"CausalLM", "fill_bank", "run_job"}
 

@@ -1,4 +1,4 @@
-"""A control character in a site file's text could start a new line of a script, so it is refused with file, line and
+"""A control character in a site file could start a new line of a script, so Stoker refuses it with file, line and
 setting.
 """
 
@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 from stoker.site import Environment, Pilot, Policy, Provider, ProviderKind, Session, Site
 
 KINDS = {"queue": "pbs", "requirements": "condor", "image": "kubernetes", "namespace": "kubernetes"}
-"""For each setting that Slurm lacks, a batch system that has it."""
+"""Batch systems that have the settings which Slurm lacks, by setting."""
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"]
 
 

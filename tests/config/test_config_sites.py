@@ -1,4 +1,4 @@
-"""Shipped site files load; each fault is one line with file, line, setting and advice."""
+"""Shipped site files load, and each error is one line with file, line, setting and advice."""
 
 from __future__ import annotations
 

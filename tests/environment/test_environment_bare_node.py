@@ -1,5 +1,5 @@
-"""Pilots on nodes without project, environment, session folder, and perhaps Python. A node is a mount namespace that
-hides them.
+"""Pilots run on nodes without project, environment, session folder, and perhaps Python. A mount namespace
+hides these folders.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def test_real_call_runs_on_a_bare_node(
     manager.pilots.append(node.start(brought(manager, small, node)))
     hello = manager.until(lambda: manager.hellos and manager.hellos[-1], what=f"hello: {node.said()}", wait_s=90)
     assert hello.block == "b7"
-    assert 400 < hello.ends_in_s < 599  # 600 s minus the start's duration
-    if not hello.objects:  # the environment's archive, which the pilot offers to others
+    assert 400 < hello.ends_in_s < 599  # 600 s minus the duration of the start
+    if not hello.objects:  # the archive of the environment, which the pilot offers to other pilots
         manager.wait_for(ObjectsHere)
     assert hello.folder.partition(":")[2].startswith(str(node.folder))
     manager.ready(recipe())

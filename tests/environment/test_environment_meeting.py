@@ -25,7 +25,7 @@ SIZE = 32 << 20
 
 
 class Session:
-    """A session's folder with a seed."""
+    """A session folder with a running seed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Session:
         (folder / "seed.address").write_text(self.seed.address)
 
     def has_sent(self, count: int) -> None:
-        """Wait until the seed has counted these bytes, which may be after a receiver has them."""
+        """Wait until the seed has counted these bytes, possibly after the receiver got them."""
         until(lambda: self.seed.sent_bytes >= count, what=f"{count} bytes of the seed")
 
 
@@ -64,7 +64,7 @@ def slow_host(session: Session) -> Iterator[None]:
 
 
 class Starters:
-    """Threads that fetch the archive into separate files."""
+    """Threads that each fetch the archive into a separate file."""
 
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
@@ -133,7 +133,7 @@ def test_single_starter_gets_every_part_without_waiting(
     starters.wait()
     starters.close()
     monkeypatch.setattr(meeting, "FORGOTTEN", 0.0)
-    starters.start(1)  # the seed had assigned all parts to a starter that is gone
+    starters.start(1)  # the seed assigned all parts to a starter that has exited
     starters.wait()
     session.has_sent(2 * SIZE)
     assert session.seed.sent_bytes == 2 * SIZE
@@ -158,7 +158,7 @@ def test_visible_source_serves_without_a_seed(tmp_path: Path, packages):
 def test_starter_that_reaches_no_peer_uses_the_seed(
     session, packages, starters: Starters, monkeypatch: pytest.MonkeyPatch
 ):
-    """The seed names peers that do not answer, and must not withhold a part because of them."""
+    """The seed names peers that do not answer; no part is withheld because of these peers."""
     monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
     starters.start(1)
     starters.wait()
@@ -183,7 +183,7 @@ def test_starters_learn_the_addresses_of_each_other(session: Session):
     assert meeting.meet("other", "10.0.0.3:5", seed=session.seed.address, key=KEY) == []
 
 
-# ---- peers that the seed names
+# ---- peers named by the seed
 
 
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:

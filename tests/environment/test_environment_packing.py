@@ -182,7 +182,7 @@ def test_current_bytecode_is_packed(small: SmallEnvironment, tmp_path: Path):
 
 def test_stale_bytecode_is_not_packed(other: SmallEnvironment):
     other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
-    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports this file, which would recompile it
+    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports and so recompiles this file
     changed.write_text(changed.read_text() + "# changed\n")
     with tarfile.open(pack(other, "python3").packages.source) as tar:
         names = [name.rpartition("/")[2] for name in tar.getnames() if "/psutil/__pycache__/" in name]

@@ -58,7 +58,7 @@ def close_locks(folder: Path) -> None:
 def test_unfinished_unpacking_of_a_killed_starter_is_completed(enter: Callable[..., Path], tmp_path: Path):
     folder = enter()
     close_locks(tmp_path)
-    folder.with_name("one.files").unlink()  # without the list of files, which is written last, the copy is incomplete
+    folder.with_name("one.files").unlink()  # the copy is incomplete without the list of files, which is written last
     (folder / "lib" / "a.py").write_text("a")
     (folder / "bin" / "run").unlink()
     assert {name: (enter() / name).read_text() for name in FILES} == FILES

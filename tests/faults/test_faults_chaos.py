@@ -22,7 +22,7 @@ CALLS = 2_000
 
 
 class Chaos(threading.Thread):
-    """Kills a library, the pilot or the manager at random intervals until it is stopped."""
+    """A thread that kills a library, the pilot or the manager at random intervals until `stop`."""
 
     def __init__(self, world: World, seed: int, *, log: Path, every_s: tuple[float, float]) -> None:
         super().__init__(name="chaos", daemon=True)
@@ -52,7 +52,7 @@ class Chaos(threading.Thread):
         if not libraries:
             return False
         library = self._chance.choice(sorted(libraries))
-        kill([library], signal.SIGSTOP)  # the library begins no other call while it is examined
+        kill([library], signal.SIGSTOP)  # a stopped library starts no other call while the test examines it
         ran = [line.split() for line in count_lines(self._log) if not line.startswith("loaded")]
         last = next(number for number, pid in reversed(ran) if int(pid) == library)
         innocent = sum(number == last for number, _ in ran) == 1

@@ -97,7 +97,7 @@ manager = session.executor._manager
 before = manager.pid
 os.kill(before, signal.SIGKILL)
 trouble = ""
-while manager.pid == before or not trouble:  # whether the program is welcomed depends on the last page of the disk
+while manager.pid == before or not trouble:  # the last page of the disk decides if the program is welcomed
     time.sleep(0.05)
     with contextlib.suppress(StokerError), Observer(session.executor.folder) as observer:
         trouble = observer.status().trouble.get("journal", "")
@@ -145,7 +145,7 @@ def test_node_with_a_small_disk_loses_no_call_and_is_reported(session, tmp_path)
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         futures = [wait(number) for number in range(8)]
 
-        def disks() -> list[tuple[str, str]]:  # only this trouble: a busy machine may be reported too
+        def disks() -> list[tuple[str, str]]:  # only trouble with the disk: the session may also report a busy machine
             return [(name, said) for name, said in session.status().trouble.items() if "No space left" in said]
 
         [(name, said)] = until(disks, why="the small disk is reported")
@@ -166,7 +166,7 @@ import os, sys, time
 import stoker
 
 def remove(folder):
-    # By one step: a removal file by file fails where somebody just writes another.
+    # Rename the folder first: a removal file by file fails if a process writes another file meanwhile.
     os.rename(folder, f"{folder}.gone")
 
 def wait(number):

@@ -1,4 +1,4 @@
-"""A call affects only itself: garbage on a socket, dead pilots, walltime."""
+"""A harmful call does not affect other calls: garbage on a socket, dead pilots, walltime."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path,
             bad.result(100)
         assert [each.result(60) for each in rest] == [0, 1, 2]
         text = str(caught.value)
-        # A death while another library loads does not count against the call, so the pilot may die once more.
+        # A death while another library loads is not counted for the call, so the pilot may die once more.
         found = re.search(r"its pilot or library died ([45]) times while it ran, the last time alone", text)
         assert found is not None, text
         assert session.status().lost_pilots == int(found[1])
@@ -114,7 +114,7 @@ def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkey
 
     with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2):
         endless, steps = long(), saves()
-        # The message has the seconds of 8 that remained at the pilot's hello. A try that began late does not count.
+        # The message names the seconds of 8 that were left at the pilot's hello. A late try does not count.
         said = r"cut off by the [678]\.\d s walltime, (twice|\d times); raise \[provider\]"
         with pytest.raises(errors.CallTimeoutError, match=said):
             endless.result(100)

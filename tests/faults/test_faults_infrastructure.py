@@ -1,4 +1,4 @@
-"""A call that a disk, device or network fails runs on another pilot; a user's own error does not."""
+"""A call that fails because of a disk, device or network is retried on another pilot; a user error is not retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment ends soon and leaves no process and no partial file; the next run continues."""
+"""Ctrl-C at any moment ends a program soon and leaves no process or partial file; the next run continues."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from faults.world import World, until
 from tiny_model import write_tiny_model
 
 SOON_S = 30.0
-"""Longest seconds until the end: pilots get five seconds, and this machine may be busy."""
+"""Maximum seconds from Ctrl-C to the exit: pilots get five seconds, and the machine may be busy."""
 
-# A program whose options can make one call endless, so that it is busy at any interrupt.
+# An option of this program makes one call endless, so the program is busy at any interrupt.
 PROGRAM = """
 import os, sys, time
 print("begins", flush=True)
@@ -94,7 +94,7 @@ def test_interrupted_map_reports_kept_results_and_how_to_resume(world, times):
 
 
 CLAIMS = 2000
-"""Number of claims, which take ten seconds together. The test interrupts a run after a hundred."""
+"""Number of claims of a run, which takes ten seconds. The test interrupts the run after a hundred claims."""
 
 
 @pytest.fixture(scope="module")

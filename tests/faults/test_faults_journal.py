@@ -1,4 +1,4 @@
-"""The journal loses its end, as in a host's crash: the session continues and reports it."""
+"""If the journal loses its last records in a host crash, the session continues and reports the loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, ke
     runs = count_lines(tmp_path / "log")
     assert runs.pop("loaded") == loads, "the manager uses the libraries again"
     assert set(runs) == {str(number) for number in range(CALLS)}
-    again = sum(count - 1 for count in runs.values()) - 1  # minus one: call 7 was submitted twice
+    again = sum(count - 1 for count in runs.values()) - 1  # subtract one because call 7 was submitted twice
     assert again <= CALLS // 3, "results that the client has are not computed again"
     status = session.status()
     assert (status.failed, status.cancelled, status.queued, status.running) == (0, 0, 0, 0)

@@ -77,7 +77,7 @@ def recurses():
     ("loader", "needs", "said", "printed", "fact"),
     [
         (raises, {}, "raised OSError: weights.bin is not a checkpoint", "reading the weights", {}),
-        # The limit counts from the request for the process, which needs time to reach the loader.
+        # The time limit starts with the request for the process, which needs time to reach the loader.
         (hangs, {"load_limit": "4 s"}, "did not load within 4.0 s", "waiting for a lock", {}),
         (hangs_in_c, {"load_limit": "4 s"}, "raise load_limit", "waiting for a lock", {}),
         (eats, {"memory": "200 MB"}, "of memory and declares 200 MB", "reading the weights", {}),

@@ -1,4 +1,4 @@
-"""File systems without locks: Lustre without `flock`, NFS without its lock daemon."""
+"""Sessions on file systems without locks: Lustre without `flock`, NFS without a lock daemon."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_argument_and_result_of_300_mb_are_transferred(shared, shared_world):
     def flip(array):
         return array[::-1].copy()
 
-    flip(np.arange(2)).result(120)  # the manager has started and made all its imports
+    flip(np.arange(2)).result(120)  # the manager has started and finished its imports
     manager = shared_world.manager()
     before = resident(manager)
     array = np.arange(LARGE // 8)
@@ -123,7 +123,7 @@ class UnopenableHere:
 
 
 class LeavesHere:
-    """An object that ends any other process that unpickles it."""
+    """An object that ends every other process which unpickles the object."""
 
     def __init__(self):
         self.home = os.getpid()
@@ -138,7 +138,7 @@ def _leave(home):
 
 
 class Unshown(Exception):
-    """An exception whose `repr` fails, as after a lossy pickle."""
+    """An exception whose `repr` raises, like an incompletely pickled exception."""
 
     def __repr__(self):
         raise AttributeError("no repr today")
@@ -199,7 +199,7 @@ def test_arguments_that_fail_to_unpickle_on_the_pilot_raise_an_error(shared):
 
 
 class Own(Exception):
-    """An exception of the program."""
+    """An exception class of the test program."""
 
 
 class Raises:

@@ -1,4 +1,4 @@
-"""Libraries sleep and wake in a session with one CPU device; a kill in any phase loses no call and leaves nothing."""
+"""Libraries sleep and wake on one CPU device; a kill in any phase loses no call and leaves no process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ kind = "local"
 devices = "cpu:1"
 """
 DEVICE_BYTES = cpu.find(1)[0].facts.memory_bytes
-SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # two do not fit on the device, one and a sleeper do
+SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # the device fits one library and a sleeping library, but not two libraries
 
 
 @stoker.context(memory=SIZE)
 def table(folder, name):
-    """Load a context that notes what happens to it. `slow-wake` and the like in its folder change what it does."""
+    """Load a context that logs its events. Files such as `slow-wake` in the folder change its behaviour."""
 
     class Table:
         def __init__(self):
@@ -55,7 +55,7 @@ def table(folder, name):
 
 @pytest.fixture
 def small(world):
-    """A session whose device is too small for two contexts."""
+    """A session whose device has too little memory for two contexts."""
     path = world.path / "site.toml"
     path.write_text(SITE)
     with stoker.load(str(path), run_dir=str(world.runs)) as session:
@@ -76,7 +76,7 @@ def pid_of(path):
 
 
 def lets_sleep(folder):
-    """Load `one`, which sleeps when `two` is loaded; return the process of `one`."""
+    """Load `one`, then `two`, which puts `one` to sleep; return the process of `one`."""
     pid = ask(folder, "one").result(60)[2]
     assert ask(folder, "two").result(60)[0] == "two"
     until(lambda: count_lines(folder / "log").get("one sleeps"), why="one sleeps")

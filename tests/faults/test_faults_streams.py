@@ -1,4 +1,4 @@
-"""kill -9 while a call yields: its reader receives each piece once, in order."""
+"""If a process is killed while a call yields, the reader receives each piece once and in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import StreamDiffersError
 
 COUNT, HELD = 600, 500
-"""A call yields `COUNT` pieces. From number `HELD` on it waits for the test."""
+"""Yield `COUNT` pieces. From piece `HELD` on, wait for the test."""
 
 
 @pytest.fixture

@@ -105,8 +105,8 @@ def test_killed_pilot_loses_only_steps_since_a_checkpoint(world: World, place: P
 
 
 def check_result(folder: Path, job: dict[str, Any], *, iterations: int) -> None:
-    """Check that the prompt exists, also in PEFT's format, that each evaluation was made once, and that the report
-    shows each part's time.
+    """Check that the prompt file and its PEFT version exist, that each evaluation ran once, and that the report
+    shows the time of each part.
     """
     import safetensors.torch
 

@@ -1,4 +1,4 @@
-"""For a file in a wrong format, the error names its kind, place, and remedy."""
+"""The error about a file in a wrong format names the format, the location and the remedy."""
 
 from __future__ import annotations
 

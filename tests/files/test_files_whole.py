@@ -18,7 +18,7 @@ from stoker.whole_files import append_whole, draft_of, write_whole
 
 @contextmanager
 def full_after(size: int) -> Iterator[None]:
-    """Limit file sizes, as on a nearly full disk: one write is cut, the next is refused."""
+    """Limit file sizes like a nearly full disk: one write is truncated and the next write fails."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))

@@ -1,4 +1,4 @@
-"""Damaged input makes readers of outside bytes raise only declared errors. `make fuzz` runs millions of inputs."""
+"""Readers of outside bytes raise only declared errors on damaged input. `make fuzz` runs millions of inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 11
 
 
 def readers() -> list[str]:
-    """Return the readers' names. The folder is unused."""
+    """Return the names of the readers. The folder is not used."""
     with tempfile.TemporaryDirectory() as place:
         return [target.name for target in targets(Path(place), seed=SEED)]
 

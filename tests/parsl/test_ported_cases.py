@@ -1,4 +1,4 @@
-"""Cases of Parsl's suite for its executor (HTEX), run on ours."""
+"""Run cases of Parsl's test suite for HTEX on Stoker's executor."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_calls_of_higher_priority_overtake(load, tmp_path, until):
             file.write(name)
 
     log, gate = str(tmp_path / "order"), tmp_path / "gate"
-    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library receives few in advance
-    # these calls fill the library and its queue; no later call overtakes them
+    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library prefetches few
+    # these calls fill the library and its queue, so no later call overtakes them
     blockers = [wait_for(str(gate)) for _ in range(5)]
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
     until(lambda: (status := executor.ask_status()).queued + status.running == len(blockers) + len(later))
@@ -273,7 +273,7 @@ def test_executor_runs_without_a_parsl_dataflow_kernel(tmp_path, local, processe
 
 
 def test_cleanup_with_running_calls_ends_everything(load, tmp_path, processes_of, until):
-    before = set(threading.enumerate())  # models in other tests' libraries
+    before = set(threading.enumerate())  # threads of models in libraries of other tests
     executor = load()
     running = [nap(3600) for _ in range(5)]  # the cleanup does not wait for them
     until(lambda: executor.ask_status().running >= 1)

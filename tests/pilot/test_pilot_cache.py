@@ -40,7 +40,7 @@ def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
 
 
 def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
-    """Return a command that runs `code`, in which `begin(bound)` begins to cache the object."""
+    """Return a command that runs `code`, in which `begin(bound)` starts to cache the object."""
     head = """
 import resource, signal, sys, time
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_file_and_folder_are_cached_and_stay(cache: ObjectCache, tmp_path: Path)
     assert cache.sizes() == {one.name: 100, two.name: 50}
     assert cache.used_bytes() == 150
     (tmp_path / "model.gguf").unlink()
-    assert have(cache, one).path == first.path  # the cached object no longer needs its source
+    assert have(cache, one).path == first.path  # the cached object does not need its source
 
 
 def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
@@ -108,7 +108,7 @@ def test_file_touched_after_hashing_is_copied(cache: ObjectCache, tmp_path: Path
 
 
 def test_file_replaced_by_one_of_same_size_and_time_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
-    """Unpacked archives and package stores give all files one modification time."""
+    """Unpacked archives and package stores set one modification time for all files."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     other = tmp_path / "other"
     other.write_bytes(b"x" * 100)
@@ -153,7 +153,7 @@ def test_linked_file_rewritten_later_is_not_used_again(cache: ObjectCache, tmp_p
 
 
 def test_file_written_just_before_hashing_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
-    """A write soon afterwards might not change the modification time, so a link would not notice it."""
+    """A write soon afterwards might not change the modification time, so a linked file is not safe."""
     assert _file(tmp_path, "young", 100).changed_ns == 0
     assert not os.path.samefile(have(cache, _file(tmp_path, "young", 100)).path, tmp_path / "young")
 
@@ -342,7 +342,7 @@ def test_stalled_fetch_of_another_pilot_is_not_awaited(
         have(ObjectCache(tmp_path / "cache", bound_bytes=1000), one).release()
         assert cache.sizes() == {one.name: 300}
         draft.write_bytes(Path(one.source).read_bytes())
-        cache.enter(one, draft).release()  # the abandoned fetch may still complete
+        cache.enter(one, draft).release()  # the abandoned fetch may complete later
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 

@@ -196,7 +196,7 @@ def test_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_pa
     calls = served.run(wait_for, [("",), (enough,), ("",), ("",), ("",)])
     assert served.results(calls[:1]) == [""]
     served.send(TakeBack(library=1, count=2))
-    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # the calls come back newest first
+    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # the library returns the newest call first
     more = served.run(wait_for, [("",)])
     assert list(served.ends()) == calls[:1], "the long call still runs"
     Path(enough).touch()
@@ -218,7 +218,7 @@ def test_pilot_answers_for_a_stopped_library(served: FakeManager, tmp_path: Path
     first = served.run(_wait_for, [(str(go), str(began))])
     behind = served.run(append, [(str(notes),), (str(notes),)])
     served.until(began.exists, what="the first call to begin")
-    time.sleep(0.3)  # the library may have read the other calls
+    time.sleep(0.3)  # the library may have read the other calls by now
     os.kill(library, signal.SIGSTOP)
     try:
         served.send(TakeBack(library=1, count=1))
@@ -305,7 +305,7 @@ def test_checkpoint_is_not_lost_to_later_reports(served: FakeManager) -> None:
         from stoker.contexts import ambient
 
         ambient.progress(1)
-        ambient.progress(2, state="kept")  # this report waits, because it follows the first so soon
+        ambient.progress(2, state="kept")  # this report is delayed, because it follows the first report too soon
         ambient.progress(3)
         time.sleep(0.2)
         ambient.progress(4)
@@ -323,7 +323,7 @@ def test_last_report_of_a_call_precedes_its_end(served: FakeManager) -> None:
     def work(to: int) -> None:
         from stoker.contexts import ambient
 
-        for done in range(to + 1):  # these reports are too close together to be sent one by one
+        for done in range(to + 1):  # these reports follow each other too quickly to be sent one by one
             ambient.progress(done)
 
     served.ready(recipe())

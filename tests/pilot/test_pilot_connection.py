@@ -36,7 +36,7 @@ def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) ->
     served.until(lambda: len(served.hellos) > before, what="a second hello")
     hello = served.hellos[-1]
     assert [facts.library for facts in hello.libraries] == [1]
-    # A call counts as held until the manager has acknowledged its end.
+    # A pilot lists a call until the manager has acknowledged the end of the call.
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
     assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
@@ -92,7 +92,7 @@ def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> No
     asked = len(alone.hellos)
     alone.send(HelloAgain(alone.inbox.last), HelloAgain(alone.inbox.last))
     alone.until(lambda: len(alone.hellos) > asked)
-    # the manager sends this call before it reads the hello, so the pilot ignores it
+    # the manager sends this call before reading the hello, so the pilot ignores the call
     (lost,) = alone.run(_note, [(str(notes), "second ")])
     alone.start(recipe(), library=2, devices=("cpu:1",))
     alone.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> No
     assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
 
     alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    alone.run(_note, [(str(notes), "third ")])  # this call too is sent before the manager reads the last hello
+    alone.run(_note, [(str(notes), "third ")])  # the manager sends this call before reading the last hello
     alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
     assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
     assert notes.read_text() == "first fourth"

@@ -20,7 +20,7 @@ DEVICES = {"cuda:0": 100, "cuda:1": 60}
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """No sequence of orders, valid or not, exceeds a device's memory."""
+    """No sequence of valid or invalid orders exceeds the memory of a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def test_eviction_selects_the_least_recently_used_and_never_pins(
         assert plan == [entry.name for entry in movable[: len(plan)]]
         left = sum(entry.size_bytes for entry in here if entry.name not in plan)
         assert left + size <= bound
-        # Without its last eviction the plan would not make enough room.
+        # The plan would free too little memory without its last eviction.
         assert not plan or left + movable[len(plan) - 1].size_bytes + size > bound
 
 
@@ -116,7 +116,7 @@ def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """Check that no call of a library's queue is lost, repeated or overtaken."""
+    """Check that no call in the queue of a library is lost, repeated or overtaken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ AFTER = {
 
 
 class LibraryMachine(RuleBasedStateMachine):
-    """Every call leaves its library exactly once, whatever messages arrive, and however often."""
+    """Every call leaves its library exactly once, whatever messages arrive or repeat."""
 
     def __init__(self) -> None:
         super().__init__()

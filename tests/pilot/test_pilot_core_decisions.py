@@ -284,7 +284,7 @@ def test_calls_for_a_missing_or_ending_library_are_refused(pilot: CoreShell) -> 
 def test_suspended_time_does_not_count_for_time_limits_of_calls(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasSuspended(20.0))
     pilot.observe(c1=21.0)
-    # the second call's time limit began when the stopped library continued
+    # the time limit of the second call started when the stopped library continued
     pilot.wait(5.0).give(WasSuspended(4.5)).observe(c1=26.0, c2=4.9)
     assert not pilot.all(to_library.Evict)
     pilot.wait(0.6).observe(c1=26.6, c2=5.5)
@@ -414,7 +414,7 @@ def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
 
 @pytest.mark.parametrize("planned", [(), ("weights",)])
 def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShell, planned: tuple[str, ...]) -> None:
-    """The pilot sends no `ObjectsGone`: after `WantObjects` it would end the manager's plan to send the object."""
+    """The pilot sends no `ObjectsGone`, which after `WantObjects` would cancel the manager's transfer plan."""
     pilot.give(CacheListed({"weights": WEIGHTS.size_bytes})).forget()
     pilot.start(recipe=MODEL, planned=planned)
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -447,7 +447,7 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
 
 
 def test_ticks_after_the_exit_deadline_follow_the_shell_interval(pilot: CoreShell) -> None:
-    """Otherwise the pilot would loop without pause until its last process ends."""
+    """Without this rule the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(Signalled("it got SIGTERM")).core.state
     assert presence.tick_at(state) == pilot.now + state.facts.grace_s
     pilot.wait(state.facts.grace_s).give(Tick())
@@ -499,11 +499,11 @@ def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
 @pytest.mark.parametrize(
     ("declared", "room", "others", "signal", "kind"),
     [
-        # without other processes the library would have had its declared memory
+        # without other processes the library would get its declared memory
         (2 * GIB, 1 * GIB, 5 * GIB, 9, FailureKind.PILOT),
-        # even without other processes its declared memory would not fit
+        # the declared memory would not fit even without other processes
         (2 * GIB, 1 * GIB, GIB // 2, 9, FailureKind.DIED),
-        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the declared memory fits, so the library used more
+        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the declared memory fits: the library used more
         (0, 1 * GIB, 5 * GIB, 9, FailureKind.DIED),  # the context declares no memory
         (2 * GIB, 1 * GIB, 5 * GIB, 11, FailureKind.DIED),  # the library crashed (SIGSEGV)
     ],

@@ -18,7 +18,7 @@ RUN = 7
 
 @pytest.fixture
 def pilot() -> CoreShell:
-    """A pilot whose library runs call 1, which yields pieces."""
+    """A pilot with a library that runs call 1, which yields pieces."""
     pilot = CoreShell().join().ready()
     return stream(pilot, 1).forget()
 
@@ -36,7 +36,7 @@ def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -
 
 
 def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
-    """Return sent pieces: the first piece's number, the pieces, and whether an acknowledgement is expected."""
+    """Return sent pieces as (number of the first piece, pieces, True if an acknowledgement is expected)."""
     said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
     return [(message.first, message.items, message.waits) for message in said]
 

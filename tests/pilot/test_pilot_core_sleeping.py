@@ -48,7 +48,7 @@ def wake(pilot: CoreShell, number: int = 1, *, size: int = 16) -> CoreShell:
 
 
 def free(pilot: CoreShell) -> tuple[int, int]:
-    """Return the free GiB of the first device, and of host memory for sleepers."""
+    """Return the free GiB of the first device and of the host memory for sleeping libraries."""
     state = pilot.core.state
     return state.ledger.free(next(iter(state.devices))) // GIB, state.host.free(DeviceId("host memory")) // GIB
 

@@ -1,4 +1,4 @@
-"""Each field of a pilot's state has known writers in the sources: one file each for calls, objects and memory."""
+"""Only listed source files write each field of the pilot state: one file each for calls, objects and memory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ WRITERS: dict[str, dict[str, str]] = {
 }
 
 LEDGER = {"reserve": "memory", "release": "memory", "resize": "limits memory sleeping"}
-"""Methods that change reserved device memory, and their callers' files."""
+"""Methods that change reserved device memory, with the files that call them."""
 
 
 def found() -> dict[str, dict[str, str]]:

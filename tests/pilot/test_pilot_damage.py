@@ -1,4 +1,4 @@
-"""A library undoes a call's side effects if possible. Otherwise it ends, and later calls run elsewhere."""
+"""A library undoes the side effects of a call if possible. Otherwise the library ends and later calls run elsewhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_call_that_takes_all_descriptors_keeps_its_exception(served: FakeManager
 
 @pytest.mark.long
 def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeManager) -> None:
-    """Several short calls share one check for damage. One of them took the process's last descriptor just before this
+    """Several short calls share one check for damage. One of these calls took the last descriptor just before this
     call.
     """
     served.ready(recipe(_limited))
@@ -197,7 +197,7 @@ def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
         ("import builtins; del builtins.open", "removed open from builtins"),
         ("import builtins; builtins.open = None", "removed open from builtins"),
         (LIMIT.format("RLIMIT_NOFILE", 4), "lowered RLIMIT_NOFILE"),
-        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # the log can no longer be written
+        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # writes to the log fail
         ("import sys; sys.setrecursionlimit(60)", "recursion limit"),
         ("import signal; signal.setitimer(signal.ITIMER_REAL, 600.0)", "left a timer"),
         ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SIGCHLD"),

@@ -387,7 +387,7 @@ def test_signal_drains_a_pilot_quickly_and_is_reported(alone: FakeManager) -> No
 
 def test_module_that_kills_its_zygote_fails_only_one_library(served: FakeManager) -> None:
     (served.base / "crashing_module.py").write_text("import os\nos.abort()\n")
-    served.ready(recipe(preload=("no_such_module", "json")))  # a failing preload has no other effect
+    served.ready(recipe(preload=("no_such_module", "json")))  # a failing preload has no effect
     served.start(recipe(preload=("crashing_module",)), library=2)
     left = served.gone(2)
     assert "crashing_module" in left.failure.message
@@ -520,7 +520,7 @@ if "stoker.pilot.main" in sys.orig_argv:
 @pytest.mark.long
 @pytest.mark.parametrize("patch", [NO_FORK, NO_ZYGOTE])
 def test_lack_of_processes_is_blamed_on_the_pilot(manager: FakeManager, tmp_path: Path, patch: str) -> None:
-    """At a user's process limit (RLIMIT_NPROC), every call there once failed with ContextError."""
+    """At the process limit of a user (RLIMIT_NPROC), every call on the pilot once failed with ContextError."""
     (tmp_path / "sitecustomize.py").write_text(patch)
     manager.start_pilot(PYTHONPATH=str(tmp_path))
     manager.hello()
@@ -533,7 +533,7 @@ def test_lack_of_processes_is_blamed_on_the_pilot(manager: FakeManager, tmp_path
 
 
 def _leave_a_thread_behind(begins: str) -> None:
-    """Leave a thread that holds the interpreter lock after the call's end."""
+    """Leave a thread that holds the interpreter lock after the end of the call."""
 
     def late() -> None:
         time.sleep(0.5)
@@ -554,7 +554,7 @@ def test_library_that_starts_no_call_ends_and_its_calls_move(manager: FakeManage
     if stuck == "thread":
         manager.results(manager.run(_leave_a_thread_behind, [(str(tmp_path / "begins"),)]))
         manager.until((tmp_path / "begins").exists, what="the thread to begin")
-        time.sleep(0.5)  # the thread needs only a few instructions more until it holds the lock
+        time.sleep(0.5)  # the thread needs a few more instructions to take the lock
     else:
         (pid,) = manager.results(manager.run(_pid, [()]))
         os.kill(pid, signal.SIGSTOP)

@@ -42,7 +42,7 @@ def test_more_urgent_library_blocks_other_starts_on_its_device() -> None:
     )
 )  # fmt: skip
 def test_wait_is_bounded_by_patience_and_one_turn_of_each_library(libraries: list[tuple[float, float, bool]]) -> None:
-    """A library is (`due_at`, seconds of an iteration, True if on both devices). A `due_at` long past means always
+    """Libraries as (`due_at`, seconds of an iteration, True if on both devices). A `due_at` long past means always
     late.
     """
     devices = {n: TWO if both else ONE for n, (_, _, both) in enumerate(libraries)}

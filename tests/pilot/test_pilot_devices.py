@@ -141,7 +141,7 @@ SLURM = {"SLURM_JOB_ID": "7"}
         ({**SLURM, "SLURM_JOB_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ["GPU-0"]),
         ({**SLURM, "SLURM_JOB_GPUS": "gpu:3"}, ["GPU-3"]),
         (SLURM, []),
-        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # a leftover variable of a shell, not of a job
+        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # a variable left in a shell outside a job
         ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "CUDA1,CUDA3"}, ["GPU-1", "GPU-3"]),
         ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "GPU-2"}, ["GPU-2"]),
         ({"_CONDOR_SLOT": "slot1_1"}, []),
@@ -253,11 +253,11 @@ def test_wait_for_a_hanging_driver_is_bounded(driver: Driver) -> None:
         ({7: 5, 8: 2, 99: 50}, {1: {7, 8}, 2: {9}}, 57, True, {1: 7, 2: 0}),
         ({}, {1: {7}}, 0, True, {1: 0}),
         ({7: None}, {1: {7}}, 30, True, {}),  # the driver gives no value
-        # other PID namespace, one process: it is charged with the use since its start
+        # another PID namespace with one process: that process is charged with all use since its start
         ({1007: 5}, {1: {7}}, 25, False, {1: 5}),
-        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # the driver's 7 is a process of another container
+        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # process 7 of the driver belongs to another container
         ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # two processes cannot be distinguished
-        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # a driver with the container's process ids
+        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # the driver knows the process ids of the container
         (None, {1: {7}}, 26, False, {1: 6}),
         (None, {1: {7}}, -1, True, {}),
     ],
@@ -321,7 +321,7 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "0"}, root=large) == 9_000_000 * 1024
     by_gpu = {"SLURM_MEM_PER_GPU": "1000", "SLURM_GPUS_ON_NODE": "2"}
     assert cpu.memory_bytes({**job, **by_gpu}, root=large) == 2000 * 1024**2
-    # the kernel's limit is less than Slurm's
+    # the limit of the kernel is less than the limit of Slurm
     assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=two) == 600_000
 
 
@@ -337,7 +337,7 @@ def test_out_of_memory_kill_names_the_process_with_the_memory(tmp_path: Path) ->
     kills = monitor.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
     assert kills.shortage() is None, "no process was killed since"
     (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
-    # shared memory counts as others': its owner is unknown
+    # shared memory counts as used by others, because its owner is unknown
     short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)
     assert kills.shortage() == short
     now[0] += monitor.FRESH_S / 2
@@ -390,7 +390,7 @@ def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.
     assert cpu.cores({}, root=old) == (2,)
     assert cpu.cores({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, root=plain) == (2, 3, 5, 7)
     side_by_side = [cpu.cores({"SLURM_JOB_ID": str(job), "SLURM_CPUS_ON_NODE": "2"}, root=plain) for job in (7, 8)]
-    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may not bind processes to the cores that it counts
+    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may count cores without binding processes to them
 
 
 def test_cores_are_divided_evenly() -> None:
@@ -421,7 +421,7 @@ def test_requested_gpus_that_were_not_granted_are_reported(monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", list(ProviderKind))
 def test_pilot_recognizes_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
     systems = set(gpu.JOB_VARIABLES.values())
-    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees only its pod's GPUs
+    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees only the GPUs of its pod
     assert (kind.title in systems) == (kind not in seen_whole)
 
 

@@ -82,7 +82,7 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
     said = blamed(manager)
     assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
-    # the small object fits: the leftovers of the failed fetch are gone
+    # the small object fits, because the leftovers of the failed fetch were removed
     manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
 
 
@@ -124,7 +124,7 @@ def test_loader_that_finds_a_full_disk_is_not_blamed(manager: FakeManager) -> No
     said = blamed(manager)
     assert "raised OSError: [Errno 28] No space left on device" in said
     assert "the scratch disk is full" in said
-    manager.ready(recipe(), library=2)  # there is space again: the ended library's folder was removed
+    manager.ready(recipe(), library=2)  # the folder of the ended library was removed, so space is free again
 
 
 def double(data: bytes) -> bytes:
@@ -141,7 +141,7 @@ def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeMan
     assert back.calls == (large,)
     assert "No space left on device; make room there" in back.refused
     assert keyed.results([small]) == [b"smallsmall"]
-    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # as the manager does then
+    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
     left = keyed.gone()
     assert not left.loading
     assert left.failure.kind is FailureKind.PILOT

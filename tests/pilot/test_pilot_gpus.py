@@ -34,7 +34,7 @@ def start(manager: FakeManager, tmp_path: Path) -> Start:
 
 
 def takes(size: float) -> Callable[[], str]:
-    """Return a loader that uses this much GPU memory and returns its visible GPUs."""
+    """Return a loader that allocates these bytes of GPU memory and returns its visible GPUs."""
 
     def load() -> str:
         import os
@@ -101,9 +101,9 @@ def test_health_report_of_a_gpu_has_its_facts(tmp_path: Path, monkeypatch: pytes
     nvml = standin.load()
     nvml.nvmlInit()
     first, second = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1))
-    assert (first.fault(), second.fault()) == ("", "")  # errors from before this pilot do not count
+    assert (first.fault(), second.fault()) == ("", "")  # errors before the start of this pilot do not count
     machine.gpus[0]["errors"] = 3
-    machine.gpus[1]["state"] = "lost"  # a lost GPU no longer knows its UUID, by which its event is matched
+    machine.gpus[1]["state"] = "lost"  # a lost GPU has no readable UUID to match with its event
     machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
     assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
     assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"
@@ -156,7 +156,7 @@ def one_gpu(pilot_with_a_gpu: FakeManager) -> FakeManager:
 
 def test_memory_unknown_to_torch_is_measured(one_gpu: FakeManager) -> None:
     ready = one_gpu.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
-    # the size is from the driver, or still unknown (0); host memory does not count
+    # the size comes from the driver, or is still unknown (0); host memory does not count
     assert ready.device_bytes in (0, 10 * GB)
     one_gpu.until(lambda: resized(one_gpu), what="the measured size")
     assert resized(one_gpu)[0] == 11 * GB
@@ -194,7 +194,7 @@ def test_workspaces_end_no_library_but_memory_of_others_does(one_gpu: FakeManage
 
     one_gpu.results(one_gpu.run(grow, [(6e9,)]))  # 2 GB more than declared are allowed: NCCL and cuBLAS use memory too
     one_gpu.until(lambda: resized(one_gpu) and resized(one_gpu)[-1] >= 6 * GB, what="the grown size")
-    one_gpu.results(one_gpu.run(grow, [(13e9,)]))  # fits because the other library has not used its promised memory yet
+    one_gpu.results(one_gpu.run(grow, [(13e9,)]))  # fits because the other library has not used its reserved memory yet
     left = one_gpu.gone(1)
     assert left.failure.kind is FailureKind.MEMORY
     assert "took 13.0 GB of memory of cuda:0 and declares 4.0 GB" in left.failure.message
@@ -237,7 +237,7 @@ def test_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, start
 
 
 def _fake_torch(folder: Path) -> None:
-    """Write a fake torch that only tells whether a GPU is visible, and a module that keeps the answer."""
+    """Write a fake torch that only reports if a GPU is visible, and a module that stores the answer."""
     (folder / "torch" / "cuda").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("from . import cuda\n")
     (folder / "torch" / "cuda" / "__init__.py").write_text(

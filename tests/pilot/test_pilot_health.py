@@ -25,7 +25,7 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
         ([FAILED, SOUND, FAILED], ""),
         ([FAILED, FAILED], "answer 1, twice"),
         ([WRONG, FAILED], "answer 1, twice"),
-        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # a probe that could not run is no sign of health
+        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # a probe that could not run does not prove health
         ([FAILED, FAILED, FAILED], "answer 1, twice"),  # the fault is reported only once
         ([FAILED, FAILED, SOUND], "answer 1, twice"),
         ([FAILED, FAILED, SOUND, SOUND], ""),

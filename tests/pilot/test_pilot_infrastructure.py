@@ -1,4 +1,4 @@
-"""Exceptions whose cause is the disk, device or network: real exceptions if possible, else their exact texts raised
+"""Classify exceptions caused by disk, device or network: real exceptions if possible, else their exact texts raised
 from C.
 """
 
@@ -50,13 +50,13 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 
 def find(act: Callable[[], Any], place: Place = HERE) -> str:
-    """Return the infrastructure cause of a raised exception; "" for a user's error."""
+    """Return the infrastructure cause of a raised exception; "" for a user error."""
     found = find_infrastructure_cause(caught(act), place)
     return found.row.means if found is not None else ""
 
 
 def read_nothing_mapped() -> bytes:
-    """Make the kernel return EIO: address 0 is unmapped."""
+    """Make the kernel return EIO by access to the unmapped address 0."""
     with open("/proc/self/mem", "rb") as file:
         return file.read(1)
 
@@ -79,7 +79,7 @@ def test_kernel_errors_count_as_infrastructure_and_user_ones_do_not() -> None:
 
 
 def test_exception_chains_are_classified() -> None:
-    """The cause after `raise ... from` counts. An exception that was only being handled does not."""
+    """The cause of `raise ... from` counts. An exception that was only being handled does not count."""
 
     def again() -> None:
         try:
@@ -165,7 +165,7 @@ def test_exception_that_cannot_be_inspected_is_a_user_error() -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB for ten files, if this user may mount it."""
+    """A disk of 1 MiB for ten files, if this user may mount disks."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     done = subprocess.run(
@@ -236,8 +236,8 @@ def _copied(path: Path) -> None:
 def test_libraries_meet_a_disk_filled_by_other_processes(
     write: Callable[[Path], None], tiny: Path, tmp_path: Path
 ) -> None:
-    """Libraries report a full disk in different ways: a short write, a wrong position, an error after the file's
-    removal.
+    """Python libraries report a full disk in different ways: a short write, a wrong position, an error after the file
+    was removed.
     """
     (tiny / "others").write_bytes(bytes(900_000))
     assert find(lambda: write(tiny / "file"), Place(str(tiny))).startswith("a disk of the node is full")
@@ -264,7 +264,7 @@ def test_unwritten_file_of_the_user_proves_nothing(tiny: Path) -> None:
     def write() -> None:
         with open(tiny / "log", "w") as log:
             log.write("begins")
-            by_c(OSError, full)  # type: ignore[arg-type]  # an exception that is made
+            by_c(OSError, full)  # type: ignore[arg-type]  # construct the exception in C
 
     assert find(write, Place(str(tiny))) == ""
 
@@ -295,7 +295,7 @@ def test_wrapped_file_of_the_user_is_not_queried(tiny: Path) -> None:
             raise KeyError("code of the user's")
 
     def write() -> None:
-        file = io.BufferedWriter(Raw())  # noqa: F841  # it is found in the function's variables
+        file = io.BufferedWriter(Raw())  # noqa: F841  # the check finds this file in the variables of the function
         by_c(OSError, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))  # type: ignore[arg-type]
 
     (tiny / "others").write_bytes(bytes(600_000))
@@ -303,7 +303,7 @@ def test_wrapped_file_of_the_user_is_not_queried(tiny: Path) -> None:
 
 
 def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> None:
-    """NumPy reports any incomplete write by its count of items, so only a nearly full disk proves that the disk was the
+    """NumPy reports any incomplete write by a count of items, so only a nearly full disk proves that the disk was the
     cause.
     """
     numpy = pytest.importorskip("numpy")
@@ -441,10 +441,10 @@ OOM = (
 @pytest.mark.parametrize(
     ("budget", "held", "free", "asked", "counts"),
     [
-        (20, 8, 1, 4, True),  # 20 GB were promised, and other processes use the missing part
+        (20, 8, 1, 4, True),  # 20 GB are reserved, and other processes use the missing part
         (10, 8, 1, 4, False),  # the library requests more than its context declares
-        (0, 8, 1, 4, False),  # the context declares nothing: no memory was promised
-        (20, 8, 30, 4, False),  # memory is free: the process's own limit refused the request
+        (0, 8, 1, 4, False),  # the context declares nothing, so no memory is reserved
+        (20, 8, 30, 4, False),  # memory is free, so the limit of the process refused the request
         (20, 19, 1, 4, False),
     ],
 )

@@ -29,12 +29,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 
 class LeftError(Exception):
-    """Raised where the library process would have ended; threads of the server end by it."""
+    """Raised in place of the exit of the library process; it ends threads of the server."""
 
 
 class GatedRunner:
-    """A slot whose calls begin and end on request. `ended_at`: time when the function ended; its result is packed
-    later.
+    """A slot whose calls start and end on request. `ended_at`: time when the function ended, before its result is
+    packed.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class GatedRunner:
 
 
 class Resizable:
-    """A context that reduces its memory on request, after a moment."""
+    """A context that reduces its memory on request after a short delay."""
 
     def __init__(self) -> None:
         self.runners: list[GatedRunner] = []
@@ -90,7 +90,7 @@ class Resizable:
 
 
 class Served:
-    """A library's server in a thread, and the other side of its socket."""
+    """The server of a library in a thread, and the other side of the socket."""
 
     def __init__(self, slots: int = 1) -> None:
         self.sock, theirs = socket.socketpair()
@@ -106,7 +106,7 @@ class Served:
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def _exit(self, code: int) -> NoReturn:
-        """Record the exit code. Threads of the server may call this after the test has ended."""
+        """Record the exit code. Threads of the server may call this method after the end of the test."""
         self.exits.append(code)
         raise LeftError
 
@@ -181,7 +181,7 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
-    """The attendant returns the call late, while the previous call's result is packed."""
+    """The attendant returns the call late, while the slot packs the result of the previous call."""
     decode, (runner,) = served.server._decode, served.runners
     read = threading.Event()
 
@@ -210,7 +210,7 @@ def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
 
 @pytest.mark.parametrize("message", [Evict(NEXT), Resize(5)], ids=["evict", "resize"])  # type: ignore[arg-type]
 def test_late_messages_of_the_attendant_find_the_call_started(served: Served, message: Any) -> None:
-    """The attendant saw a call run, waited for a full socket, and acts when the next call is taken but not begun."""
+    """The attendant saw a call run, waited for a full socket, and acts after the next call is taken but not started."""
     (runner,) = served.runners
     send = served.server.outbox.send_waiting
     held_up, goes_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Pieces of many calls share frames, and each call's pieces are sent once and in order."""
+"""Pieces of many calls share frames; the pieces of each call are sent once and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def frames() -> list[list[Yielded]]:
 
 @pytest.fixture
 def waiting(frames, monkeypatch) -> PieceBatcher:
-    """Return a batcher whose pieces wait for hours, because a frame has just been sent."""
+    """Return a batcher that has just sent a frame, so that pieces wait for hours."""
     monkeypatch.setattr(pieces, "GATHER_EACH_S", 10_000.0)
     monkeypatch.setattr(pieces, "GATHER_S", 10_000.0)
     found = PieceBatcher(frames.append)
@@ -90,6 +90,6 @@ def test_pieces_of_many_threads_are_sent_once_and_in_order(frames):
         writer.start()
     for writer in writers:
         writer.join()
-    assert all_left.wait(60)  # the last pieces are sent although no later piece triggers it
+    assert all_left.wait(60)  # the last pieces are sent although no later piece triggers sending
     assert seen == {run: [b"%d/%d" % (run, number) for number in range(count)] for run in range(streams)}
     assert len(frames) < streams * count

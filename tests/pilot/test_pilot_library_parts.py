@@ -44,7 +44,7 @@ def test_frames_survive_arbitrary_fragmentation(sizes: list[int], seed: int) -> 
 
     def write() -> None:
         at = 0
-        while at < len(stream):  # some cuts are inside a length field
+        while at < len(stream):  # some fragments end inside a length field
             step = chance.choice([1, 7, 8, 9, 4096]) if chance.random() < 0.3 else 200_000
             theirs.sendall(stream[at : at + step])
             at += step
@@ -208,7 +208,7 @@ def test_marker_shows_where_the_output_of_other_calls_ends(tmp_path: Path) -> No
     marker.begin(0, 7, 100, 40)
     marker.begin(1, 8, 100, 45)
     marker.idle(1)
-    marker.ended(90)  # call 8 has written its lines up to this position
+    marker.ended(90)  # call 8 wrote its lines up to this position
     assert running(tmp_path / "running") == [Running(7, 100, 90, slot=0)]
     marker.suspect([8])
     assert [each.log_from for each in running(tmp_path / "running")] == [90, NOWHERE]
@@ -275,7 +275,7 @@ def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch
     monkeypatch.setattr(processes, "proportional_bytes", lambda pid: asked.append(pid) or exact)
     memory = processes.MemoryLimit()
     assert memory.excess(7, 100, now=0.0) == 0
-    resident = 200  # 100 bytes at most
+    resident = 200  # the limit is 100 bytes
     assert memory.excess(7, 100, now=0.25) == 0
     assert asked == [7]
     resident, exact = 201, 101
@@ -283,7 +283,7 @@ def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch
     assert asked == [7, 7]
     exact = 60
     assert memory.excess(7, 100, now=0.75) == 0, "over the limit: measure every time"
-    exact = 130  # the process that shared the library's pages has ended, so they count in full
+    exact = 130  # the process that shared pages with the library has ended, so these pages count in full
     assert memory.excess(7, 100, now=1.0) == 0
     assert memory.excess(7, 100, now=0.75 + memory.AGAIN_S) == 130
 
@@ -344,7 +344,7 @@ class Slow:
 
 
 def _rebuild() -> Slow:
-    time.sleep(0.05)  # the other slots arrive in the meantime
+    time.sleep(0.05)  # the other slots arrive while this slot sleeps
     return Slow()
 
 

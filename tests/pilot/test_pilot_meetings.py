@@ -55,12 +55,12 @@ def test_cancelled_rank_does_not_wait(meetings: GangMeetings) -> None:
     meetings.told(CALL, "")
     with pytest.raises(GangBroken, match="rank 1 of 2 was cancelled"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0)
-    meetings.told(CALL, "10.0.0.7:29500")  # this address belongs to the call's next gang
+    meetings.told(CALL, "10.0.0.7:29500")  # this address is for the next gang of the call
     assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
 
 
 def test_address_of_one_gang_is_not_used_by_the_next(meetings: GangMeetings) -> None:
-    meetings.told(CALL, "10.0.0.7:29500")  # an address that the rank never fetched before it ended
+    meetings.told(CALL, "10.0.0.7:29500")  # the rank ended without fetching this address
     meetings.over(CALL)
     with pytest.raises(GangBroken, match="did not get the address"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)

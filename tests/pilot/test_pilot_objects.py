@@ -1,4 +1,4 @@
-"""Objects on pilots: requested, fetched by the manager's plan, served; also without shared files."""
+"""Pilots request, fetch and serve objects by the transfer plan of the manager, also without shared files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 
 
 class Other:
-    """A second pilot of the same session, with its own manager and cache."""
+    """A second pilot of the session, with its own manager and cache."""
 
     def __init__(self, folder: Path, *, lease_s: float = 20) -> None:
         self.manager = FakeManager(folder, lease_s=lease_s)
@@ -77,7 +77,7 @@ def wanting(ref: ObjectRef) -> Any:
 
 
 def gone_from_here(ref: ObjectRef) -> ObjectRef:
-    """Return this object with an origin that this host cannot see."""
+    """Return this object with an origin path that does not exist on this host."""
     return ObjectRef(ref.name, ref.size_bytes, "/not/seen/here")
 
 
@@ -112,8 +112,8 @@ def test_object_is_fetched_from_another_pilot(taker: FakeManager, giver: Other, 
     assert ready.fetch_s > 0
     ((length,),) = [taker.results(taker.run(lambda context: context, [()], takes_context=True))]
     assert length == big.size_bytes
-    # The pilot has the object: another library starts without requesting it, and the next pilot on this cache reports
-    # it.
+    # The pilot has the object: another library starts without requesting the object, and the next pilot on this cache
+    # reports it.
     wants = len(taker.wanted)
     taker.ready(wanting(ref), library=2, devices=("cpu:1",))
     assert len(taker.wanted) == wants
@@ -235,7 +235,7 @@ def carried_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMana
 
 @pytest.fixture
 def carried(carried_pilot: FakeManager) -> FakeManager:
-    """A pilot with a copy of a job's files, and the session's seed, shared by this file's tests."""
+    """A pilot with a copy of the files of a job, and the seed of the session, shared by the tests of this file."""
     carried_pilot.begin_test()
     return carried_pilot
 
@@ -301,7 +301,7 @@ def test_context_without_cache_space_reports_the_missing_bytes(manager: FakeMana
 
 
 def test_inaccessible_object_path_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
-    """A name that is too long fails like a file system for which the node has no ticket."""
+    """A too long path fails like a file system for which the node has no Kerberos ticket."""
     ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
     taker.start(wanting(ref))
     taker.until(lambda: taker.wanted)

@@ -1,4 +1,4 @@
-"""An agent reads the engines' work on a device from the turn board and reports it to the core."""
+"""The agent reads the work of the engines on a device from the turn board, and reports it to the core."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMES = times_of(SAMPLES)
 
 
 class Pilot:
-    """A pilot's core with two libraries on one device, and its agent's `OfferScales`."""
+    """A pilot core with two libraries on one device, and the `OfferScales` of its agent."""
 
     def __init__(self, board: Path) -> None:
         self.board = board
@@ -56,7 +56,7 @@ class Pilot:
         self.shell.forget()
 
     def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
-        """Offer library 1 a call; give the agent's estimate to the core and return it."""
+        """Offer library 1 a call; pass the estimate of the agent to the core and return the estimate."""
         spec = CallSpec(CallId(call), b"x", Features(input_length=tokens, expected_output=50))
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
@@ -124,7 +124,7 @@ def test_recently_accepted_calls_count_until_an_engine_has_them(pilot: Pilot) ->
     second = pilot.offer(2, ttft_s=1.5, tokens=1000)
     assert pilot.outlook(second, 1).prompts == (UnreadPrompt(100, 105.0, 0.25),)
     assert [spec.call for run in pilot.shell.all(to_library.Run) for spec in run.calls] == [1, 2]
-    # call 3 was refused, so its prompt does not count
+    # the refused call 3 does not count
     assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2
     pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25, 0), (100, 105.0, 0.25, 0)], accepted_requests=2))
     assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
@@ -134,7 +134,7 @@ def test_request_of_an_ended_call_represents_no_other_call(pilot: Pilot) -> None
     pilot.measure()
     pilot.offer(1, tokens=100)
     pilot.offer(2, tokens=200)
-    # the engine accepted the first call's prompt, and has read it
+    # the engine accepted and read the prompt of the first call
     pilot.engines[0].publish(EngineWork(accepted_requests=1))
     pilot.shell.end(1)
     assert [each.tokens for each in pilot.outlook(pilot.offer(3, ttft_s=0.01), 1).prompts] == [200]
@@ -155,14 +155,14 @@ def test_refused_call_has_no_request(pilot: Pilot) -> None:
 def test_library_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
     pilot.measure()
     pilot.shell.start(3, MODELS[1])
-    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request, which counts already
+    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request that already counts
     pilot.shell.run(7, library=2)
     for number in (2, 3):
         pilot.shell.hear(StopLibrary(LibraryId(number), "enough"))
     assert pilot.shell.library(2).stage is Stage.DRAINING
     assert {each.library: each.rows for each in pilot.offer(2).engines} == {1: 0, 2: 0, 3: 0}
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, accepted_requests=1))
-    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # the remaining work of library 2, which drains, counts
+    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # the remaining work of the draining library 2 counts
 
 
 @pytest.mark.parametrize("kind", ["A10", "cpu"])
@@ -218,7 +218,7 @@ def order(tokens: int) -> RunCalls:
 
 
 def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferWeighed:
-    """Offer a call of so many tokens to a library whose engine has requests of 350."""
+    """Offer a call of `tokens` tokens to a library whose engine has requests of 350 tokens."""
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
         engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=350))
         inspector = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now)

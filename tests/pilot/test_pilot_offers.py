@@ -93,7 +93,7 @@ def test_library_that_ended_during_the_decision_refuses(pilot: CoreShell) -> Non
 
 
 def test_planned_shrink_of_a_library_counts_for_an_offer(pilot: CoreShell) -> None:
-    pilot.hear(ResizeLibrary(LibraryId(1), 6 * GIB)).forget()  # it still holds 8 GiB
+    pilot.hear(ResizeLibrary(LibraryId(1), 6 * GIB)).forget()  # the library still uses 8 GiB
     pilot.give(OfferWeighed(offer(pilot), required_bytes=7 * GIB))
     assert pilot.take(told.CallsReturned).required_bytes == 7 * GIB
     pilot.give(OfferWeighed(offer(pilot, reserve=7 * GIB), required_bytes=7 * GIB))
@@ -106,7 +106,7 @@ def test_offer_may_use_the_memory_of_preempted_libraries(pilot: CoreShell) -> No
     pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB, preempts=(2,))))
     assert pilot.take(told.OfferAccepted) == told.OfferAccepted(LibraryId(1), CallId(1), (LibraryId(2),), 15 * GIB)
     assert pilot.take(to_library.Run)
-    assert pilot.all(to_library.Stop) == []  # the manager orders the end
+    assert pilot.all(to_library.Stop) == []  # the manager orders the end of the library
     assert pilot.all(to_library.Resize) == []
     pilot.hear(StopLibrary(LibraryId(2), "lib-1 grows")).give(ProcessEnded(LibraryId(2)))
     assert pilot.take(to_library.Resize).device_memory_bytes == 15 * GIB

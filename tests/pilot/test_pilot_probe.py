@@ -28,7 +28,7 @@ DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
 class Computer:
-    """A stand-in for a device: it multiplies, and then `harm` changes the product."""
+    """A stand-in for a device: `harm` changes each product of a multiplication."""
 
     def __init__(self, harm: Any = None) -> None:
         self._harm = harm
@@ -38,7 +38,7 @@ class Computer:
         out, known = array("f"), dict[bytes, list[float]]()
         for i in range(size):
             row = a[i * size : (i + 1) * size]
-            if row.tobytes() not in known:  # few rows differ, and Python is slow
+            if row.tobytes() not in known:  # check only different rows, because Python is slow
                 known[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
             out.extend(known[row.tobytes()])
         if self._harm is not None:
@@ -120,7 +120,7 @@ def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
     assert processes.kill_strays(known, of_main=True) == {stray.pid}
     gate.touch()
     probing_thread.join(PATIENCE_S)
-    assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter took the process's exit status
+    assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter read the exit status
     assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
 
 
@@ -141,7 +141,7 @@ def until_there_is(found: Callable[[], object]) -> None:
 
 
 def probe(folder: Path, text: str) -> str:
-    """Write a site's probe, which gets the device's name and counts its calls in a file."""
+    """Write a site-defined probe that gets the device name and counts its calls in a file."""
     file = folder / "probe"
     file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
     file.chmod(0o755)
@@ -151,7 +151,7 @@ def probe(folder: Path, text: str) -> str:
 def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
     manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
-    manager.hello()  # sent when the probe result of each device is known
+    manager.hello()  # the hello is sent after the probe of each device
     assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     fault = manager.wait_for(DeviceFault)
     assert fault == DeviceFault(
@@ -221,7 +221,7 @@ NAMES = {
 
 
 class Driver:
-    """Keeps device memory in this process's buffers, by invented addresses; multiplies like the kernel."""
+    """Keeps device memory in buffers of this process under invented addresses; multiplies like the kernel."""
 
     def __init__(self, *, room_bytes: int = 10**9, launch: int = 0) -> None:
         self.memory: dict[int, bytearray] = {}
@@ -277,7 +277,7 @@ class Driver:
 def test_driver_computes_a_product() -> None:
     driver = Driver()
     assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
-    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe requested more memory than its matrices need
+    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe allocates more memory than its matrices need
     assert driver.calls.index("cuModuleLoadData") < driver.calls.index("cuModuleGetFunction")
     assert driver.calls[-1] == "cuCtxSynchronize"
 

@@ -1,4 +1,4 @@
-"""Shadow validation: the three cases of SLINFER §VI-C, calculated by hand."""
+"""Test shadow validation in the three cases of SLINFER §VI-C, with results calculated by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_in: 
 
 def test_prompt_that_waits_longer_is_read_first() -> None:
     early = idle(prompts=(prompt(400, 0.5),))
-    # the first token needs both reads, and a step that writes
+    # the first token needs both reads and a decode step
     assert judged(early, new=prompt(400, 0.9)) == "its first token would come 35.0 ms late"
     assert judged(early, new=prompt(400, 0.95)) == ""
 
@@ -57,7 +57,7 @@ def test_waiting_prompts_are_not_made_late() -> None:
 
 @pytest.mark.parametrize(("due_in", "is_in_time"), [(0.5, True), (0.48, False)])
 def test_tokens_of_other_requests_are_not_made_late(due_in: float, is_in_time: bool) -> None:
-    # the prompt is due first. It takes 0.4 s to read, then a step takes 0.05 s, and each counts a tenth more: 0.495 s
+    # the prompt is due first: 0.4 s to read plus a step of 0.05 s, each with a margin of a tenth, is 0.495 s
     why = judged(idle(), writing(due_in=due_in), new=prompt(400, 0.46))
     assert (why == "") == is_in_time
     assert is_in_time or why.startswith("a token of another request would come")
@@ -109,8 +109,8 @@ def test_request_without_objective_has_its_turn_within_eight_seconds() -> None:
 
 
 def answering(*left: int, lead_s: float = 0.1, decode: float = 0.15, counts: int = 0) -> EngineOutlook:
-    """An engine whose answers write up to `left` tokens more. Their next tokens are due in `lead_s`, then every 0.25 s.
-    `counts`: how many further requests have an unknown longest answer.
+    """An engine whose answers write up to `left` more tokens. The next tokens are due in `lead_s`, then every 0.25 s.
+    `counts`: number of further requests without a known maximum length.
     """
     answers = tuple(OpenAnswer(lead_s, 0.25, each) for each in left)
     return EngineOutlook(TWO, EvenCost(decode), len(left) + counts, 100.0, lead_s, 0.25, answers=answers)
@@ -126,7 +126,7 @@ def case_of(*engines: EngineOutlook, new: UnreadPrompt) -> RefusalCase | None:
 
 
 LEAD_S, STEP_S = 2.0, 0.15 * OVERESTIMATE
-"""Two engines write a token each in 0.33 s, so an answer that is 2 s ahead loses 0.08 s with each token."""
+"""Two engines each write a token in 0.33 s, so an answer that is 2 s early loses 0.08 s per token."""
 
 
 @pytest.mark.parametrize(("left", "is_in_time"), [(20, True), (30, False)])
@@ -159,7 +159,7 @@ def test_answer_that_is_already_late_refuses_no_other_request() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_accepted_request_makes_none_late_in_simulated_turns(seed: int) -> None:
-    """Play the turns one by one, as the pilot orders them, and compare with the answer of the validation."""
+    """Simulate the turns one by one in the order of the pilot, and compare the result with the validation."""
     chance = random.Random(f"to the end/{seed}")
     accepted = refused = 0
     for _ in range(60):
@@ -184,7 +184,7 @@ def test_accepted_request_makes_none_late_in_simulated_turns(seed: int) -> None:
 
 
 def late_if_played(engines: list[EngineOutlook], new: UnreadPrompt) -> bool:
-    """Return whether a token is late with steps that take a tenth longer than measured, by the earliest due time."""
+    """Return True if a token is late with steps a tenth longer than measured, in order of due times."""
     left = {each.library: [list(answer) for answer in each.answers] for each in engines}
     unread = [new]
     at, since = 0.0, dict.fromkeys(left, 0.0)

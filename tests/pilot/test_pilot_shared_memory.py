@@ -24,7 +24,7 @@ SYSTEM_V = Path("/proc/sysvipc/shm")
 
 @pytest.fixture
 def segment() -> Iterator[shared_memory.SharedMemory]:
-    """A segment of the user's program, unknown to this process's tracker."""
+    """A segment of the user program that the resource tracker of this process does not know."""
     made = shared_memory.SharedMemory(create=True, size=100)
     resource_tracker.unregister(made._name, "shared_memory")  # type: ignore[attr-defined]
     yield made
@@ -144,7 +144,7 @@ def test_segment_that_a_call_only_attaches_to_is_kept(served: FakeManager, segme
     assert size >= 100
     served.run(die, [()])
     served.gone()
-    served.until(lambda: is_gone(own))  # the library's own segment is gone, so its tracker has ended
+    served.until(lambda: is_gone(own))  # the segment of the library is gone, so its tracker has ended
     assert not is_gone(segment.name)
 
 
@@ -222,7 +222,7 @@ def test_program_that_imitates_a_tracker_is_killed_after_a_while(tmp_path: Path)
 
 
 def test_resource_tracker_is_recognized_from_its_start() -> None:
-    """/proc shows a new program's command line a moment late. Its tracker was once killed with a library, and its
+    """/proc shows the command line of a new program late. A tracker was once killed with its library, and the
     segments stayed.
     """
     for _ in range(20):
@@ -242,7 +242,7 @@ from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Exited
 from stoker.pilot.zygote.server import ZygoteServer
 
-TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # it only looks like one
+TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # the command line only resembles that of a tracker
 
 server, told = ZygoteServer(socket.socketpair()[0], scratch=""), []
 server._send = told.append
@@ -263,7 +263,7 @@ server._libraries = {first: 1, second: 2}
 while not told:
     server._reap()
 (tracker,) = server._trackers
-os.close(others_end)  # both end, and nobody reaps them meanwhile
+os.close(others_end)  # both processes end, and no process reaps them
 for pid in (tracker, second):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 while len(told) < 2:
@@ -274,6 +274,6 @@ print([each.orphans for each in told], server._trackers)
 
 
 def test_ended_tracker_is_forgotten_whoever_reaps_it() -> None:
-    """Otherwise the next process with its number is killed instead."""
+    """Without this rule Stoker could kill another process with a reused process id."""
     said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "[0, 0] {}\n"

@@ -1,4 +1,4 @@
-"""Functions with clashing modules take turns in slots, and each finds its own modules."""
+"""Functions with clashing modules run in turn in the slots, and each function finds its own modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the sending program's modules, which pilots do not search."""
+    """The folder with modules of the sending program, which pilots do not search."""
     made = tmp_path / "program"
     made.mkdir()
     monkeypatch.syspath_prepend(str(made))
@@ -41,7 +41,7 @@ def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
 
 
 def note_and_import(log: str, until: str = "", begun: int = 0) -> str:
-    """Log the call's begin and end. In between, wait until the file `until` exists and `begun` calls have begun."""
+    """Log the start and end of the call. Between them, wait for the file `until` and for `begun` started calls."""
     import os
     import time
 
@@ -93,7 +93,7 @@ def test_functions_with_clashing_modules_run_in_turn_and_in_order(served: FakeMa
         if line != "begins":
             ended += line[0]
     assert ended == "aabaaabbab"
-    assert most == 3  # calls of one program run concurrently, also after waiting
+    assert most == 3  # calls of one program run concurrently after the wait
 
 
 def test_call_that_waits_for_its_modules_can_be_returned(served: FakeManager, folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_call_that_waits_for_its_modules_can_be_returned(served: FakeManager, fo
     )
     last, newest = served.run(plain, [(), ()])
     assert served.results([beside]) == ["paused"]
-    time.sleep(2.3)  # no time limit runs, neither for the ended call nor for the waiting call
+    time.sleep(2.3)  # time limits run neither for the ended call nor for the waiting call
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))
@@ -132,7 +132,7 @@ def import_often() -> str:
 
 
 class Slow:
-    """Slow to unpickle, like objects that import torch."""
+    """An object that unpickles slowly, like objects that import torch."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""A pilot whose job loses its resources exits, reports the reason, and fails no call."""
+"""If the job of a pilot loses its resources, the pilot reports the reason and exits, and no call fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scratch_of(manager: FakeManager) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder in which the pilot and its libraries may still make files."""
+    """Remove a folder in which the pilot and its libraries may still create files."""
     for _ in polls(PATIENCE_S):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -89,7 +89,7 @@ def test_loader_that_fails_in_a_cleared_folder_blames_no_context(alone: FakeMana
 
 
 _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
-"""Code that stops a pilot's own checks, so that it does not miss the folder before the order arrives."""
+"""Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
 
 
 def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
@@ -115,7 +115,7 @@ def test_folder_recreated_by_another_process_is_not_its_own(alone: FakeManager) 
 def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
     manager: FakeManager, source: str, tmp_path: Path
 ) -> None:
-    """This happens when condor_master is killed. A pilot started on this machine stays."""
+    """The parent of a pilot exits if condor_master is killed. A local pilot does not watch its parent."""
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
     options = ["--scratch", str(manager.base / "scratch"), *(["--source", source] if source else [])]
     starter = subprocess.Popen(["/bin/sh", "-c", '"$@"; :', "starter", *command, *options], cwd=manager.base)

@@ -1,4 +1,4 @@
-"""Real libraries with engines stop a call for each reason, in each method of a model."""
+"""Real libraries with engines stop a call for each possible reason and in each method of a model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def generate(model: Any, begun: str) -> Any:
 
 
 def complete(model: Any, begun: str) -> Any:
-    """Yield one piece at the end, as the gateway's function does."""
+    """Yield one piece at the end, like the function of the gateway."""
     open(begun, "w").close()
     yield [model.complete("abc", max_new_tokens=1_900) for _ in range(1_000)]
 
@@ -62,7 +62,7 @@ def stream(model: Any, begun: str) -> Any:
 
 
 def relayed(model: Any, begun: str) -> Any:
-    """Yield more texts than the window has space for: the engine's thread sends some; with others the call waits."""
+    """Yield more texts than fit in the window: the thread of the engine sends some texts, then the call waits."""
     open(begun, "w").close()
     for _ in range(100):
         yield model.stream_completion("abc", max_new_tokens=1_900).texts()
@@ -79,7 +79,7 @@ def label_scores(model: Any, begun: str) -> Any:
 
 
 def careless(model: Any, begun: str) -> Any:
-    """Retry after each exception, and turn the stop of the call into another error, as user code may."""
+    """Retry after each exception, and raise another error for the stop of the call, as user code may do."""
     open(begun, "w").close()
     try:
         for _ in range(10_000):

@@ -34,7 +34,7 @@ Span = tuple[str, float, float]
 
 
 class Workers:
-    """Worker processes over one turn board; living ones are killed at the end."""
+    """Worker processes on one turn board; the fixture kills the remaining workers."""
 
     def __init__(self, folder: Path) -> None:
         self.board = folder / "turns"
@@ -45,7 +45,7 @@ class Workers:
         self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0,
         says_s: float = 10.0,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        """Start a worker. Its forecast `says_s` far exceeds a step on a busy machine, so it is never overdue."""
+        """Start a worker. The forecast `says_s` far exceeds a step on a busy machine, so the worker is never overdue."""
         arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s, says_s]
         worker = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)])
         self.running.append(worker)
@@ -94,7 +94,7 @@ def overlaps(spans: list[Span]) -> list[tuple[Span, Span]]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Return this process's open and mapped files in a folder, one entry per descriptor."""
+    """Return the open and mapped files of this process in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the closed descriptor of the listing itself
@@ -160,7 +160,7 @@ def test_dead_holder_is_skipped_within_a_tenth_of_a_second(workers: Workers, how
         waiter.begin()
         took.append(time.monotonic() - began)
         waiter.end()
-    assert min(took) < 0.1  # the least: a busy machine may delay single attempts
+    assert min(took) < 0.1  # use the minimum, because a busy machine may delay single attempts
 
 
 def test_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_two_holders_of_one_device_are_reduced_to_one(tmp_path: Path) -> None:
 
 
 def test_holder_that_far_exceeds_its_forecast_loses_its_turn(workers: Workers) -> None:
-    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # and never ends the turn
+    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # library 1 never ends its turn
     workers.start(2, iterations=3)
     assert workers.running[0].wait(20) == 0
 
@@ -304,7 +304,7 @@ def test_row_taken_by_another_library_is_not_freed(tmp_path: Path, monkeypatch: 
     assert dead is not None
 
     def is_gone(_pid: int) -> bool:
-        board.clear(dead)  # another library clears the dead row first, and a third reuses it
+        board.clear(dead)  # another library clears the row of the dead library first, and a third library reuses the row
         assert board.join(LibraryId(3), GPU) is not None
         return True
 
@@ -348,12 +348,12 @@ def test_ended_engine_does_not_change_the_row_of_another(tmp_path: Path) -> None
 def test_holder_without_a_forecast_is_dropped_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
-    # this living process has the dead holder's process id, and no forecast of its step
+    # this living process has the process id of the dead holder and no step forecast
     held = board.join(LibraryId(2), GPU)
     held.state, held.held_at = TurnState.HOLDS, time.monotonic() - 5.0
     board.write(held)
     turns.begin()
-    # library 2 keeps the turn: its step may be compiling
+    # library 2 keeps the turn, because its step may be compiling
     assert [row.state for row in board.rows() if row.library == 2] == [TurnState.HOLDS]
     held.held_at -= 6.0
     board.write(held)
@@ -391,7 +391,7 @@ def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, mo
     plain = TurnBoard.write
 
     def write(own: TurnBoard, row: TurnRow) -> None:
-        """Let another library take a turn just before the first library writes its own turn."""
+        """Let another library start a turn just before the first library writes its turn."""
         if len(board.rows()) == 1:
             other = board.join(LibraryId(2), GPU)
             other.state, other.held_at, other.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
@@ -414,9 +414,9 @@ def generation(
 
 def test_late_and_due_tokens_are_distinguished() -> None:
     requests = [
-        generation(1, made=2, due_at=9.0, tpot_s=0.2),  # this request's next token was due at 9.4
+        generation(1, made=2, due_at=9.0, tpot_s=0.2),  # the next token of this request was due at 9.4
         generation(2, made=1, due_at=10.0, tpot_s=0.5),
-        generation(3, prompt=30, made=5),  # no client waits for this request's tokens
+        generation(3, prompt=30, made=5),  # no client waits for tokens of this request
         generation(4, prompt=50, due_at=12.0, tpot_s=0.3),
         generation(5, prompt=20, due_at=11.0),
     ]

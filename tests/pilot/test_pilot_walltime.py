@@ -30,7 +30,7 @@ def command(folder: Path, name: str, text: str) -> dict[str, str]:
 
 
 def in_seconds(seconds: float) -> str:
-    """Return a time in Slurm's format: local time."""
+    """Return a local time in the format of Slurm."""
     return datetime.fromtimestamp(time.time() + seconds).isoformat(timespec="seconds")
 
 

@@ -1,4 +1,4 @@
-"""Calls run in the program's folder if the pilot sees it, else in a private folder, which is restored afterwards."""
+"""Calls run in the folder of the program if the pilot sees it, else in a private folder that is restored afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def at(path: Path, **more: Any) -> CallOptions:
 
 
 def unseen(path: Path) -> CallOptions:
-    """Return options for a pilot on another machine, where a different folder has this path."""
+    """Return options for a pilot on another machine, where this path is a different folder."""
     home = home_of(path)
     return CallOptions(home=msgspec.structs.replace(home, inode=home.inode + 1))
 
@@ -99,7 +99,7 @@ def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tm
     seen = []
     for place, folders, _ in os.walk(served.base / "scratch"):
         for name in fnmatch.filter(folders, "lib-*"):
-            with contextlib.suppress(FileNotFoundError):  # of a library of an earlier test, which is removed just now
+            with contextlib.suppress(FileNotFoundError):  # the folder may belong to a library of an earlier test that ends now
                 seen.append(os.stat(os.path.join(place, name)).st_mode & 0o077)
     assert seen
     assert not any(seen)
@@ -122,7 +122,7 @@ def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: 
 
 
 def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_path: Path) -> None:
-    """A multiprocessing manager keeps the name of a temporary folder, which is cleared after the first call."""
+    """A multiprocessing manager remembers a temporary folder that is cleared after the first call."""
 
     def shares() -> int:
         import multiprocessing
@@ -287,7 +287,7 @@ def test_two_programs_run_in_turn_if_threads_share_a_folder(tmp_path: Path) -> N
     turns.end(0)
     assert turns.take(queue, 0) is None
     turns.end(1)
-    for call in (2, 3, 4):  # in this test all calls have the same private folder
+    for call in (2, 3, 4):  # all calls of this test use one private folder
         taken = turns.take(queue, 0)
         assert taken.spec.call == call
         assert turns.take(queue, 1) is None

@@ -16,7 +16,7 @@ from stoker.pilot.zygote.server import ImportedThreads
 
 LIMIT_S = 30.0
 COUNT = 1_000
-"""More orders than its socket can buffer."""
+"""Number of orders that exceeds the socket buffer."""
 
 
 def test_orders_wait_until_an_importing_zygote_reads(tmp_path: Path) -> None:

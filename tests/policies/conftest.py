@@ -1,4 +1,4 @@
-"""`cluster` and `toy` of `tests/core`."""
+"""Provide the fixtures `cluster` and `toy` of `tests/core`."""
 
 from core.conftest import cluster, toy
 

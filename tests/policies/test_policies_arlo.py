@@ -27,7 +27,7 @@ LENGTHS = (64, 128, 256)
 
 
 class Family(Toy):
-    """Runtimes `r64`, `r128` and `r256` of one model, 1 GB each, which take 0.25, 0.5 and 1 s. A call may take 10 s."""
+    """A family of runtimes `r64`, `r128`, `r256` with 1 GB each and calls of 0.25, 0.5 and 1 s. Objective: 10 s."""
 
     def __init__(
         self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB", **settings: Any
@@ -75,7 +75,7 @@ def family() -> Any:
 
 
 def warmed(t: Family, *, devices: int = 4) -> Family:
-    """Send calls of all lengths for two minutes, so that every runtime runs."""
+    """Send calls of all lengths for two minutes, so that every runtime has an instance."""
     t.pilot("p1", devices=devices)
     for second in range(60):
         for tokens in LENGTHS:
@@ -185,7 +185,7 @@ def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:
 
 
 def test_new_family_has_its_devices_within_seconds(family: Any) -> None:
-    """The first call fits the longest runtime only, and most devices change at once: the limit is for old families."""
+    """The first call fits only the longest runtime. Most devices change at once, because a new family has no limit."""
     t = family(out_of_service=0.1)
     t.pilot("p1", devices=10, memory="40 GB")
     t.ask("first", tokens=256).run(until=t.now + 1.5)

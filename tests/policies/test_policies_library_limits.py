@@ -102,7 +102,7 @@ def test_lowered_limit_unloads_idle_libraries(cluster: Make) -> None:
 
 
 def fault(c: Cluster, name: str) -> None:
-    """Fail a call by its pilot's disk (EIO), so that calls avoid this pilot for a while."""
+    """Fail a call with a disk error (EIO) of its pilot, so that calls avoid this pilot for a while."""
     [library] = c.holders(name)
     failure = Failure(FailureKind.INFRASTRUCTURE, "EIO", library.pilot.id, library.id)
     c.end(name, failure=failure)
@@ -163,7 +163,7 @@ def test_idle_library_is_not_replaced_by_a_disconnected_one(cluster: Make) -> No
 
 
 class ForTwoSeconds(HottestFirst):
-    """Dispatch that unloads libraries after two idle seconds."""
+    """Dispatch that unloads a library after two idle seconds."""
 
     def __init__(self) -> None:
         super().__init__()

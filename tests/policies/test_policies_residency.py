@@ -36,7 +36,7 @@ def test_every_idle_device_is_used_before_the_first_measurement(cluster: Make) -
 def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a")
     c.hot(context="a", run_s=1.0, load_s=9.9).join("p2").forget()
-    c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last waits 9 s, a load takes 10 s
+    c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last call waits 9 s, and a load takes 10 s
     assert c.lives_on("a") == ["p1"]
     c.calls(5, context="a").wait(5)
     assert c.lives_on("a") == ["p1", "p2"]
@@ -46,7 +46,7 @@ def test_advice_from_history_counts_until_the_first_measurement(cluster: Make) -
     c = cluster(pilots=4).define(recipe("a"))
     c.advise("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
     c.calls(30, context="a")
-    assert c.lives_on("a") == ["p1", "p2"]  # 30 s on one library, 15 s on each of two
+    assert c.lives_on("a") == ["p1", "p2"]  # the calls take 30 s on one library or 15 s on two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
 
 
@@ -67,7 +67,7 @@ def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -
     c = cluster(pilots=1, memory="8 GB").define(*(recipe(x, memory="3 GB") for x in "abc"))
     for at, name in enumerate("ab"):
         c.wait(at).call(name, context=name).ready().end(name)
-    c.wait(100).call("a2", context="a").end("a2")  # b has now been idle longer than a
+    c.wait(100).call("a2", context="a").end("a2")  # b has been idle longer than a
     assert (c.lives_on("a"), c.lives_on("b")) == (["p1"], ["p1"])
     c.forget().call("c", context="c")
     assert c.hears("p1", to_pilot.StopLibrary).library == c.library(context="b").id
@@ -159,7 +159,7 @@ def test_two_queues_alternate_on_one_device(cluster: Make) -> None:
         c.ready()
         turns += [x.context.recipe.key for x in c.core.state.libraries.values()]
     changes = sum(a != b for a, b in pairwise(turns))
-    assert 3 <= changes <= 6  # the two contexts take turns of about ten seconds on the device
+    assert 3 <= changes <= 6  # the two contexts alternate on the device every ten seconds
 
 
 def test_wide_context_gets_devices_of_one_pilot(cluster: Make) -> None:
@@ -178,7 +178,7 @@ def test_wide_context_gets_near_devices_of_one_kind(cluster: Make) -> None:
     c = cluster().join("p1", of=there).define(recipe("wide", memory="8 GB", devices=2)).call("1", context="wide")
     assert places(c, "wide") == ["cuda:1", "cuda:4"]
     c.define(recipe("other", memory="8 GB", devices=2)).call("2", context="other")
-    assert places(c, "other") == ["cuda:0", "cuda:2"]  # no island has two of a kind any more
+    assert places(c, "other") == ["cuda:0", "cuda:2"]  # no island has two free devices of one kind
     c.define(recipe("wider", devices=3, kinds=("A10",))).call("3", context="wider")
     assert "3 devices of one kind on one pilot" in c.ended["3"].failure.message
 
@@ -211,7 +211,7 @@ def test_queue_that_shrinks_and_grows_is_examined_again(cluster: Make) -> None:
         c.lose(pilot)
     while len(c.waiting("a")) > 5:
         c.end(*c.held(context="a"), run_s=1.0)
-    c.core.state.timers.clear()  # only the new pilot, and no timer, may cause the load
+    c.core.state.timers.clear()  # the new pilot must cause the load, not a timer
     c.by_hand = True
     c.join("p4").forget().calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p4"]
@@ -247,7 +247,7 @@ def test_library_keeps_its_device_until_its_load_has_paid_off(cluster: Make) -> 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> None:
     c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
-    # the context is hot on p1, so failed loads elsewhere do not fail its calls
+    # the context is loaded on p1, so failed loads on other pilots do not fail its calls
     c.call("x", context="a").ready().end("x").join("p2")
     c.call("gang", context="a", gang=(2, 2), due_in_s=10_000.0)
     for _ in range(GIVE_UP_ON_PILOT):
@@ -349,7 +349,7 @@ def test_blocks_are_computed_from_gpus_alone(cluster: Make) -> None:
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
     c.calls(51, context="a")
-    assert len(c.asked()) == 4  # 5 blocks with b1, as if each had one GPU: fifty calls of 6 s wait, to be done in 60 s
+    assert len(c.asked()) == 4  # 5 blocks with b1, each counted as one GPU: fifty calls of 6 s in 60 s
 
 
 def test_blocks_for_cpu_contexts_are_computed_from_spare_cores(cluster: Make) -> None:
@@ -386,7 +386,7 @@ SMALL = 1 << 30
 
 @pytest.fixture
 def packed(cluster: Make) -> Cluster:
-    """Run a call of `a` and a later call of `b` on one device; then a second, free pilot joins."""
+    """Run a call of `a` and a later call of `b` on one device; then a second pilot with a free device joins."""
     c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
     c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
     assert c.library(context="a").devices == c.library(context="b").devices
@@ -403,7 +403,7 @@ def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> C
     library = c.holders(name)[0]
     pace = PaceAdvice(50.0, 100.0, "step", 1.0, 50.0, share, best_ago_s)
     c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))  # type: ignore[arg-type]
-    if name == "1":  # the other call reports its own progress
+    if name == "1":  # call 2 reports progress in another place
         assert c.hears("ana", to_client.ProgressReports).reports[0].done == 50.0
     return c
 

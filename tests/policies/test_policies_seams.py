@@ -1,4 +1,4 @@
-"""The core's support for policies, with stubs; the order of libraries."""
+"""Test the core's policy interfaces (seams) with stub policies, and the order of libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 10**9
 
 
 def starts(t: Toy, name: str) -> list[tuple[float, int, int]]:
-    """Return (time, rank, size) of every begun part of a call, by time and rank."""
+    """Return (time, rank, size) of every started part of a call, sorted by time and rank."""
     mine = [(at, r, n) for p in t.pilots.values() for at, call, r, n in p.began if call == t.ids[name]]
     return sorted(mine)
 
@@ -93,7 +93,7 @@ def test_two_gangs_that_need_the_same_devices_both_run(toy: Make, first: str) ->
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a", declares="5 GB").context("b", declares="6 GB", load_s=2.0)
-    t.call("w1", context="a").call("w2", context="b").run()  # one library each, on one device each
+    t.call("w1", context="a").call("w2", context="b").run()  # each context has one library on its own device
     t.call("g1", context=first, gang=(2, 2)).call("g2", context="b" if first == "a" else "a", gang=(2, 2), priority=1)
     t.run(limit_s=60)
     assert t.ended["g1"].ok
@@ -124,12 +124,12 @@ def test_library_grows_only_after_another_has_really_shrunk(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(residency=stubs.MoreMemory(small=1 * GB, large=7 * GB)), resize_s=2.0)
     t.pilot("p1", memory="8 GB")
     t.context("other", declares="4 GB").context("big", declares="4 GB")
-    # the contexts load until 1 s, then `other` takes 2 s to shrink
+    # the contexts finish loading at 1 s, then `other` needs 2 s to shrink
     t.call("c1", context="other").call("c2", context="big").run(until=3.9)
     promised = {x.context.recipe.key: x.promised_bytes for x in t.core.state.libraries.values()}
     assert promised == {"other": 1 * GB, "big": 7 * GB}
     held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
-    assert held == {"other": 1 * GB, "big": 4 * GB}  # the pilot has not grown `big` yet
+    assert held == {"other": 1 * GB, "big": 4 * GB}  # `big` has not grown yet on the pilot
     t.run(until=8.0)
     held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
     assert held == {"other": 1 * GB, "big": 7 * GB}
@@ -146,7 +146,7 @@ def test_evicted_call_keeps_its_progress_and_continues_elsewhere(toy: Make) -> N
     t.run(until=t.now + 4.0)
     t.call("high", context="a", run_s=1.0, priority=5)
     t.run(until=t.now + 0.5)
-    t.pilot("p2")  # where `low` will continue
+    t.pilot("p2")  # `low` will continue on p2
     t.run()
     assert t.ended_at["high"] < t.ended_at["low"]
     _, (second, _, _) = starts(t, "low")
@@ -180,7 +180,7 @@ def test_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> N
 def test_rounds_receive_exactly_the_changes_since_the_last_round(toy: Make) -> None:
     residency = stubs.MoreMemory(small=1 * GB, large=1 * GB)
     t = toy(policies=lambda: stubs.policies(residency=residency))
-    t.by_hand = True  # one policy object, which the test reads below
+    t.by_hand = True  # the test reads the state of this policy object below
     t.pilot("p1")
     t.call("c1", run_s=2.0)
     t.run(until=4.95)
@@ -189,7 +189,7 @@ def test_rounds_receive_exactly_the_changes_since_the_last_round(toy: Make) -> N
     assert (rounds[0].pilots, rounds[0].calls, rounds[0].contexts) == ({"p1"}, {t.ids["c1"]}, {"bare"})
     assert rounds[0].libraries == {1}
     later = [n for n, changes in enumerate(rounds) if n and (changes.calls or changes.libraries or changes.pilots)]
-    assert later == [1, 21]  # ready after 0.1 s; ended after 2.1 s
+    assert later == [1, 21]  # the library is ready after 0.1 s; the call ends after 2.1 s
     assert (rounds[21].calls, rounds[21].libraries) == ({t.ids["c1"]}, set())
 
 
@@ -257,7 +257,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 class ColdestFirst(HottestFirst):
-    """A user's order: only the library that was idle longest is considered."""
+    """A user-defined order that considers only the library that was idle longest."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         return tuple(context.idle.values())
@@ -291,7 +291,7 @@ def test_free_libraries_with_several_slots_share_waiting_calls(cluster: MakeClus
     c = hot(cluster, HottestFirst(), slots=4).call("c1", "c2", "c3", "c4", "c5", context="a")
     assert [c.held(name, "a") for name in ("p3", "p1", "p2")] == [["c1", "c2"], ["c3"], ["c4", "c5"]]
     c.call("c6", context="a")
-    assert c.held("p1", "a") == ["c3", "c6"]  # a single call goes to the least loaded library
+    assert c.held("p1", "a") == ["c3", "c6"]  # a single call is sent to the least loaded library
     c.calls(20, context="a")
     assert [len(c.held(name, "a")) for name in ("p3", "p1", "p2")] == [4, 4, 4]
 

@@ -1,4 +1,4 @@
-"""Every shipped policy and baseline in small simulated worlds."""
+"""Test every shipped policy and baseline in small simulated worlds."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_policy_decisions_do_not_depend_on_the_process() -> None:
 
 
 def loaded_from(name: str, shared: float, disk: float) -> RunOutcome:
-    """Simulate four calls of 1 s on one device, with 10 GB of files and no other costs."""
+    """Simulate four calls of 1 s on one device that need 10 GB of files."""
     context = model(load_s=0.0, files=(Files("weights", Size(10 * GB)),), page_cache=False)
     links = Links(shared=Rate(shared * GB), disk=Rate(disk * GB))
     return simulate(name, world(source(1), context, links=links), calls(4))[1]
 
 
 def test_each_level_of_awareness_reloads_the_listed_parts() -> None:
-    # The shared storage takes 10 s to give the files, the disk 2 s.
+    # Reading the files takes 10 s from shared storage and 2 s from the disk.
     assert loaded_from("default", 1.0, 5.0).ended_at == pytest.approx(10.0 + 2.0 + 4 * 1.0)
     assert loaded_from("disk-only", 1.0, 5.0).ended_at == pytest.approx(10.0 + 4 * (2.0 + 1.0))
     assert loaded_from("no-awareness", 1.0, 5.0).ended_at == pytest.approx(4 * (10.0 + 1.0))
@@ -124,7 +124,7 @@ def test_libraries_of_unaware_contexts_are_unloaded_after_a_call(slots: int) -> 
 
 
 def test_every_device_works_while_calls_without_contexts_wait() -> None:
-    # Ten loads start at once, although one library would have finished all calls before the second was hot.
+    # Ten loads start at once, although one library would finish all calls before a second library is loaded.
     _, outcome = simulate("no-awareness", world(source(10), model(load_s=100.0)), calls(30))
     assert outcome.ended_at == pytest.approx(3 * 101.0)
 
@@ -152,9 +152,9 @@ def two_contexts(memory_bytes: int = 8 * GB) -> World:
 def test_exclusive_gives_a_device_to_one_context_at_a_time() -> None:
     both = [Arrival(0.0, name) for name in "ab" for _ in range(5)]
     shared, exclusive = (simulate(name, two_contexts(), both)[1] for name in ("default", "exclusive"))
-    assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both load at once and share the device
+    assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both contexts load at once and share the device
     assert exclusive.ended_at >= 2 * (10.0 + 5.0)
-    # `exclusive` decides every second, and when a context becomes idle
+    # `exclusive` makes decisions every second and when a context becomes idle
     assert exclusive.ended_at < 2 * (10.0 + 5.0) + 5.0
 
 
@@ -177,7 +177,7 @@ def test_random_sends_calls_to_random_libraries() -> None:
 
     hottest, random = used("default"), used("random")
     assert len(hottest) == len(random) == 8
-    assert sum(hottest[:2]) > 0.9 * 200  # two libraries are enough, so two stay hot
+    assert sum(hottest[:2]) > 0.9 * 200  # two libraries are enough for the calls
     assert max(random) < 0.3 * 200
 
 

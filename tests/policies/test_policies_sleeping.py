@@ -17,7 +17,7 @@ GB = 10**9
 
 
 def on_gpu(*names: str, gpus: int = 1, memory: str = "10 GB", sleepers: str = "20 GB", **more: str) -> Cluster:
-    """Return a cluster with one pilot and contexts of 6 GB each on its GPUs; each serves one call in turn."""
+    """Return a cluster with one pilot whose GPUs have contexts of 6 GB each; each context serves one call in turn."""
     facts = tuple(msgspec.structs.replace(one, process_bytes=GB) for one in devices(gpus, kind="A10", memory=memory))
     cluster = Cluster().join("p1", of=facts, sleepers=sleepers)
     cluster.define(*(recipe(name, device_memory_bytes=5 * GB) for name in names))
@@ -112,7 +112,7 @@ def test_sleeping_library_ends_if_its_device_has_no_room_for_it() -> None:
 def test_load_on_a_free_gpu_beats_a_slow_wake() -> None:
     c = serve(on_gpu("a", "b", "c", gpus=2, memory="7 GB"), "a", "b")
     c.call("c1", context="c").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("c1")
-    c.context("a").wake_s, c.context("a").load_s = 6.0, 10.0  # another library would have to sleep first
+    c.context("a").wake_s, c.context("a").load_s = 6.0, 10.0  # a wake would require another library to sleep first
     free = devices(1, kind="A10", memory="7 GB")
     c.join("p2", of=free).forget().call("a2", context="a")
     assert c.hears("p2", to_pilot.StartLibrary).recipe.key == "a"
@@ -195,7 +195,7 @@ def test_context_that_failed_to_wake_sleeps_no_more() -> None:
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")
     c.call("a2", context="a").asleep(of(c, "b"), keeps="1 GB", host="5 GB").forget()
     c.die(of(c, "a"), failure=Failure(FailureKind.CONTEXT, "wake() of the context a raised OSError: no"))
-    c.ready(sleeps=True).end("a2").forget()  # its call is served by a load
+    c.ready(sleeps=True).end("a2").forget()  # a load serves the call of the context
     assert "it sleeps no more: wake() of the context a raised OSError: no" in c.story("a")
     c.call("b2", context="b")
     assert c.hears("p1", to_pilot.StopLibrary).library == of(c, "a").id

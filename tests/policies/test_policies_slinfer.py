@@ -1,4 +1,4 @@
-"""`slinfer` at the seams: small cases with known answers. The test plays the pilot."""
+"""Test the policy `slinfer` in small cases with known answers. The test acts as the pilot."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ STEPS = times_of(
     [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     + [StepSample(False, rows, length, 0.05) for rows in (1, 64) for length in (8, 4096)]
 )
-"""Reading a token takes 1 ms, a step that writes takes 50 ms."""
+"""Step times: 1 ms to read a token, 50 ms for a decode step."""
 
 
 class Lab(Cluster):
-    """Models `a`, `b`, ... of 4 GB with a cache of 1 GB for 1,000 tokens, and devices by kind."""
+    """A cluster with models `a`, `b`, ... of 4 GB, each with a cache of 1 GB for 1,000 tokens."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes(), **settings))
@@ -49,7 +49,7 @@ class Lab(Cluster):
     def ask(
         self, *names: str, context: str = "a", prompt: int = 100, output: int = 100, objective: Objective = SOON
     ) -> Lab:  # fmt: skip
-        """Submit calls in series; step times are known on every kind of device."""
+        """Submit calls one after the other; step times are known for every kind of device."""
         for name in names:
             self.call(
                 name, context=context, features=Features(1, prompt, output, 0.0), objective=objective
@@ -86,13 +86,13 @@ def lab() -> Lab:
 
 def test_first_instance_is_loaded_on_a_cpu_and_offered_the_call(lab: Lab) -> None:
     lab.ask("x")
-    assert lab.started("cpu") == ("a", 5.25)  # 4 GB of model, and a cache of 1 GB plus a quarter
+    assert lab.started("cpu") == ("a", 5.25)  # 4 GB for the model and 1.25 GB for the cache
     assert lab.offered("cpu") == ("x", 0.0)
     lab.nothing_else_was_said()
 
 
 def test_cpu_that_reads_prompts_too_slowly_is_left_out(lab: Lab) -> None:
-    lab.ask("x", prompt=950)  # reading takes 0.95 s, with a margin of a tenth 1.045 s, but only 1 s is left
+    lab.ask("x", prompt=950)  # reading takes 0.95 s, or 1.045 s with a margin of a tenth, but only 1 s is left
     lab.nothing_else_was_said()
     assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would come more than")  # type: ignore[union-attr]
 
@@ -143,7 +143,7 @@ def test_instance_grows_to_the_size_reported_by_its_pilot(lab: Lab) -> None:
     lab.offered("cpu")
     lab.refuse("cpu", "x", required=6 * GB)
     assert lab.offered("cpu") == ("x", pytest.approx(4 + 2 * 1.25))
-    lab.refuse("cpu", "x", required=9 * GB)  # 9 GB do not fit the device, so one refusal is enough
+    lab.refuse("cpu", "x", required=9 * GB)  # one refusal is enough: 9 GB do not fit on the device
     assert lab.started("gpu")[0] == "a"
 
 
@@ -169,9 +169,9 @@ def test_largest_batch_is_offered_a_call_first(lab: Lab) -> None:
 def neighbours(
     *, others: int, memory: str = "10.6 GB", tokens: int = 100, objective: Objective = SOON, elsewhere: str = ""
 ) -> Lab:
-    """Return a cluster with a full device: a library of `a` has two calls, one of `b` has `others`.
+    """Return a cluster with a full device: a library of `a` has two calls, and a library of `b` has `others` calls.
 
-    The calls of `a` have no objective, so that only those of `b` and later ones must be in time. `elsewhere`: memory of
+    Calls of `a` have no objective, so only calls of `b` and later calls must be in time. `elsewhere`: memory of
     a device with a second library of `b`.
     """
     lab = Lab().models("a", "b")
@@ -193,7 +193,7 @@ def neighbours(
 
 
 def accept(lab: Lab, pilot: str, name: str) -> to_pilot.RunCalls:
-    """Accept the offer of a call, on the condition that the libraries which it preempts end."""
+    """Accept the offer of a call if the libraries that the call preempts end."""
     order = lab.hears(pilot, to_pilot.RunCalls)
     assert lab.names[order.calls[0].call] == name
     lab.report(pilot, say.OfferAccepted(order.library, order.calls[0].call, order.preempts, order.reserve_bytes))
@@ -241,7 +241,7 @@ def test_offer_refused_by_the_pilot_preempts_no_instance() -> None:
     grower, promised = lab.library("cpu", "a"), lab.library("cpu", "a").promised_bytes
     assert lab.offered("cpu")[0] == "3"
     lab.refuse("cpu", "3")
-    assert [type(message) for message in lab.mail.get("cpu", ())] == []  # and the victim is asked for once only
+    assert [type(message) for message in lab.mail.get("cpu", ())] == []  # the victim is preempted only once
     assert (grower.promised_bytes, grower.resizing) == (promised, [])
     assert lab.held("cpu", "b") == ["b0"]
 
@@ -347,7 +347,7 @@ def test_instance_is_not_loaded_if_its_prompt_would_delay_others() -> None:
     )
     lab.started("cpu")
     lab.offered("cpu")
-    lab.ask("y", context="b", prompt=300, objective=Objective(ttft_s=0.4, tpot_s=0.25))  # it would be read before x
+    lab.ask("y", context="b", prompt=300, objective=Objective(ttft_s=0.4, tpot_s=0.25))  # y would be read before x
     lab.nothing_else_was_said()
     lab.ask("z", context="b", prompt=10, objective=Objective(ttft_s=9.0, tpot_s=0.25))
     assert lab.started("cpu")[0] == "b"
@@ -357,7 +357,7 @@ def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("cpu2", "cpu")
     lab.ask(*(f"x{n}" for n in range(6)), prompt=100)  # reading takes 0.11 s each
     assert sum(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == 1
-    lab.ask(*(f"y{n}" for n in range(4)), prompt=100)  # the tenth would be read after 1.1 s
+    lab.ask(*(f"y{n}" for n in range(4)), prompt=100)  # the tenth prompt would be read after 1.1 s
     assert sorted(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == [1, 1]
 
 
@@ -395,14 +395,14 @@ def test_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> N
     short(lab, "cpu", peak=2000)
     assert lab.hears("cpu", to_pilot.ResizeLibrary).device_memory_bytes == pytest.approx((4 + 2 * 1.25) * GB)
     lab.report("cpu", say.LibraryResized(lab.library("cpu", "a").id, int(6.5 * GB)))
-    lab.wait(1.0).nothing_else_was_said()  # the calls of the manager alone would require less
+    lab.wait(1.0).nothing_else_was_said()  # the calls known to the manager would require less memory
 
 
 def test_call_without_remaining_memory_moves_to_another_device() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu", memory="5.3 GB").ask("x", "y", objective=Objective())
     lab.started("cpu")
     assert [lab.offered("cpu")[0] for _ in range(2)] == ["x", "y"]
-    short(lab, "cpu", peak=2000, waiting=1).nothing_else_was_said()  # there is no other device
+    short(lab, "cpu", peak=2000, waiting=1).nothing_else_was_said()  # no other device exists
     lab.pilot_of("cpu2", "cpu")
     short(lab, "cpu", peak=2000).nothing_else_was_said()  # no request waits for memory yet
     short(lab, "cpu", peak=2000, waiting=1)
@@ -473,7 +473,7 @@ def test_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -> 
     lab.report("p", say.LibraryReady(start.library, 0.0, load_s, GB, GB, slots=64))
     lab.offered("p")
     lab.ask("y", context="b")
-    assert lab.started("p")[0] == "b"  # its first instance
+    assert lab.started("p")[0] == "b"  # the first instance of b
     lab.offered("p")
     lab.ask("z", context="b", objective=Objective(ttft_s=60.0, tpot_s=0.25)).offered("p")
     lab.refuse("p", "z")

@@ -1,4 +1,4 @@
-"""`slinfer` with models whose memory by cached tokens is known only once a library has loaded them."""
+"""Test `slinfer` with models that report their memory per cached token only after a load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIXED = TokenCache(weights_bytes=4 * GB, token_bytes=1_000_000, tokens=1000, is_
 
 
 class Lab(Cluster):
-    """A device of 20 GB, and models without a declared cache, as of GGUF files."""
+    """A cluster with a device of 20 GB, and models without a declared cache, for example GGUF files."""
 
     def __init__(self) -> None:
         super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes()))
@@ -42,7 +42,7 @@ class Lab(Cluster):
         return self
 
     def loads(self, cache: TokenCache | None = CACHE, *, pilot: str = "p1", measured: float = 3.0) -> float:
-        """Load what was ordered; return the promised gigabytes."""
+        """Carry out the ordered loads; return the reserved gigabytes."""
         start = self.hears(pilot, to_pilot.StartLibrary)
         size = int(measured * GB)
         self.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, size, size, size, slots=64, cache=cache))
@@ -63,8 +63,8 @@ def lab() -> Lab:
 
 
 def test_first_load_reserves_the_default_memory(lab: Lab) -> None:
-    assert lab.ask("x").loads() == pytest.approx(20 - 0.256)  # all but a part for calls without a context
-    assert lab.offered() == ("x", pytest.approx(4 + 1 * 1.25))  # a cache of 1,000 tokens, and a quarter
+    assert lab.ask("x").loads() == pytest.approx(20 - 0.256)  # all memory except a part for calls without a context
+    assert lab.offered() == ("x", pytest.approx(4 + 1 * 1.25))  # a cache of 1,000 tokens plus a quarter
     assert lab.promised() == [pytest.approx(5.25)]
 
 
@@ -116,7 +116,7 @@ def test_declared_memory_includes_the_reported_cache() -> None:
     lab = Lab().models("a", device_memory_bytes=6 * GB)
     assert lab.ask("x").loads() == 6.0
     assert lab.offered() == ("x", 0.0)
-    lab.ask("2", tokens=2000)  # 2,000 tokens fit the declared 2 GB, and 2,200 do not
+    lab.ask("2", tokens=2000)  # the declared 2 GB fit 2,000 tokens but not 2,200
     assert lab.offered() == ("2", pytest.approx(4 + 2.2 * 1.25))
 
 

@@ -21,12 +21,12 @@ STEPS = times_of(
     [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     + [StepSample(False, rows, length, 0.05) for rows in (1, 64) for length in (8, 4096)]
 )
-"""Reading a token takes 1 ms, a step that writes takes 50 ms."""
+"""Step times: 1 ms to read a token, 50 ms for a decode step."""
 SOON = Objective(ttft_s=1.0, tpot_s=0.25)
 
 
 class Lab(Cluster):
-    """A GPU with room for one model of 4 GB and its cache, and the leftover of a sleeper: 1 GB."""
+    """A GPU with memory for one model of 4 GB, its cache, and 1 GB that a sleeping library keeps."""
 
     def __init__(self, *, memory: str = "7 GB", sleepers: str = "20 GB", kind: str = "gpu") -> None:
         super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes()))
@@ -90,7 +90,7 @@ def test_sleeping_instance_wakes_for_a_call_and_gets_it() -> None:
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     lab.ask("y")
     assert lab.hears("p1", to_pilot.WakeLibrary).library == of(lab).id
-    lab.ask("z").wait(0.3).nothing_else_was_said()  # both calls wait for it
+    lab.ask("z").wait(0.3).nothing_else_was_said()  # both calls wait for the instance that wakes
     lab.awake(of(lab), wake_s=0.3)
     assert [lab.names[lab.hears("p1", to_pilot.RunCalls).calls[0].call] for _ in range(2)] == ["y", "z"]
     assert (lab.context("a").loads, lab.context("a").wake_s) == (1, 0.3)
@@ -100,7 +100,7 @@ def test_time_of_a_wake_counts_as_load_time_of_its_calls() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").forget()
     lab.ask("y").hears("p1", to_pilot.WakeLibrary)
-    lab.wait(3.0)  # three times its time to first token
+    lab.wait(3.0)  # three times the objective for the first token
     assert "y" not in lab.ended
     lab.awake(of(lab), wake_s=3.0)
     assert lab.hears("p1", to_pilot.RunCalls).waited_s == pytest.approx(0.0, abs=0.2)
@@ -155,7 +155,7 @@ def test_own_keep_alive_puts_an_instance_to_sleep() -> None:
 
 def test_model_that_only_sleeps_is_not_reported_as_too_large() -> None:
     lab = Lab().models("a").served("x").idle()
-    lab.forget().ask("y").wait(0.5)  # it falls asleep: its pilot has not answered yet
+    lab.forget().ask("y").wait(0.5)  # the instance falls asleep: its pilot has not answered yet
     assert "y" not in lab.ended
     lab.asleep(of(lab), keeps="1 GB", host="5 GB").wait(0.2)
     assert lab.hears("p1", to_pilot.WakeLibrary).library == of(lab).id

@@ -1,4 +1,4 @@
-"""PromptTuner's two algorithms: known answers, plain algorithms (`plain_pools`), and random events."""
+"""Test PromptTuner's two algorithms with known answers, reference algorithms (`plain_pools`) and random events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stoker.protocol.calls import Objective
 
 
 class Devices:
-    """A cold pool for all models."""
+    """A cold pool shared by all models."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -94,7 +94,7 @@ def order(request: pytest.FixtureRequest) -> Order:
 
 
 def job(id: int, deadline_at: float, alone_s: float, *, most: int = 4, meeting_s: float = 2.0) -> PoolJob:
-    """Return a job of `alone_s` seconds on one replica; several divide this time, and meet once for `meeting_s`."""
+    """Return a job of `alone_s` s on one replica; several replicas divide the time and connect in `meeting_s`."""
     shared = (alone_s / count + meeting_s for count in range(2, most + 1))
     return PoolJob(id, deadline_at, tuple(accumulate((alone_s, *shared), min)))
 
@@ -229,7 +229,7 @@ def test_walk_returns_the_expected_end_of_each_job() -> None:
     assert [(id, fate.ends_at, fate.helped) for id, fate in found.items()] == [
         (2, 120.0, True),  # a cold replica is ordered, because waiting would make this job late
         (1, 140.0, True),  # this job waits for the busy replica
-        (3, 220.0, False),  # this job is late: it runs after the two before it, on the first free replicas
+        (3, 220.0, False),  # this job is late: it runs after the first two jobs on the first free replicas
         (4, 190.0, False),
     ]
 

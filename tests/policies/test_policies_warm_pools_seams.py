@@ -22,8 +22,8 @@ LOAD_S, MEET_S = 10.0, 2.0
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Pilots whose devices hold one replica each; contexts `a` and `b` load in 10 s. An item takes 1 s on one replica,
-    half on two; meeting takes 2 s. The core knows these values if `told`.
+    """Pilots with one replica per device; contexts `a` and `b` load in 10 s. An item takes 1 s on one replica,
+    0.5 s on two replicas; connecting takes 2 s. The core knows these values if `told`.
     """
 
     def make(*, pilots: int = 1, devices: int = 4, told: bool = True, **how: Any) -> Toy:
@@ -33,7 +33,7 @@ def lab(toy: Make) -> Make:
         for key in ("a", "b"):
             t.context(key, load_s=LOAD_S, declares="8 GB")
             if told:
-                t.by_hand = True  # the test sets these values, which the core has not measured
+                t.by_hand = True  # the test sets values that the core has not measured
                 t.core.state.contexts[key].load_s = LOAD_S
                 t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
         return t
@@ -339,7 +339,7 @@ def test_expected_duration_of_a_job_follows_the_last_jobs(lab: Make, *, learn: b
     job(t, "j", items=100, run_s=50.0, step_s=0.5, due_in=60.0).run()
     assert size(t, "j") == replicas
     assert t.ended_at["j"] <= began + 60.0
-    if learn:  # the job begins on the one warm replica; at half of the items its forecast says in time
+    if learn:  # the job starts on the single warm replica; after half of the items its forecast is in time
         assert [(round(at - began), in_time) for at, in_time in forecasts(t, "j")] == [(50, True)]
 
 

@@ -1,4 +1,4 @@
-"""Commands that a signal ends at any moment leave no work, or work that can be found by name."""
+"""A command ended by a signal leaves no session, or a session that can be found by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> No
     manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr
-    said = stoker(world, "down")  # without a name: commands select it by default
+    said = stoker(world, "down")  # `down` without a name selects this session
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 

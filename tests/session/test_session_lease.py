@@ -43,7 +43,7 @@ def write(path: Path, holder: LeaseHolder) -> None:
 
 
 def insist(path: Path, holder: LeaseHolder) -> None:
-    """Write another holder into the lease, again if a renewal has overwritten it."""
+    """Write another holder into the lease file; repeat the write if a renewal overwrites it."""
     if lease.read(path) != holder:
         write(path, holder)
 
@@ -56,7 +56,7 @@ def test_lease_is_taken_over_when_its_holder_is_killed(path: Path) -> None:
     with hold_lease(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
             lease.take(path, **QUICK)
-        other.send_signal(signal.SIGSTOP)  # the holder is alive, although it stops renewing
+        other.send_signal(signal.SIGSTOP)  # the stopped holder is alive but does not renew the lease
         time.sleep(0.5)
         with pytest.raises(SessionError, match="already has a manager"):
             lease.take(path, **QUICK)
@@ -111,7 +111,7 @@ def test_follower_named_in_the_file_has_the_lease(path: Path, monkeypatch: pytes
     settle_s = 7.0
 
     class Time:
-        """The module `time`: while the first manager sleeps, the second writes its name."""
+        """A replacement for `time`: while the first manager sleeps, the second manager writes its name."""
 
         monotonic = staticmethod(time.monotonic)
         clock_gettime, CLOCK_BOOTTIME = staticmethod(time.clock_gettime), time.CLOCK_BOOTTIME
@@ -253,7 +253,7 @@ def test_later_writes_of_an_old_holder_are_not_in_the_copy(tmp_path: Path) -> No
     lease.copy_journal(tmp_path / "journal")
     os.write(old._fd, b"late")
     assert (tmp_path / "journal").read_bytes() == before
-    new = Journal(tmp_path / "journal")  # the old journal's lock does not block this journal
+    new = Journal(tmp_path / "journal")  # the lock of the old journal does not block the new journal
     new.close()
     old.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
@@ -263,8 +263,8 @@ def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytes
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
-    held.wait_until_sure()  # a fresh lease: the wait returns at once
-    now[0] += lease.SURE_S + 1  # time passes without renewals: the machine was suspended
+    held.wait_until_sure()  # the wait returns at once, because the lease is fresh
+    now[0] += lease.SURE_S + 1  # time passes without renewals, like on a suspended machine
     waits = threading.Thread(target=held.wait_until_sure, daemon=True)
     waits.start()
     waits.join(0.2)
@@ -319,7 +319,7 @@ from stoker.manager.live import lease
 path = Path(sys.argv[1], "manager.lease")
 held = lease.take(path, renew_s=0.05)
 fill = os.open(path.with_name("fill"), os.O_WRONLY | os.O_CREAT)
-for size in (1 << 16, 1):  # the last page, too
+for size in (1 << 16, 1):  # fill the last page of the disk too
     try:
         while True:
             os.write(fill, bytes(size))

@@ -1,4 +1,4 @@
-"""Two login nodes that share only the session folder: managers in namespaces with their own host names, process ids,
+"""Two login nodes share only the session folder: managers run in namespaces with separate host names, process ids,
 clocks and locks.
 """
 
@@ -52,7 +52,7 @@ class LoginNodes:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, host: str, *namespaces: str, patience_s: float = PATIENCE_S) -> subprocess.Popen[str]:
-        """Start a manager on a host with its own lock file. `patience_s`: seconds that it waits for its predecessor."""
+        """Start a manager on a host with its own lock file. `patience_s`: seconds to wait for the previous manager."""
         mine = self._place / f"lock-{host}"
         mine.touch()
         settle = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -155,7 +155,7 @@ def test_different_or_jumping_clocks_start_no_second_manager(nodes: LoginNodes) 
     jumps = iter([0, 4_000_000_000, 86_400] * 1000)
 
     def tried() -> bool:
-        os.utime(nodes.lease, (at := next(jumps), at))  # set the lease's time as a host with a changed clock would
+        os.utime(nodes.lease, (at := next(jumps), at))  # set the file time of the lease like a host with a wrong clock
         return second.poll() is not None
 
     until(tried, limit_s=60, why="the second gives up")

@@ -192,7 +192,7 @@ def test_kept_session_outlives_its_clients_but_their_calls_do_not(managers: Mana
     cancelled = pilot.hear(to_pilot.CancelCalls, seconds=20)
     assert cancelled.calls == (number << 40 | 1,)
     assert process.poll() is None
-    kill([process.pid])  # the journal also records that it is kept
+    kill([process.pid])  # the journal also records that the session is kept
     process.wait(PATIENCE_S)
     status = status_of_ended_session(managers.folder)
     assert (status.cancelled, len(status.pilots)) == (1, 1)

@@ -1,4 +1,4 @@
-"""A manager is up only if it belongs to the session: another program may use its port."""
+"""A manager counts as running only if it belongs to the session, because another program may use its port."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_ended_session_is_not_up_if_its_port_is_reused(manager: Manager) -> None
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\0" * 40)], ids=["none", "damaged"])
 def test_manager_without_a_lease_is_recognized_by_its_handshake(manager: Manager, damage) -> None:
     assert manager.process is not None
-    # pause the manager, which must not write its lease again before it is damaged
+    # pause the manager, so that it does not rewrite the lease before the test damages the lease
     manager.process.send_signal(signal.SIGSTOP)
     damage(manager.folder.lease)
     manager.process.send_signal(signal.SIGCONT)
@@ -209,8 +209,8 @@ def test_session_with_damaged_keys_is_not_up_and_reports_the_reason(
 
 @pytest.fixture
 def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
-    """A process in its own namespace that renews the session's lease, like a manager on another machine. A listener
-    that never answers has the manager's port.
+    """A process in its own namespace that renews the lease of the session, like a manager on another machine. A
+    listener that never answers uses the port of the manager.
     """
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")

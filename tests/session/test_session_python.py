@@ -1,4 +1,4 @@
-"""A session has one Python version: another version's bytecode crashes or computes wrongly."""
+"""A session has one Python version, because bytecode of another version crashes or computes wrongly."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from stoker.protocol.session import SessionFile, SessionFolder, find_session, ho
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)  # programs look for sessions in the folder where they start
+    monkeypatch.chdir(tmp_path)  # programs search sessions in the folder where they start
 
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
@@ -105,7 +105,7 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
 
 def test_starting_session_is_awaited_and_found_by_name(tmp_path: Path) -> None:
     folder = begun(tmp_path / "soon")
-    session(tmp_path, "other", over="done")  # another command orders the links
+    session(tmp_path, "other", over="done")  # another command sorts the links
     assert "soon" in known()
 
     def listen() -> None:
@@ -120,7 +120,7 @@ def test_starting_session_is_awaited_and_found_by_name(tmp_path: Path) -> None:
 def test_session_that_never_started_is_not_awaited_and_is_pruned(tmp_path: Path) -> None:
     home = state_folder()
     begun(home / "sessions.d" / "dead", ago_s=3600)
-    # the session's command was killed before it registered the session
+    # the command was killed before it registered the session
     SessionFolder(home / "sessions.d" / "half").make()
     for place in ((half := home / "sessions.d" / "half"), *half.iterdir()):
         os.utime(place, (time.time() - 3600,) * 2)

@@ -33,7 +33,7 @@ devices = "cpu:1"
 [session]
 heartbeat = "20 s"
 """
-"""A pilot is lost after three silent heartbeats. With heartbeats of a second, a busy machine reran calls."""
+"""Heartbeat interval. A pilot is lost after three missing heartbeats; 1 s made a busy machine rerun calls."""
 PROGRAM = """
 import sys, time
 import stoker
@@ -70,7 +70,7 @@ def program(body: str) -> str:
 
 
 class Up:
-    """A running session and its world. Each test has its own log and context."""
+    """A running session shared by tests. Each test has its own log and context."""
 
     def __init__(self, world: World, name: str, *, log: Path) -> None:
         self.world = world
@@ -95,7 +95,7 @@ class Up:
         return out
 
     def kill_managers(self) -> None:
-        while managers := self.world.of(MANAGER):  # a keeper may just have started another manager
+        while managers := self.world.of(MANAGER):  # a keeper may have started another manager meanwhile
             kill(managers)
         until(lambda: not detached.is_up(self.folder))
 
@@ -281,7 +281,7 @@ def test_killed_program_costs_only_its_own_calls(up: Up) -> None:
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
     kill([victim.pid])
     victim.communicate()
-    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # after the unused context
+    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # the unused context is unloaded first
     after = until(lambda: (now := up.status()).cancelled > before.cancelled and now)
     assert (after.cancelled - before.cancelled, after.running) == (1, 0)
     assert [pilot.pilot for pilot in after.pilots] == [pilot.pilot for pilot in before.pilots] or not before.pilots
@@ -438,7 +438,7 @@ def test_concurrent_down_commands_all_report_the_end(world: World, tmp_path: Pat
 
 
 def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
-    """Run a command as a process until the held process pauses."""
+    """Run a command in a process until the held process pauses."""
     (world.path / "one.toml").write_text(SITE)
     command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
     begun = world.spawn(command, folder=world.path, **held.environ)

@@ -1,4 +1,4 @@
-"""The clairvoyant lower bound: worlds with a known optimum, which no policy beats."""
+"""Test the clairvoyant lower bound in worlds with a known optimum: no policy ends before the bound."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_returning_devices_must_load_again() -> None:
 def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     bound = lower_bound(world(pool, model()), calls(150)).ends_at
-    # the bound assumes calls in 90 of every 100 s; the true optimum is 170 s
+    # the bound assumes that calls run for 90 of every 100 s; the true optimum is 170 s
     assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)
     assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
 
@@ -257,7 +257,7 @@ arrivals_of = st.lists(
 
 
 class Crowd(LoadWhereWanted):
-    """Load as many libraries of a context as a device holds, up to three if they need no memory."""
+    """Load as many libraries of a context as fit on a device, up to three if the context needs no memory."""
 
     def wanted(self, view: View, context: Context) -> list[Action]:
         plan = list(super().wanted(view, context))

@@ -33,7 +33,7 @@ def test_loads_are_counted_with_everything_that_they_wait_for() -> None:
     files = (Files("weights", Size(10 * GB)),)
     pool = source(1, walltime_s=Duration(25.0), boot_s=Duration(3.0))
     links = Links(shared=Rate(1.0 * GB), network=Rate(2.0 * GB), bus=Rate(8.0 * GB))
-    # boot 3 s, load 10 s, call 1 s, files 5 s, or 10 s from shared storage
+    # boot 3 s, load 10 s, call 1 s; files take 5 s from the disk or 10 s from shared storage
     for awareness, seconds in ((Awareness.FULL, "19 s"), (Awareness.NONE, "24 s")):
         context = model(files=files, awareness=awareness)
         refuse_impossible(world(pool, context, links=links), wanted=["llm"])

@@ -29,7 +29,7 @@ GB = 1_000_000_000
 
 
 class Clock:
-    """A device, and the end times of its work."""
+    """A simulated device that records the end time of each call."""
 
     def __init__(self) -> None:
         self.agenda = Agenda()
@@ -91,7 +91,7 @@ def test_device_is_busy_while_at_least_one_call_runs() -> None:
 def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tuple[float, int]]) -> None:
     simulation, outcome = simulate(world(source(pool), model(slots=4)), calls(100))
     measured = measure(simulation.log, until_s=outcome.ended_at)
-    assert measured.useful_s == pytest.approx(100.0)  # four at a time
+    assert measured.useful_s == pytest.approx(100.0)  # four calls run at a time
     assert outcome.busy_s == pytest.approx(25.0, abs=1.0)
     assert figures_of(simulation.log, outcome, measured).busy == pytest.approx(outcome.busy_s / measured.held_s)
     assert outcome.busy_s < measured.held_s
@@ -126,7 +126,7 @@ def test_device_is_never_overused_and_no_call_is_faster_than_alone(some: list[tu
 
 
 class Twice(LoadWhereWanted):
-    """Load two libraries of a context on a device; each is promised `promise` bytes."""
+    """Load two libraries of a context on a device; the core reserves `promise` bytes for each library."""
 
     def __init__(self, *, promise: int, provisioning: KeepBlocks) -> None:
         super().__init__(provisioning=provisioning)
@@ -203,7 +203,7 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
         [place] = next_turns(asked, ())
         engines[place].begin(now)
         now = engines[place].ends_at
-        come(now)  # requests that arrived during this step join after it
+        come(now)  # requests that arrived during this step join the next step
         engines[place].end(now)
         since[place] = now
     return times
@@ -233,7 +233,7 @@ def test_device_computes_for_one_engine_at_a_time() -> None:
     alone = requests(20, from_s=40.0, every_s=0.5)
     both = together(alone, requests(20, seed=2, from_s=40.0, every_s=0.5, context="other"))
     busy = [simulate(shared(2), arrivals)[1].busy_s for arrivals in (alone, both)]
-    # two engines have smaller batches, but never compute two steps at once
+    # two engines have smaller batches and never compute two steps at once
     assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]
 
 

@@ -1,4 +1,4 @@
-"""Libraries with an engine: calls join one batch, and end by the engine's rules."""
+"""In libraries with an engine, calls join one batch and end by the rules of the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.protocol.calls import Features
 from stoker.site import Duration, Size
 
 CUT_S = 36.0
-"""Time at which one of two blocks is lost."""
+"""Time in seconds at which one of two blocks is lost."""
 
 
 def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
@@ -90,7 +90,7 @@ def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
     began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
     assert {call for call, times in began.items() if times == 2} == left
-    # The program has all pieces that the ended library sent; its next token follows the second prefill.
+    # The program received all pieces of the ended library; the next token follows the second prefill.
     gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
@@ -104,7 +104,7 @@ def test_repeated_run_is_identical() -> None:
 
 
 class SeesFeatures(HottestFirst):
-    """Dispatch that records each placed call's features."""
+    """Dispatch that records the features of each placed call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_policies_do_not_know_the_number_of_output_tokens() -> None:
     arrivals = [Arrival(30.0 * number, "llm", input_length=9, output=10 + number) for number in range(5)]
     Simulation(one_world(served()), arrivals, policies).run()
     told = {each.expected_output for each in dispatch.seen}
-    means = {0, 10, round(10.5), 11, round(11.5)}  # mean outputs of the calls that had ended before
+    means = {0, 10, round(10.5), 11, round(11.5)}  # mean outputs of the calls that ended earlier
     assert told == means
     assert {each.input_length for each in dispatch.seen} == {9}
 
@@ -176,7 +176,7 @@ def test_calls_of_other_contexts_on_the_device_slow_its_steps_down() -> None:
     alone_s = 0.016 + sum(0.011 + 1e-6 * length for length in range(17, 417))
     ended = [at_s for at_s, _, _ in rows(run.log, Happened.CALL_ENDED)]
     left_s = 20.0 + alone_s - 22.0
-    # the first call has half of the device from the second call's start on
+    # the first call has half of the device after the start of the second call
     assert ended[1] == pytest.approx(22.0 + 2 * left_s, abs=0.05)
     assert ended[2] == pytest.approx(22.0 + 5.0 + left_s, abs=0.05)
 

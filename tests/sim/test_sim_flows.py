@@ -16,7 +16,7 @@ from stoker.site import Size
 
 
 class Clock:
-    """A network, and the arrival time of each transfer."""
+    """A simulated network that records the arrival time of each transfer."""
 
     def __init__(self) -> None:
         self.agenda = Agenda()
@@ -97,12 +97,12 @@ def test_no_link_is_overfull_and_each_flow_crosses_a_full_link(rates: list[float
     for path in paths:
         mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
         sent.append((network.start(1e9, [mine], lambda: None), mine))
-    agenda.step()  # the network computes the flows' shares
+    agenda.step()  # the network computes the share of each flow
     rate = {transfer: sum(flow.rate for flow in transfer._flows) for transfer, _ in sent}
     used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
     for link in links:
         assert used[link] <= link.rate * (1 + 1e-9)
-    for transfer, mine in sent:  # the definition of a fair share: on some full link of its path no other flow has more
+    for transfer, mine in sent:  # a share is fair if no other flow on a full link of the path has a larger share
         assert any(
             used[link] >= link.rate * (1 - 1e-9)
             and rate[transfer] >= max(rate[other] for other, theirs in sent if link in theirs) * (1 - 1e-9)
@@ -133,7 +133,7 @@ def test_bytes_unread_by_a_lost_reader_must_come_from_elsewhere() -> None:
     pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.OLDEST)
     run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
     assert run.client.done
-    # The first pilot had read 4 GB of 10 and passed them on; the other pilot reads the remaining 6 GB.
+    # The lost pilot had read 4 of 10 GB and forwarded them; the other pilot reads the remaining 6 GB.
     assert outcome.ended_at == pytest.approx(4.0 + 6.0 + 2 * 5.0)
     assert moved(run) == pytest.approx((4.0 + 6.0, 4.0))
 

@@ -42,13 +42,13 @@ class Everywhere(LoadWhereWanted):
 
 
 def hot(small: World, call: Arrival) -> Simulation:
-    """Return a run with four libraries that are hot at 12 s, when the call arrives."""
+    """Return a run with four libraries that are loaded at 12 s, when the call arrives."""
     policies = Policies(HottestFirst(), Everywhere(), KeepBlocks())
     return Simulation(small, [*calls(1), replace(call, at_s=12.0)], policies)
 
 
 def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
-    """Return start, stop and rank of each part of a call, in order of their starts."""
+    """Return start, stop and rank of each part of a call, sorted by start."""
     begins, stops = (Happened.CALL_BEGAN, Happened.PART_BEGAN), (
         Happened.CALL_ENDED, Happened.PART_ENDED, Happened.CALL_LEFT, Happened.PART_LEFT
     )  # fmt: skip
@@ -137,7 +137,7 @@ def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
     one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(cluster(2, one), contexts={"llm": one, "other": other})
     _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
-    # while the other call runs, for 40 s, the gang has half speed
+    # the gang runs at half speed while the other call runs for 40 s
     assert outcome.ended_at == pytest.approx(1.0 + 60.0 + 20.0)
 
 
@@ -147,7 +147,7 @@ def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
 def test_library_of_several_devices_uses_them_all() -> None:
     small = world(source(1, devices=8), model(devices=4, memory_gb=20))
     run, outcome = simulate(small, calls(10))
-    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries run the calls
     assert (outcome.busy_s, outcome.warm_s) == (pytest.approx(8 * 5.0), pytest.approx(8 * 15.0))
     assert {library.needs.devices for library in (c.recipe for c in run.core.state.contexts.values())} == {4}
     measured = measure(run.log)
@@ -199,8 +199,8 @@ def test_measures_count_kept_and_lost_work() -> None:
     run.run()
     measured = measure(run.log)
     assert (measured.calls, measured.items, len(measured.turnarounds_s)) == (2, 121.0, 2)
-    # One call took 1 s. The gang ran on four libraries until 30 s, then on three for the other 48 items. Half a second
-    # of four libraries was lost.
+    # One call took 1 s. The gang ran on four libraries until 30 s, then on three libraries for the other 48 items. Four
+    # libraries lost half a second each.
     assert measured.useful_s == pytest.approx(1.0 + 4 * 18.0 + 48.0)
     assert measured.lost_s == pytest.approx(4 * 0.5)
     assert (measured.queue.value(20.0), measured.queue.values[-1]) == (0.0, 0.0)
@@ -242,7 +242,7 @@ def test_evicted_gang_keeps_its_progress_and_libraries() -> None:
 def test_single_call_resumes_from_its_last_report() -> None:
     small = cluster([(0.0, 2), (30.5, 1)], model(), delays=TALKS)
     _, outcome = simulate(small, [gang(1), gang(1)])
-    # The call on the lost pilot had done twenty items; it resumes when the other call ends.
+    # The call on the lost pilot had finished twenty items; the call resumes when the other call ends.
     assert outcome.ended_at == pytest.approx(130.0 + 100.0, abs=1e-5)
 
 
@@ -265,7 +265,7 @@ def test_two_gangs_that_need_the_same_devices_run_in_sequence() -> None:
     small = replace(cluster(3, first), contexts={"llm": first, "other": second})
     run, outcome = simulate(small, [gang(3), replace(gang(3, at_s=1.0), context="other")], until_s=400.0)
     assert outcome.complete
-    # The first gang keeps its ready devices while its other devices still load.
+    # The first gang keeps its loaded libraries while its other libraries load.
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 6
 
 
@@ -274,7 +274,7 @@ def test_two_gangs_that_need_the_same_devices_run_in_sequence() -> None:
 
 @st.composite
 def unsteady(draw: st.DrawFn) -> tuple[World, list[Arrival]]:
-    """Pilots join and leave while gangs of two contexts want them; enough pilots remain."""
+    """Run gangs of two contexts while pilots join and leave; enough pilots remain for every gang."""
     changes = draw(st.lists(st.tuples(st.integers(5, 90), st.integers(0, 5)), max_size=6, unique_by=lambda c: c[0]))
     steps = [(0.0, draw(st.integers(1, 5))), *((float(at), count) for at, count in sorted(changes)), (91.0, 4)]
     pool = source(

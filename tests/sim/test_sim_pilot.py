@@ -20,7 +20,7 @@ LIBRARY = LibraryId(1)
 @pytest.fixture
 def pilot(monkeypatch: pytest.MonkeyPatch) -> SimPilot:
     sim = Simulation(world(source(1), model()), [], default_policies())
-    monkeypatch.setattr(sim, "handle", lambda _event: None)  # the manager handles no event
+    monkeypatch.setattr(sim, "handle", lambda _event: None)  # the manager ignores every event
     made = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[made.id] = made
     made.join()

@@ -96,7 +96,7 @@ def models(count: int, *, devices: int = 1, memory_gb: int = 20, resize_s: float
 
 
 def traffic(models: int, *, seconds: float, every_s: float, prompt: int = 100, output: int = 40) -> list[Arrival]:
-    """Return requests every `every_s` to each model in turn; every second request comes twice."""
+    """Return a request every `every_s` seconds to each model in turn; every second request is sent twice."""
     found = []
     for number in range(int(seconds / every_s)):
         context = f"model-{number % models}"
@@ -148,7 +148,7 @@ def test_requests_that_outgrow_their_estimates_get_a_larger_cache() -> None:
     simulation = run(models(1), short + long)
     ended = simulation.engine_steps.evictions
     evictions = ended + sum(counts.evictions for pilot in simulation.pilots.values() for counts in pilot.steps())
-    assert evictions <= 10  # without growth, 90 times a request loses its cache
+    assert evictions <= 10  # without growth, requests lose their cache 90 times
 
 
 def test_repeated_run_is_identical() -> None:

@@ -55,7 +55,7 @@ def test_device_that_is_twice_as_fast_takes_half_the_time() -> None:
 
 
 def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
-    """A call takes 1 s or 10 s, so two devices end 1.1 calls a second, and the CPU's last call may begin at 140 s."""
+    """Calls take 1 s or 10 s, so two devices end 1.1 calls per second; the last CPU call may start at 140 s."""
     base = world(source(1), model())
     slow = replace(base.sources[0], name="old", kind="cpu")
     both = replace(base, sources=(*base.sources, slow), devices={"gpu": GPU, "cpu": replace(GPU, speed=0.1)})
@@ -72,7 +72,7 @@ def test_preempted_block_loses_its_running_calls_which_end_once() -> None:
     assert (outcome.calls, outcome.failed, outcome.rerun_calls, outcome.lost_pilots) == (100, {}, 1, 1)
     ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
     assert set(ended.values()) == {1}
-    # Two libraries run from 10 s to 30.5 s: 20 calls each, and half a call that is lost. One library runs the other 60
+    # Two libraries run from 10 s to 30.5 s: each ends 20 calls and loses half a call. One library runs the other 60
     # calls.
     assert outcome.ended_at == pytest.approx(90.0, abs=0.6)
 
@@ -82,7 +82,7 @@ def test_walltime_ends_a_block_and_the_next_block_continues() -> None:
     run, outcome = simulate(world(pool, model()), calls(150))
     counted = Counter(run.log.what)
     assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
-    assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s load the context, and 20 s are a reserve
+    assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s to load the context, and 20 s in reserve
     assert counted[Happened.CALL_BEGAN] == 150
 
 
@@ -113,7 +113,7 @@ def test_files_are_read_once_and_passed_on() -> None:
             moved[Happened(what)] += value
     assert moved[Happened.BYTES_SHARED] == pytest.approx(10 * GB)
     assert moved[Happened.BYTES_PEER] == pytest.approx(15 * 10 * GB)
-    # the transfers take at least the time of one copy, and at most twice as long
+    # the transfers take between one and two times the time of one copy
     assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0
 
 
@@ -122,7 +122,7 @@ def test_all_pilots_read_the_shared_files_without_awareness() -> None:
     links = Links(shared=Rate(1.0 * GB), shared_operations=10.0)
     context = model(load_s=0.0, files=files, awareness=Awareness.NONE)
     _, outcome = simulate(world(source(2), context, links=links), calls(2))
-    # the file operations of both pilots take longer than their bytes
+    # the file operations of both pilots take longer than the transfer of bytes
     assert outcome.ended_at == pytest.approx(200.0 + 1.0)
     _, outcome = simulate(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert outcome.ended_at == pytest.approx(40.0 + 1.0)
@@ -140,7 +140,7 @@ def test_equal_seeds_give_equal_logs_and_other_seeds_other_logs() -> None:
 
 
 def test_timer_never_fires_a_fraction_of_a_microsecond_early() -> None:
-    # Calls that never fit the walltime: pilots are drained again and again, at times that are not round.
+    # No call fits the walltime, so pilots are drained repeatedly at times that are no whole seconds.
     pool = source(1, walltime_s=Duration(7000.0), keep_pending=1, boot_s=Duration(1.0), boot_cv=0.5)
     steps = 0
 
@@ -203,7 +203,7 @@ def test_unservable_calls_report_what_they_wait_for() -> None:
 
 
 def _without_timers() -> Policies:
-    """Return the default policies without timers, so no event is left."""
+    """Return the default policies without timers, so that no event remains."""
 
     class Once(LoadWhereWanted):
         def wanted(self, view, context):  # type: ignore[no-untyped-def]
@@ -269,7 +269,7 @@ def test_every_event_can_be_written_and_read_back() -> None:
 
 
 def test_random_numbers_depend_only_on_seed_purpose_and_index() -> None:
-    # This number was recorded once: every machine, Python version and process must give the same.
+    # Every machine, Python version and process must give this recorded number.
     assert Stream(1, "calls").uniform(0) == 0.5600279589820432
     assert [Stream(seed, purpose).uniform(3) for seed, purpose in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))][:2]
     assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4

@@ -21,7 +21,7 @@ def two_models(*, sleepers_gb: int, sleeps: bool = True) -> World:
 
 
 def alternate(made: World) -> tuple[float, int]:
-    """Ask the two models in turn every 60 s; return the seconds of the last answer and the number of loads."""
+    """Send a request every 60 s to two models in turn; return the seconds of the last answer and the count of loads."""
     arrivals = [Arrival(60.0 * n, ("one", "two")[n % 2]) for n in range(TURNS)]
     run, _ = simulate(made, arrivals)
     happened = list(run.log.what)

@@ -1,4 +1,4 @@
-"""An engine in virtual time takes the steps of the rules."""
+"""An engine in virtual time runs the steps that the batching rules give."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_burst_equals_the_steps_that_it_replaces(requests: list[TimedRequest], l
 def test_equal_steps_are_one_piece_of_work() -> None:
     served = Served(BatchLimits(), [TimedRequest(0.0, 10, 1000)], leap=True)
     assert served.engine.counts.steps == 1000
-    # one begin for the prompt, and one for each burst: a burst ends when the memory reservation must grow
+    # one start for the prompt and one for each burst, which ends when the memory reservation must grow
     assert served.begins < 20
 
 
@@ -83,7 +83,7 @@ def test_interrupted_burst_continues_at_its_last_step() -> None:
             engine.begin(now, leap=True)
             assert engine.interrupt(cut)
             now = engine.ends_at
-            assert cut <= now < cut + 0.0111  # the burst ends with the step that was being computed
+            assert cut <= now < cut + 0.0111  # the burst ends with the running step
             assert engine.end(now) == []
         engine.begin(now, leap=True)
         ends.append(engine.ends_at)
@@ -118,7 +118,7 @@ def test_request_that_leaves_during_a_burst_writes_no_token() -> None:
     ends_at = engine.ends_at
     assert ends_at < 1.05  # the burst ends with the current step
     engine.end(ends_at)
-    # both requests got a token of the burst's first step, the second request also of the next step
+    # both requests got a token in the first step of the burst, and the second request another token in the next step
     assert [one.seen for one in times] == [2, 3]
     engine.remove(1, now=ends_at)
     assert len(engine) == 0
@@ -136,7 +136,7 @@ def test_only_the_first_token_is_due_without_a_time_per_token() -> None:
 def test_tokens_already_sent_to_a_program_are_not_counted_again() -> None:
     times = TokenTimes(0.0, 10, 5, due_at=1.0, tpot_s=0.25)
     times.add([0.5, 0.75], made=0)
-    times.add([8.0, 8.25], made=0)  # the call runs again, and repeats tokens that its program has
+    times.add([8.0, 8.25], made=0)  # the repeated run generates tokens that the program already has
     assert (times.seen, times.last_at, times.late_s) == (2, 0.75, -0.5)
     times.add([8.5], made=2)
     assert (times.seen, times.worst_gap_s, times.late_s) == (3, 7.75, 7.0)
@@ -150,7 +150,7 @@ SMALL_LIMITS = BatchLimits(rows=4, prefill_tokens=64)
 
 
 def linear() -> StepTimes:
-    """Reading a token takes 1 ms; a step that writes takes 10 ms plus 1 ms per request."""
+    """Step times: 1 ms to read a token; a decode step takes 10 ms plus 1 ms per request."""
     prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(8)]
     decode = [StepSample(False, rows, length, 0.01 + 0.001 * rows) for rows in (1, 2, 4, 8) for length in (8, 512)]
     return times_of([*prefill, *decode])
@@ -203,7 +203,7 @@ def test_every_request_ends_and_each_token_is_read_once(requests: list[TimedRequ
     for request, end in zip(requests, ends, strict=True):
         assert request.at < end.first_at <= end.ended_at
     decoded = sum(len(step.requests) for step in steps if not step.prefill)
-    assert decoded <= sum(request.tokens for request in requests)  # one step may read a prompt's last token
+    assert decoded <= sum(request.tokens for request in requests)  # one step may read the last token of a prompt
     if not cache_tokens:  # no token is read twice
         read = sum(sum(step.tokens) for step in steps)
         assert read == sum(request.prompt + request.tokens - 1 for request in requests)

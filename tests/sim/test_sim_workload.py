@@ -95,7 +95,7 @@ def test_poisson_gaps_are_exponential() -> None:
     calls = arrivals(Poisson(context="llm", rate_per_s=50.0, count=40_000), seed=2)
     gaps = [after.at_s - before.at_s for before, after in pairwise(calls)]
     assert fmean(gaps) == pytest.approx(1 / 50, rel=0.02)
-    # in a Poisson process 1/e of the gaps exceed the mean
+    # 1/e of the gaps of a Poisson process exceed the mean
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)
 
 
@@ -110,7 +110,7 @@ def test_workload_ends_at_its_time_or_its_number_of_calls() -> None:
 def test_bursts_have_the_mean_rate_of_both_states_and_are_clustered() -> None:
     calls = list(arrivals(BURSTS, seed=3))
     assert len(calls) / calls[-1].at_s == pytest.approx((40 * 1.0 + 10 * 20.0) / 50, rel=0.1)
-    # In windows of five seconds the variance of a Poisson process is its mean; here it is many times that.
+    # The variance of a Poisson process in windows of five seconds is the mean; bursts have many times that variance.
     assert _dispersion(calls, window_s=5.0) > 10.0
     steady = list(arrivals(Poisson(context="llm", rate_per_s=4.8, count=40_000), seed=3))
     assert _dispersion(steady, window_s=5.0) == pytest.approx(1.0, abs=0.1)
@@ -128,8 +128,8 @@ def test_daily_load_peaks_at_the_requested_time() -> None:
     # the peak is between the first two quarters
     by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)
     assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
-    # A quarter next to the peak has 1 + swing * 2/pi of the mean arrivals, a quarter next to the trough 1 - swing *
-    # 2/pi.
+    # The quarter next to the peak has 1 + swing * 2/pi times the mean arrivals; the quarter next to the trough has
+    # 1 - swing * 2/pi.
     assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
 
 
@@ -150,9 +150,9 @@ def test_lengths_have_the_requested_mean_and_spread() -> None:
     assert fmean(inputs) == pytest.approx(800, rel=0.02)
     assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
     outputs = [call.output for call in calls]
-    assert min(outputs) == 1  # a declared size is never zero
+    assert min(outputs) == 1  # declared sizes are positive
     assert fmean(outputs) == pytest.approx(3, rel=0.1)
-    # policies know the mean length of outputs, not that of the call
+    # policies know the mean output length, not the output length of the call
     assert {call.expected_output for call in calls} == {3}
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}

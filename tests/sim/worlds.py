@@ -1,4 +1,4 @@
-"""Small simulated worlds with known answers."""
+"""Build small simulated worlds with known answers."""
 
 from __future__ import annotations
 

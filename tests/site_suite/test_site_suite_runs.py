@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests` on incomplete sites: tests report missing parts, and the other tests run."""
+"""`stoker doctor SITE --tests` reports the missing parts of incomplete sites and runs the other tests."""
 
 from __future__ import annotations
 

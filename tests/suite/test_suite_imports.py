@@ -52,7 +52,7 @@ SLOW = {"torch", "transformers", "peft"}
 
 
 def slow_imports(source: str) -> list[int]:
-    """Return the lines of slow top-level imports, also through `importorskip`."""
+    """Return the lines with slow top-level imports, including `importorskip`."""
     found = []
     for statement in ast.parse(source).body:
         names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
@@ -66,7 +66,7 @@ def slow_imports(source: str) -> list[int]:
 
 
 def test_no_file_of_tests_imports_pytorch_before_a_test_runs() -> None:
-    """Each worker reads all test files: `lazily` imports PyTorch where it is used."""
+    """Each worker collects all test files, so tests use `lazily` to import PyTorch on first use."""
     lines = slow_imports('import torch\nx = pytest.importorskip("peft", reason="")\nfrom transformers import A')
     assert lines == [1, 2, 3]
     assert slow_imports('torch = lazily("torch")\ndef f():\n    import torch') == []

@@ -10,7 +10,7 @@ from faults.world import is_alive, until
 from pytest_inside import run_pytest, write_suite
 
 LIMIT = "--timeout=3"
-"""Seconds within which an empty test ends, also on a busy machine."""
+"""Maximum seconds of an empty test on a busy machine."""
 
 HANGS = """
 import os, signal, subprocess, threading, time
@@ -47,7 +47,7 @@ SHOW = "from signal import *; print(getsignal(SIGHUP).name, getsignal(SIGINT) is
 
 def test_inherited_settings_of_test_programs_are_fixed():
     assert subprocess.check_output([sys.executable, "-c", SHOW], text=True).split() == ["SIG_DFL", "True"]
-    signal.raise_signal(signal.SIGHUP)  # nohup's promise: this process goes on
+    signal.raise_signal(signal.SIGHUP)  # nohup makes the process ignore SIGHUP
 """
 
 

@@ -1,4 +1,4 @@
-"""The product defines each class name once, function names are meaningful, and test names are short."""
+"""Check that src/stoker defines each class name once, function names have a meaning, and test names are short."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ALLOWED = {
         _OWN_BASE,
     ),
 }
-"""Class names that two files define on purpose: the files and the reason."""
+"""Class names that two files define intentionally, with the files and the reason."""
 
 VAGUE = {"look", "_look", "news", "ours", "shelf"}
 """Function names without a clear effect or result."""
 
 LONGEST = 60
-"""Most characters of a test's name after `test_`."""
+"""Maximum characters of a test name after `test_`."""
 
 _DEFINITION = re.compile(r"^ *(?:async )?(class|def) (\w+)", re.MULTILINE)
 
