@@ -70,7 +70,7 @@ Program = Callable[..., tuple[Recipe, str]]
 
 @pytest.fixture
 def program(session: SessionFolder, tmp_path: Path) -> Program:
-    """Return a program with recorded sources: its recipe and function key."""
+    """Record the sources of a program; return its recipe and function key."""
 
     def run(name: str, *, comment: str = "The model.", batch: int = 8, model: str = "bert-base") -> tuple[Recipe, str]:
         file = tmp_path / f"{name}.py"
@@ -78,7 +78,7 @@ def program(session: SessionFolder, tmp_path: Path) -> Program:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        # The import is missing on purpose: the advisor reads the source and does not run it.
+        # The import is missing intentionally, because the advisor reads the source without running it.
         text = file.read_text().replace("import torch\nfrom transformers import AutoModel\n", "AutoModel = None\n\n")
         exec(compile(text, str(file), "exec"), module.__dict__)
         recipe = RecipeFactory(module.load, {})(model)
@@ -114,7 +114,7 @@ def test_edited_comment_keeps_remembered_times(session: SessionFolder, program: 
     loads, runs = ask_context(advisor, after), ask_function(advisor, edited, after)
     assert loads.source == runs.source == SIMILAR
     assert loads.advice.by_kind["cpu"].load_s == pytest.approx(40.0, rel=0.3)
-    # the facts of the earlier program with the same source and arguments
+    # the facts of the earlier program with equal source and arguments
     assert loads.advice.by_kind["cpu"].peak_bytes >= 5_000_000
     assert runs.advice.by_kind["cpu"].run_s == pytest.approx(3.0, rel=0.3)
 

@@ -1,4 +1,4 @@
-"""One client for the three users of a language model: limits, masking, schemas."""
+"""Test the client that all three users of a language model share: limits, masking, schemas."""
 
 from __future__ import annotations
 

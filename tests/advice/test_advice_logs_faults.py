@@ -1,4 +1,4 @@
-"""The cause of a failure, and the log lines that prove it."""
+"""Attribute failures to user or infrastructure, with the log lines that prove the cause."""
 
 from __future__ import annotations
 

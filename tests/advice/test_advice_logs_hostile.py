@@ -1,4 +1,4 @@
-"""Logs of any content give a verdict or None; they raise no exception."""
+"""Logs with any content give a verdict or None and raise no exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.manager.advice.logs.reading import LONGEST_BYTES, blocks_of
 
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 4, in main\nKeyError: 'label'\n"
 MOST_BYTES = 24 << 20
-"""Bytes of memory that a log of any size may use."""
+"""Maximum bytes of memory to read a log of any size."""
 
 
 def verdict(source: object) -> Fault | None:
@@ -26,7 +26,7 @@ def verdict(source: object) -> Fault | None:
     fault = classify(located)
     assert fault.proof
     for line in (*located.window, *located.signs, *located.traceback, *fault.proof):
-        line.text.encode()  # no lone surrogate
+        line.text.encode()  # raises for a lone surrogate
         assert len(line.text) <= LONGEST_BYTES
     return fault
 

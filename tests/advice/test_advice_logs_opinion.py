@@ -1,4 +1,4 @@
-"""A language model judges failures that the rules doubt; only a line of the log is evidence."""
+"""A language model judges failures for which the rules are uncertain; only a log line is evidence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_language_model_alone_cannot_quarantine_a_pilot(endpoint: FakeEndpoint):
 @pytest.mark.parametrize(
     "answer",
     [
-        {**INFRASTRUCTURE, "line": "CUDA error: uncorrectable ECC error"},  # a line that the log does not have
+        {**INFRASTRUCTURE, "line": "CUDA error: uncorrectable ECC error"},  # this line is not in the log
         {**INFRASTRUCTURE, "line": "e"},
         {**INFRASTRUCTURE, "line": 3},
         {**INFRASTRUCTURE, "cause": "gremlins"},

@@ -1,4 +1,4 @@
-"""A language model explains formats of lines that the rules cannot read; only numbers of the line count."""
+"""A language model explains log formats that the rules cannot read; only numbers in the line are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(step: int) -> str:
 
 
 def answers(**metrics: str) -> Callable[[dict[str, Any], int], str]:
-    """Return a model that copies the named parts of the line that it was sent."""
+    """Return a model that answers with the named parts of the received line."""
 
     def answer(request: dict[str, Any], number: int) -> str:
         line = request["messages"][-1]["content"]
@@ -107,10 +107,10 @@ def test_rules_alone_apply_without_an_answer(endpoint: FakeEndpoint, log: Path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"step": "77777", "loss": "0.123"},  # in no line
-        {"step": "4000"},  # the same in all lines
-        {"step": "{loss:.3f}"},  # no whole number
-        {"total_steps": "4000"},  # of no count
+        {"step": "77777", "loss": "0.123"},  # this number is in no line
+        {"step": "4000"},  # this number is equal in all lines
+        {"step": "{loss:.3f}"},  # a step must be a whole number
+        {"total_steps": "4000"},  # a total needs a count
         {"step": "{step}", "epoch": "{step}"},  # one number cannot be both
         {"weather": "{step}"},
         {"step": ["{step}"]},

@@ -1,4 +1,4 @@
-"""The extractor follows modules and config files in a folder, and reads nothing outside the folder."""
+"""The extractor reads imported modules and config files inside a folder, and no file outside the folder."""
 
 from __future__ import annotations
 

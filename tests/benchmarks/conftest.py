@@ -1,4 +1,4 @@
-"""`cluster` and `toy` of `tests/core`, and a private home."""
+"""Provide the fixtures `cluster` and `toy` of `tests/core`, and a private home folder."""
 
 from api.conftest import own_home
 from core.conftest import cluster, toy

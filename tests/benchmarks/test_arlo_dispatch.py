@@ -20,7 +20,7 @@ from benchmarks.papers.arlo.dispatch import (
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
-"""Levels: length, capacity, outstanding requests of each instance."""
+"""Levels of Figure 5: length, capacity, outstanding requests of each instance."""
 
 Levels = Sequence[tuple[int, int, list[int]]]
 STRATEGIES = {"ig": inter_groups_greedy, "any": pack_any_runtime, "shortest": pack_shortest_runtime}
@@ -43,8 +43,8 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
 
 
 def test_figure_4_strategies_give_the_published_results() -> None:
-    """As in the paper, ILB has five late requests and IG eight. Algorithm 1 gives GPU2 three, because 0.85 x 0.9 x 40
-    is 30.6.
+    """As in the paper, ILB makes five requests late and IG eight requests. Algorithm 1 sends three requests to GPU2,
+    because 0.85 x 0.9 x 40 is 30.6.
     """
     found = {name: outcome(each) for name, each in strategies()}
     assert found == {
@@ -58,11 +58,11 @@ def test_figure_4_strategies_give_the_published_results() -> None:
 @pytest.mark.parametrize(
     ("strategy", "instance"),
     [
-        ("rs", 4),  # Q3's head, as the paper says: 28/48 is below 0.765, and 54/60 not below 0.85
+        ("rs", 4),  # the head of Q3, as in the paper: 28/48 is below 0.765, but 54/60 is not below 0.85
         ("ilb", 2),  # the least busy instance of Q2
         ("ig", 5),  # the instance with the fewest requests: five
         ("any", 1),  # 56/60 is the fullest instance with free capacity
-        ("shortest", 5),  # no instance can take a second request, and 5/40 is the least full
+        ("shortest", 5),  # no instance can take a second request, and 5/40 is the lowest load
     ],
 )
 def test_figure_5_strategies_place_a_request_of_length_200(strategy: str, instance: int) -> None:

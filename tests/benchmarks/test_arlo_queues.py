@@ -32,7 +32,7 @@ def milliseconds(
 
 
 def test_requests_queue_at_the_least_busy_instance() -> None:
-    """Two instances serve short requests, so the third waits for the first; the long request has its own instance."""
+    """Two instances serve short requests, so request 3 waits for request 1; the long request has its own instance."""
     assert milliseconds([0.0, 0.001, 0.002, 0.003, 0.050], [50, 50, 50, 150, 50], [2, 1]) == [
         10.8, 10.8, 18.8, 40.8, 10.8
     ]  # fmt: skip
@@ -84,7 +84,7 @@ def test_devices_count_from_their_addition_to_their_last_answer() -> None:
 
 
 def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> Measures:
-    """Run six devices under a load that keeps Arlo's devices mostly busy."""
+    """Run six devices under a load that keeps the devices of Arlo mostly busy."""
     workload = Workload(1200.0, for_s, seed, "bursty")
     trace = make_trace(workload, [30, 60, 90, 100, 120, 500], [100, 200, 300, 400])
     return simulate(Case(system, LatencyProfile("base"), 6, workload, least=least), trace)

@@ -19,13 +19,13 @@ def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
 
 
 def test_congestion_threshold_decreases_from_level_to_level() -> None:
-    """A load of 0.8 is below the first threshold, 0.85, but not below the second, 0.765. Levels without instances do
-    not count.
+    """A load of 0.8 is below the first threshold of 0.85, but not below the second threshold of 0.765. Levels without
+    instances do not count.
     """
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
     assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
 
-    # If all levels are congested, the level of the shortest inputs takes the request.
+    # If all levels are congested, the level of the shortest inputs receives the request.
     assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
 
 

@@ -39,7 +39,7 @@ def test_headroom_adds_for_recent_work_and_releases_late() -> None:
 
 @pytest.mark.parametrize(("period_s", "grows"), [(0.018, True), (0.025, False)])
 def test_target_tracking_adds_to_the_longest_runtime_near_the_goal(period_s: float, grows: bool) -> None:
-    """A long instance answers 50 requests/s: its queue grows at 55/s but not at 40/s."""
+    """An instance of the longest runtime answers 50 requests/s, so its queue grows at 55/s but not at 40/s."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(1, 1, agenda)
     trace = every(period_s, until=30.0, tokens=150)

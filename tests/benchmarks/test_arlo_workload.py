@@ -99,7 +99,7 @@ def test_rated_patterns_vary_in_rate_and_in_their_length_wave(pattern: str, wave
     assert spread[0] > 1.1 * spread[1]
 
     def swing(trace: Trace) -> float:
-        """Return the amplitude of the share of long requests in the wave's period."""
+        """Return the amplitude of the share of long requests at the period of the wave."""
         long = [at for at, tokens in zip(trace.times, trace.lengths, strict=True) if tokens == 400]
         return 2 * abs(sum(cmath.exp(2j * cmath.pi * at / wave_s) for at in long)) / len(trace.times)
 
@@ -134,7 +134,7 @@ def test_demands_count_requests_of_one_objective_per_bin() -> None:
 
 
 def test_unserved_requests_are_counted_by_price_and_mix() -> None:
-    """Otherwise equation 5 gives one instance of the longest runtime 1.5 times its capacity."""
+    """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
     lengths = [64] * 80 + [512] * 20
     plain = demands(lengths, 1600.0, lengths_of(8), BASE)
     assert plain[-1].requests / plain[-1].capacity == pytest.approx(1.6)

@@ -1,4 +1,4 @@
-"""Invariants of INFless and ElasticFlow: every job ends once, and no job waits forever."""
+"""Under INFless and ElasticFlow every job ends once, and no job waits forever."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def policies(name: str) -> Callable[[], Policies]:
 
 @pytest.mark.parametrize("name", BASELINES)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(  # the pair of ranks ends sooner than their meeting is assumed to take: its learned pace must not be zero
+@example(  # two ranks end sooner than the assumed time to connect: their learned pace must be positive
     specs=[*SINGLE, (0.0, "a", (1, 1), 0.0, 3, False), PAIR, (6.0, "a", (1, 4), 5.0, 1, False)],
     lost_at=None,
     known=False,

@@ -35,7 +35,7 @@ def starts(t: Toy, name: str) -> list[tuple[float, int]]:
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Return four devices; contexts `a` and `b` load in 10 s; an item takes 1 s on one replica, half on two."""
+    """Return four devices; contexts `a` and `b` load in 10 s; an item takes 1 s on one replica, 0.5 s on two."""
 
     def make(*, devices: int = 4, **how: Any) -> Toy:
         t = toy(policies=elastic_flow(**how))
@@ -64,7 +64,7 @@ def test_single_job_gets_all_devices_that_help(lab: Make) -> None:
 
 def test_two_jobs_get_their_shares_and_split_spare_devices(lab: Make) -> None:
     t = lab()
-    job(t, "tight", 80.0)  # the job runs after 12 s and takes 100 s on one replica, so it needs two
+    job(t, "tight", 80.0)  # the job starts after 12 s and takes 100 s on one replica, so it needs two replicas
     job(t, "loose", 500.0, context="b")
     t.run()
     assert next(size for _, size in starts(t, "tight")) == 2

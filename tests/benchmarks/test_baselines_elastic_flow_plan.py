@@ -42,7 +42,7 @@ def test_nearer_deadline_is_first_and_the_later_job_fills_the_gaps() -> None:
 
 
 def test_share_is_smaller_while_other_jobs_need_the_devices() -> None:
-    # The first job has 2 of 4 devices until 50 s. Until then the second job does half of its work on the other 2.
+    # Job 1 has 2 of 4 devices until 50 s. Until then job 2 finishes half of its work on the other 2 devices.
     slow = ((1, 200.0), (2, 100.0), (4, 50.0))
     shares = minimum_shares([job(1, 50.0), job(2, 80.0, slow)], 4, now=0.0)
     assert shares == {1: share_of((0.0, 50.0, 2)), 2: share_of((0.0, 50.0, 2), (50.0, 75.0, 4))}
@@ -161,7 +161,7 @@ def test_shares_meet_deadlines_and_never_exceed_the_devices(
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), max_size=6))
 def test_all_jobs_on_one_device_are_in_time_if_possible(specs: list[tuple[int, int]]) -> None:
-    """On one device, filling by deadline is earliest deadline first."""
+    """On one device, filling in order of deadlines equals earliest deadline first."""
     line = [job(n, float(due), ((1, float(run)),)) for n, (due, run) in enumerate(specs)]
     possible = all(sum(run for due, run in specs if due <= at) <= at for at, _ in specs)
     assert (len(minimum_shares(line, 1, now=0.0)) == len(line)) == possible

@@ -40,7 +40,7 @@ def hot(t: Toy, key: str) -> int:
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Return pilots of four devices; contexts load in 10 s; a job takes 100 s on one replica, half on two."""
+    """Return pilots of four devices; contexts load in 10 s; a job takes 100 s on one replica, 50 s on two."""
 
     def make(*, pilots: int = 2, **how: Any) -> Toy:
         t = toy(policies=infless(**how))
@@ -118,7 +118,7 @@ def test_job_does_not_wait_for_devices_that_others_return_soon(lab: Make) -> Non
 
 
 def test_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
-    """`j` needs two devices; `w` has three of the four until 40 s."""
+    """Job `j` needs two devices; job `w` has three of the four devices until 40 s."""
     began = {}
     for hold in (False, True):
         t = job(lab(pilots=1, hold=hold), "w", 60.0, gang=(3, 3))
@@ -166,7 +166,7 @@ def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
 
 def test_busy_instances_stay_longer_and_leave_after_the_traffic(lab: Make) -> None:
     t = lab(window_s=60.0, keep_alive_s=2.0)
-    for n in range(8):  # a job of 20 s every 10 s keeps two instances busy, and at times a third
+    for n in range(8):  # a job of 20 s every 10 s keeps two or three instances busy
         t.call(f"j{n}", context="a", items=20, run_s=20.0, gang=(1, 1))
         t.run(until=t.now + 10.0)
     assert len(t.core.state.libraries) >= 3

@@ -31,7 +31,7 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    """Run these scripts in place of their parts, and an empty script for the others."""
+    """Run these scripts in place of their parts, and an empty script for every other part."""
     plain = made._run
     monkeypatch.setattr(made, "_run", lambda name, words, **how: plain(name, ["-c", scripts.get(name, "0")], **how))
     monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")
@@ -189,7 +189,7 @@ def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[floa
 
 
 def test_kit_contains_the_requirements_of_stoker() -> None:
-    """All requirements, except PyTorch and pyarrow, which such machines have."""
+    """The kit has all requirements except PyTorch and pyarrow, which GPU machines have."""
     text = (kit.ROOT / "setup.cfg").read_text().partition("install_requires =")[2].partition("[")[0]
     asked = [line.split(">")[0].strip() for line in text.splitlines() if line.strip()]
     required: set[str] = set()

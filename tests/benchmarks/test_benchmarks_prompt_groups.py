@@ -10,7 +10,7 @@ from stoker.tuning.bank.candidates import Candidate
 
 
 def test_prompts_in_pairs_resemble_only_their_partner() -> None:
-    """Each of ten directions has two prompts, so only the nearest prompt is similar."""
+    """Each of ten directions has two prompts, so only the nearest prompt of a prompt is similar."""
     features = np.repeat(np.eye(10, dtype=np.float32), 2, axis=0)
     raw = similarities(features)["raw"]
     assert raw["top-1"] == [1.0, 1.0, 1.0]
@@ -26,7 +26,7 @@ def test_scaled_features_remove_the_common_part_of_all_prompts() -> None:
 
 
 def test_each_cluster_count_is_judged_against_all_scores() -> None:
-    """A prompt's loss is its first feature."""
+    """The loss of a prompt is its first feature."""
     features = np.random.default_rng(2).normal(size=(60, 5)).astype(np.float32)
     candidates = [Candidate(text=f"prompt {number}") for number in range(60)]
     loss = {one.text: float(feature[0]) for one, feature in zip(candidates, features, strict=True)}

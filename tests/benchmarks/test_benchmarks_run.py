@@ -25,7 +25,7 @@ FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
     ("bar", "numbers", "verdict"),
     [
         (FAST, [4.0, 4.0, 4.0], Verdict.MET),
-        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the median of the three counts, not the best
+        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the bar judges the median of three, not the best
         (FAST, [4.1, 4.1, 0.1], Verdict.MET),
         (SLOW, [0.6, 0.6, 0.6], Verdict.MET),
         (SLOW, [0.1, 0.61, 0.61], Verdict.MISSED),
@@ -157,7 +157,7 @@ def test_numbers_missing_from_the_record_are_listed(record: object, missing: lis
 
 
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
-    """Return a fake side: HTEX makes 1,000 calls/s with a median of 2 ms, Stoker `ratio` times as many."""
+    """Return a fake side: HTEX runs 1,000 calls/s with a median of 2 ms, and Stoker `ratio` times as many calls."""
 
     def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
         ours = "stoker" in arguments

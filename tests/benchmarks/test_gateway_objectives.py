@@ -82,7 +82,7 @@ def test_simulated_requests_meet_feasible_objectives() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
-    """A decode of each of two models takes longer than a token may, and all answers end before they are late."""
+    """Decode steps of two models together exceed the time per token, but all answers end before they are late."""
     decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
     asked = requests_at(16.0, seed=seed, for_s=10.0)

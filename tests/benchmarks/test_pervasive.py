@@ -35,7 +35,7 @@ def test_most_central_and_farthest_parameter_sets_are_chosen() -> None:
     assert [each.parameters.load_a10_s for each in chosen] == [20.0, 60.0, 100.0, 10.0]
     assert fit.chosen(found, 100)[:4] == chosen
     assert len(fit.chosen(found, 100)) == len(found)
-    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # no set of settings is close to the paper
+    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # no parameter set is close to the paper
 
 
 @pytest.mark.long
@@ -104,11 +104,11 @@ def test_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
         log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
         log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
     off = distance(log, {0: 1.0})
-    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 are done, but the
-    # line is at 40.
+    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 inferences are
+    # complete, but the line is at 40.
     assert off.connected == pytest.approx(0.4)
-    # Hot: a line from 50 s to 90 inferences at the last dispatch, at 140 s. Just before each call ends, ten are
-    # missing.
+    # Hot: a line from 50 s to 90 inferences at the last dispatch at 140 s. Just before each call ends, ten inferences
+    # are missing.
     assert off.hot == pytest.approx(10 / 90)
     assert off.evenly == pytest.approx(0.0)
     assert distance(EventLog(), {}).connected == 0.0

@@ -49,7 +49,7 @@ def test_load_has_its_jobs_and_a_peak_minute_of_five_times_the_mean(load: str) -
 def test_minutes_are_uneven_and_gaps_in_a_minute_are_exponential() -> None:
     counts = Counter(int(at_s // 60) for at_s in arrival_times(1000, Stream(3, "x"), peak=5.0))
     others = sorted(counts[minute] for minute in range(20))[:-1]
-    # the counts of independent jobs would deviate by the root of their mean
+    # counts of independent jobs would deviate by the square root of the mean
     assert stdev(others) > 2 * math.sqrt(fmean(others))
     full = sorted(at_s for at_s in arrival_times(20_000, Stream(4, "x"), peak=20.0))  # all jobs in one minute
     gaps = [b - a for a, b in pairwise(full)]
@@ -67,7 +67,7 @@ def test_durations_have_the_documented_shape_and_bounds() -> None:
     shares = Counter(job.replicas for job in found)
     for replicas, share in USUAL.replicas:
         assert shares[replicas] / len(found) == pytest.approx(share, abs=0.01)
-    # The docstring of the parameters states these means.
+    # The docstring of the parameters gives these means.
     assert fmean(job.duration_s * job.replicas for job in found) == pytest.approx(78.0, rel=0.03)
     assert fmean(durations) == pytest.approx(46.0, rel=0.03)
     cold_s = fmean(USUAL.cold_s(MODELS[job.model]) for job in found)
@@ -140,7 +140,7 @@ def test_each_job_outcome_is_counted_once() -> None:
     assert (found.jobs, found.late, found.refused, found.unfinished, found.loads) == (4, 1, 1, 1, 1)
     assert found.violations == 75.0
     assert found.all_s == 8 * 1200.0  # jobs come for 20 minutes
-    # call 51 waited 7 of the 8 s of the first load, which began a second before it, and 4 s of the second
+    # call 51 waited 7 of the 8 s of the first load, which started a second earlier, and 4 s of the second load
     both = 8 / 20, (7 + 4) / 21
     assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
     assert found.cost(static=False, device_price_s=0.5) == 220.0

@@ -48,7 +48,7 @@ def result(case: Case, *, late: int, held_s: float) -> Result:
 
 
 def as_in_the_paper(system: System) -> int:
-    """Return a run's late jobs of 1,000, about as in the paper."""
+    """Return the number of late jobs in a run of 1,000, close to the paper."""
     if system == OURS:
         return 120
     return {"infless": 330, "elastic-flow": 620}.get(system.policy, 160)
@@ -56,7 +56,7 @@ def as_in_the_paper(system: System) -> int:
 
 @cache
 def made(late: Late = as_in_the_paper) -> Record:
-    """Return a record whose runs have `late` late jobs, ten more with each further seed."""
+    """Return a record whose runs have `late` late jobs plus ten for each further seed."""
 
     def simulate(cases: list[Case]) -> list[Result]:
         found = []
@@ -115,7 +115,7 @@ def test_two_numbers_conflict_if_no_set_meets_both() -> None:
     assert (late.off(12.4), points.off(20.0), points.off(12.0)) == (0.0, 0.0, pytest.approx(0.2))
 
     def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> conflicts.Pair:
-        """Return the pair of these numbers, with the late jobs of ours and of INFless in each set."""
+        """Return a pair of numbers from the late jobs of our scheduler and of INFless in each set."""
         drawn = search(Book(GRID, made().runs)).drawn
         by_set = {choice.places: pair for choice, pair in zip(drawn, zip(ours, theirs, strict=True), strict=True)}
         runs = []

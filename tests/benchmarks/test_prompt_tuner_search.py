@@ -21,7 +21,7 @@ Late = Callable[[Choice, Case], int]
 
 
 def found(late: Late, wrong: Mapping[Choice, int]) -> tuple[Found, Book]:
-    """Return the search's steps. `late`: late jobs of 1,000. `wrong`: parts that cost as much as the whole, by set."""
+    """Return the steps of the search. `late`: late jobs of 1,000. `wrong`: by set, parts as expensive as the whole."""
     of = {choice.parameters(GRID): choice for choice in SOME}
 
     def one(case: Case) -> Result:
@@ -38,7 +38,7 @@ def found(late: Late, wrong: Mapping[Choice, int]) -> tuple[Found, Book]:
 
 
 def usual(choice: Choice, case: Case) -> int:
-    """Return 124 late jobs of ours, in the second set 110, in the third 90, in the last 600; others have 50 more."""
+    """Return late jobs: ours 124, in the second set 110, in the third 90, in the last 600; other systems 50 more."""
     ours = (124, 110, 90, 600)[SOME.index(choice)]
     return ours if case.system == OURS else ours + 50
 

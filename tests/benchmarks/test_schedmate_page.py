@@ -13,7 +13,7 @@ from benchmarks.papers.schedmate.scheduling.trace import missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 KEPT = Records(FOLDER / "schedmate.json")
-"""The records of pages and figures."""
+"""Return the records from which the page and figures are made."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
@@ -43,7 +43,7 @@ def test_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
 
 
 def with_ratio(folder: Path, ratio: float) -> Records:
-    """Return records in which ours takes half of FIFO's time in one cluster, and `ratio` of it in another."""
+    """Return records in which our policy takes half the time of FIFO in one cluster, and `ratio` times in another."""
     of = Records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
@@ -74,7 +74,7 @@ def test_tiresias_is_beaten_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
 
 
 def test_interval_of_a_paired_ratio_is_narrower_than_of_its_parts() -> None:
-    """The second policy always takes 10 % longer, but the weeks' times differ widely."""
+    """The second policy always takes 10 % longer, but times differ widely between weeks."""
     strata = ("a",) * 4 + ("b",) * 4
     ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
     theirs, jobs = [1.1 * each for each in ours], [1.0] * 8

@@ -1,4 +1,4 @@
-"""SchedMate's scheduling on a few jobs, against a second implementation, and its error model."""
+"""Test SchedMate's scheduling on a few jobs, compare with a second implementation, and test the error model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jobs_of(*rows: tuple[float, float, int]) -> tuple[Job, ...]:
 
 
 def starts(jobs: tuple[Job, ...], policies: Policies, *, gpus: int = 8) -> list[int]:
-    """Return each start, rounded to 10 s. A preempted job seems to begin later."""
+    """Return each start, rounded to 10 s. A preempted job appears to start later."""
     took, _ = completion_times_s(jobs, policies, gpus=gpus)
     return [round(job.at_s + took_s - job.duration_s, -1) for job, took_s in zip(jobs, took, strict=True)]
 
@@ -51,8 +51,8 @@ LATE = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
     [
         (LINE, fifo(), [0, 100, 100, 1100, 1600]),
         (LINE, fifo(skip=True), [0, 100, 20, 1100, 70]),
-        # From 70 s on the queue's first job is that of 500 s on all GPUs. So the job of 1,000 s, which would fit at 90
-        # s, waits.
+        # From 70 s on the queue head is the job of 500 s on all GPUs, so the job of 1,000 s waits, although it fits at
+        # 90 s.
         (LINE, shortest(LINE), [0, 600, 20, 100, 70]),
         (LATE, shortest(LATE), [0, 100, 300]),
         (LATE, shortest(LATE, skip=True), [0, 320, 20]),
@@ -66,8 +66,8 @@ def test_only_backfilling_lets_a_job_start_before_the_queue_head(
 
 
 def test_constant_prediction_is_first_come_first_served() -> None:
-    """If every job is predicted to take the shortest job's time, each relative error is under 100 %, but no order is
-    known.
+    """If all predictions equal the time of the shortest job, each relative error is under 100 %, but the order is
+    unknown.
     """
     smallest = [min(job.duration_s for job in LINE)] * len(LINE)
     assert errors.share_under_100([job.duration_s for job in LINE], smallest) == 1.0
@@ -80,7 +80,7 @@ def test_common_factor_of_all_predictions_changes_nothing() -> None:
 
 
 def test_shortest_job_without_predictions_uses_past_run_times() -> None:
-    """All jobs call one function, so their predictions are equal, and they run in order of arrival."""
+    """All jobs call one function, so predictions are equal and jobs run in order of arrival."""
     named, other = (
         policy(f"benchmarks/baselines/shortest_first.py:{name}").make() for name in ("shortest_first", "fifo")
     )
@@ -109,15 +109,15 @@ def test_preempted_job_pays_its_restart_and_more_on_many_gpus() -> None:
 
 
 def test_tiresias_multiplies_attained_time_by_gpus() -> None:
-    """The first job moves down after 100 s on 4 GPUs, the second after 400 s on one. The third runs from 100 s to 200 s
-    and resumes when the second has ended.
+    """Job 1 moves to queue two after 100 s on 4 GPUs, job 2 after 400 s on one GPU. Job 3 runs from 100 s to 200 s
+    and resumes after the end of job 2.
     """
     jobs = jobs_of((0, 300, 4), (0, 300, 1), (10, 300, 4))
     assert starts(jobs, tiresias(thresholds_gpu_s=[400.0], restart_s=FREE)) == [100, 0, 200]
 
 
 def test_tiresias_skips_a_job_that_needs_more_gpus_than_are_free() -> None:
-    """From 200 s to 400 s the third job runs on one GPU, so no job of 8 GPUs can resume."""
+    """From 200 s to 400 s job 3 runs on one GPU, so no job of 8 GPUs can resume."""
     jobs = jobs_of((0, 300, 8), (10, 120, 8), (20, 100, 1))
     assert starts(jobs, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [200, 400, 200]
 
@@ -129,7 +129,7 @@ def test_tiresias_reports_its_number_of_preemptions() -> None:
 
 
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
-    """Return jobs that queue, with the lengths of the trace's jobs."""
+    """Return overlapping jobs with durations like in the trace."""
     chance = Random(seed)
     rows, at_s = [], 0.0
     for _ in range(count):
@@ -141,7 +141,7 @@ def crowd(seed: int, count: int) -> tuple[Job, ...]:
 
 
 def test_second_implementation_agrees_with_the_core() -> None:
-    """Starts in the core are up to 0.1 s late, so ties may be decided differently."""
+    """Starts in the core are up to 0.1 s late, so ties may differ."""
     jobs, gpus = crowd(0, 300), 16
     durations = [job.duration_s for job in jobs]
     said = errors.lognormal(1.0)(durations, Stream(0, "test"))

@@ -1,4 +1,4 @@
-"""Calls that wait longer than their time to first token are dropped, but may wait for a load."""
+"""Calls that wait longer than their objective for the first token are dropped, but may wait for a load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
 
 
 class Drops(LateDrops):
-    """`LateDrops` as a class of this module, so that snapshots of the state can contain it."""
+    """`LateDrops` as a module-level class, which snapshots of the state can contain."""
 
 
 class NeverLate(HottestFirst):
@@ -86,7 +86,7 @@ def test_load_time_that_a_call_waits_for_extends_its_deadline(cluster: Make) -> 
     c = cluster(pilots=1, policies=_policies).define(recipe("a"))
     _ask(c, "cold", 16)
     _ask(c.wait(0.8), "later", 16)
-    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the calls' objective
+    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the objective of the calls
     c.ready(load_s=3.0)
     assert c.held(context="a") == ["cold"]
     assert _dropped(c.wait(1.2)) == []  # the other call is due at 0.8 s + 3.5 s

@@ -38,7 +38,7 @@ def test_request_meets_its_objective_per_token_or_in_the_mean() -> None:
     _library(log, 1)
     _call(log, 0, first=0.4, tpot=0.24, late=-0.1)
     _call(log, 1, first=0.4, tpot=0.24, late=0.3)  # one token was 0.3 s late, but the mean time per token is in time
-    _call(log, 2, first=0.1, tpot=0.26, late=-0.1)  # each token is slow, but the early first token makes up for it
+    _call(log, 2, first=0.1, tpot=0.26, late=-0.1)  # each token is slow, but the early first token compensates
     _call(log, 3, first=0.6, tpot=0.01, late=0.1)
     found = measure(log, _arrivals(4), KINDS, for_s=100.0)
     assert (found.met_strict, found.met_mean, found.dropped) == (0.5, 0.5, 0.0)
@@ -82,7 +82,7 @@ def test_node_with_instances_counts_once() -> None:
     _library(log, 2, at_s=10.0)
     _library(log, 3, at_s=0.0, pilot=CPU)
     log.note(20.0, Happened.LIBRARY_ENDED, library=1)
-    log.note(30.0, Happened.LIBRARY_ENDED, library=2)  # library 3 remains until after the measured time
+    log.note(30.0, Happened.LIBRARY_ENDED, library=2)  # library 3 remains loaded beyond the measured time
     _call(log, 0, library=1, began=10.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
     _call(log, 1, library=1, began=12.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
     kinds = measure(log, _arrivals(2), KINDS, for_s=100.0).kinds

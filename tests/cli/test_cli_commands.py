@@ -368,7 +368,7 @@ def test_doctor_refuses_site_suite_options_that_do_not_fit(
 
 
 def test_end_of_a_file_inside_a_command_is_an_error_not_ctrl_d(tmp_path: Path):
-    """click treats every EOFError as Ctrl-D."""
+    """click treats every EOFError like Ctrl-D."""
     program = tmp_path / "program.py"
     lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
     program.write_text("\n".join(lines))

@@ -200,7 +200,7 @@ def test_detach_option_after_the_program_prints_a_note(stoker: Stoker, tmp_path:
 def test_program_that_fails_at_once_is_shown(stoker: Stoker, tmp_path: Path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no model here')\n")
     done = stoker("run", "--detach", "fails.py")
-    if done.exit_code == 0:  # a busy machine: the start took longer than `--detach` waits
+    if done.exit_code == 0:  # on a busy machine the start takes longer than `--detach` waits
         done = stoker("attach", "fails-1")
         assert done.stdout == "no model here\n"
     else:

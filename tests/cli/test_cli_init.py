@@ -129,7 +129,7 @@ def test_cores_and_memory_are_the_share_of_a_gpu_in_the_partition():
     slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
-    assert cpu.share == (64, 64 * 1000 * 1024**2)  # a node has more memory, but Slurm limits the memory per core
+    assert cpu.share == (64, 64 * 1000 * 1024**2)  # Slurm limits the memory per core below that of a node
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
     site = parse_site(init.draft(around(slurm=slurm), partition="main").text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
@@ -370,5 +370,5 @@ def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
     said = [finding.text for finding in doctor_site.seen_by_slot_users("site pool", python)]
-    assert len(said) <= 1  # none if the parent folder cannot be read, because that error is reported first
+    assert len(said) <= 1  # no warning if the parent folder cannot be read, because that error is reported first
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -87,7 +87,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Yield a wrong value for each option of each command, and all wrong values for a kind's first option."""
+    """Yield a wrong value for each option of each command, and all wrong values for the first option of a kind."""
     tried: set[object] = set()
     for name, command in commands(cli):
         for param in command.params:
@@ -113,7 +113,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: restore the earlier value
+    monkeypatch.setenv("STOKER_SESSION", "")  # restore the value that `run --session` changes
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     (tmp_path / "a-file").write_text("x")
     (tmp_path / "texts.jsonl").write_text('{"text": "x"}\n')

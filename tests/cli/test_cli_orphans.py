@@ -138,5 +138,5 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
     assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))
-    assert bool(told()) == (engine is Engine.TASKVINE)  # our factory does not know the jobs of TaskVine's factory
+    assert bool(told()) == (engine is Engine.TASKVINE)  # Stoker's factory does not know jobs of TaskVine's factory
     assert bool(len(slurm.asked("squeue")) - asked) == (engine is Engine.TASKVINE)

@@ -173,7 +173,7 @@ def test_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
 
 def test_name_used_by_one_program_needs_no_file(stoker: Stoker):
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    record("slow", run_s=5.0)  # recorded by a version that stored no file
+    record("slow", run_s=5.0)  # an older version recorded this function without a file
     assert "a call of slow ran 5.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
     record("/home/ana/first.py:slow", run_s=1.0)
     assert "a call of slow ran 1.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output

@@ -29,7 +29,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> tuple[int, int]:
-    """Run the call c-7; return its library and the client's number."""
+    """Run the call c-7; return its library and the client number."""
     number = client.hear(to_client.ClientWelcome).number
     call = number << 40 | 7
     client.send(

@@ -17,7 +17,7 @@ LINES = {
     "mixed": ["# site mixed: ", "run here", "# site slurm-preemptible: ", "#SBATCH --partition=backfill"],
     "taskvine": ["-m stoker.pilot.taskvine.main --session", "vine_factory ", "--batch-type=slurm"],
 }
-"""Required lines of each site file, in order."""
+"""Lines that each rendered site file must contain, in order."""
 
 
 @pytest.mark.parametrize("site", sorted(path.stem for path in FOLDER.glob("*.toml")))

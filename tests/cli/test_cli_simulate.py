@@ -192,7 +192,7 @@ def test_ctrl_c_keeps_finished_runs(tmp_path: Path, jobs: str):
     assert first.startswith("1/5000 runs: default, seed "), first + process.stderr.read()
     started = psutil.Process(process.pid).children(recursive=True)
     assert (len(started) >= 2) == (jobs == "2")
-    os.killpg(process.pid, signal.SIGINT)  # like a terminal, signal the whole group
+    os.killpg(process.pid, signal.SIGINT)  # signal the whole process group, like a terminal
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     found = results(tmp_path / "here")
@@ -220,4 +220,4 @@ def test_progress_bar_on_a_terminal_stays_on_one_line(tmp_path: Path):
     assert "runs \x1b" in text
     assert "2/3" in text
     assert "done after (s)" in text
-    assert "/3 runs:" not in text  # the lines without a progress bar
+    assert "/3 runs:" not in text  # progress lines are printed only without a progress bar

@@ -1,4 +1,4 @@
-"""Streamed text has whole characters, no stop text, and its end."""
+"""Streamed text contains only whole characters, no stop text, and the complete end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_characters_that_share_tokens_are_sent_whole() -> None:
         b"\x82",
         *[b"\xac\xe2", b"\x82"] * 6,
         b"\xac",
-    ]  # each third byte is in a token with the next first
+    ]  # each third byte shares a token with the following byte
 
     def joined(ids: Sequence[int]) -> str:
         return b"".join(parts[id] for id in ids).decode("utf-8", "replace")
@@ -131,8 +131,8 @@ def test_pieces_and_the_whole_text_are_equal(text: str, stop: list[str], most: i
 @pytest.mark.parametrize(
     ("text", "piece", "raw"),
     [
-        (LOST, "<0xE2>", b"\xe2"),  # a token of one byte in a vocabulary with byte fallback
-        (LOST, "ðŁ", b"\xf0\x9f"),  # a token in a vocabulary of bytes, two bytes of a character
+        (LOST, "<0xE2>", b"\xe2"),  # one byte as a token in a vocabulary with byte fallback
+        (LOST, "ðŁ", b"\xf0\x9f"),  # two bytes of a character as a token in a byte vocabulary
         (f" {LOST}", "ĠðŁ", b" \xf0\x9f"),
     ],
 )
@@ -150,7 +150,7 @@ def test_incomplete_character_is_returned_as_bytes(text, piece, raw):
         ("Paris", "▁Paris", " Paris"),  # the piece has the space that the decoder drops
         (" Paris", "ĠParis", " Paris"),
         ("é", "Ã©", "é"),
-        (LOST, "ï¿½", LOST),  # the text has the replacement character itself
+        (LOST, "ï¿½", LOST),  # the text contains a real replacement character
         ("<s>", "<s>", "<s>"),
         (LOST, "日", LOST),  # a piece that stands for no bytes
     ],

@@ -95,7 +95,7 @@ def test_unpicklable_checkpoint_raises_an_error() -> None:
     with pytest.raises(SerializationError, match="checkpoint"):
         contexts.progress(1, state=[threading.Lock()])
     with pytest.raises(SerializationError, match="checkpoint"):
-        contexts.progress(1, state=threading.Lock)  # the argument makes a state when called
+        contexts.progress(1, state=threading.Lock)  # a callable state is called
 
 
 def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def did_next(batch: RunningBatch) -> None:
     st.sampled_from([0, 512, 1024]),
 )
 def test_repeated_step_equals_the_same_number_of_single_steps(requests, rows, cache_tokens):
-    """Compare two equal batches: one gets a repeated step's results one by one, the other together."""
+    """Compare two equal batches: one batch gets the results of a repeated step one by one, the other batch together."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
         if not batches[0].why_not(prompt=prompt, most=most):
@@ -159,7 +159,7 @@ def test_requests_wait_for_memory_and_grow_into_freed_memory() -> None:
     assert step.requests == (1, 2, 3)
     steps = run(batch, {1: 60, 2: 60, 3: 5, 4: 60})
     assert any(step.evicted for step in steps)
-    assert not any(1 in step.evicted for step in steps)  # request 1, the oldest, has the least headroom
+    assert not any(1 in step.evicted for step in steps)  # the oldest request 1 has the least headroom
 
 
 def test_request_that_outgrows_its_estimate_needs_another_row() -> None:
@@ -167,7 +167,7 @@ def test_request_that_outgrows_its_estimate_needs_another_row() -> None:
     batch.add(1, prompt=16, most=32)
     run(batch, {1: 32})
     batch.add(2, prompt=16, most=200)
-    assert batch.outgrown_tokens() == 16 + 32  # the mean of ended requests
+    assert batch.outgrown_tokens() == 16 + 32  # the mean length of ended requests
     step = batch.next()
     assert step is not None
     batch.did(step)
@@ -247,7 +247,7 @@ def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, 
         writing = {id for id, request in batch.running.items() if request.decodes}
         assert sum(step.tokens) <= (part * step.prefill + (rows if mixes or not step.prefill else 0))
         if mixes or not step.prefill:
-            assert writing <= set(step.requests)  # every row that can write is included
+            assert writing <= set(step.requests)  # every row that can decode is included
         assert not room or batch.reserved <= room
         done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
         for id in done:

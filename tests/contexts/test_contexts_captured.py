@@ -68,7 +68,7 @@ def test_immutable_captures_are_compared_by_identity(source: str, change: str, n
 @pytest.mark.parametrize(
     ("source", "change"),
     [
-        ("def use(x): return x.scale\nscale = 1", "scale = 2"),  # an attribute's name is not a global
+        ("def use(x): return x.scale\nscale = 1", "scale = 2"),  # an attribute name is not a global
         ("import sys\ndef use(): return sys.path", "sys.stoker_marker = 1"),
         ("def use(): return 1", "other = 2"),
     ],

@@ -1,4 +1,4 @@
-"""The ready-made causal LM scores and generates like the bare model. `real` tests use the shipped weights; the others
+"""The built-in causal LM scores and generates like the bare model. `real` tests use the shipped weights; other tests
 use random weights.
 """
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def snapshots(request: pytest.FixtureRequest) -> Path:
-    """Keep the folder between runs: converting the model takes most of the time."""
+    """Return a folder that is kept between runs, because the conversion of the model takes most of the time."""
     return Path(request.config.cache.mkdir("stoker-snapshots"))
 
 
@@ -79,7 +79,7 @@ def close(found: list[list[float]], expected: list[list[float]], *, limit: float
 
 @without_gradients
 def bare_score(model: Any, prompt: str, label: str) -> float:
-    """Return the sum of the label tokens' log-probabilities, by definition, from one plain pass."""
+    """Return the sum of the log-probabilities of the label tokens from one plain forward pass."""
     start = model.tokenizer(prompt, return_tensors="pt").input_ids
     whole = model.tokenizer(prompt + label, return_tensors="pt").input_ids
     assert (whole[0, : start.shape[1]] == start[0]).all()
@@ -103,7 +103,7 @@ def test_scores_equal_the_log_likelihoods(model: Any, expected: list[list[float]
 
 
 def test_scores_are_equal_in_separate_calls(model: Any, expected: list[list[float]]) -> None:
-    """From the second call on, calls of one prompt reuse the prompts' common beginning. No score changes."""
+    """Calls of one prompt reuse the common prefix of earlier prompts without changing any score."""
     before = model.reused_tokens
     order = [0, 1, 2, 2, 0]
     found = {index: model.label_scores([PROMPTS[index]], LABELS)[0] for index in order}
@@ -122,7 +122,7 @@ def test_given_prefix_changes_only_the_work(model: Any, expected: list[list[floa
 
 
 def test_label_merged_with_the_prompt_in_one_token_is_scored(real: Any) -> None:
-    """If the label has other tokens after the prompt than alone, its tokens alone count."""
+    """If the tokens of a label depend on the prompt, the tokens of the label alone count."""
     found = real.label_scores(["Answer: fal"], ["se", " se"])
     assert len(found[0]) == 2
     assert all(score < 0 for score in found[0])
@@ -246,7 +246,7 @@ def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
         assert all(close(found.result(60), scores) for found in beside)
     after = model.batch_load()
     rows, steps = after.row_steps - before.row_steps, after.decode_steps - before.decode_steps
-    assert rows / steps > 2  # single requests would give 1
+    assert rows / steps > 2  # separate requests would give 1
     assert after.most_running > 2
 
 
@@ -264,7 +264,7 @@ def test_call_of_one_prompt_does_not_wait_for_a_whole_larger_call(model: Any) ->
 def test_memory_per_cached_token_is_known_after_the_load(model: Any) -> None:
     memory, cache = model.memory(), model.token_cache()
     assert cache == TokenCache(memory.weights_bytes + 500_000_000, 2 * 2 * 64 * 4, tokens=2048)
-    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than weights and process
+    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than the memory of weights and process
     try:
         assert model.token_cache().weights_bytes == 336_000_000  # the engine keeps a cache of 64 MB
     finally:
@@ -282,7 +282,7 @@ def test_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
     with pytest.raises(ValueError, match=refused):
         small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=1)
     assert small.batch_load().steps == 0
-    for batch_size in (0, 2):  # the other requests were submitted too and are aborted
+    for batch_size in (0, 2):  # the other submitted requests are aborted
         with pytest.raises(ValueError, match=refused):
             small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=batch_size)
     assert small.generate(PROMPTS, max_new_tokens=20) == model.generate(PROMPTS, max_new_tokens=20)

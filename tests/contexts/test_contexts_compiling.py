@@ -137,7 +137,7 @@ def test_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Path
 
 
 class Compile:
-    """Compiles if the artifact's folder is empty or comes from another machine."""
+    """A compiler that compiles if the artifact folder is empty or comes from another machine."""
 
     def __init__(self, machine: str = "here") -> None:
         self.machine = machine
@@ -251,9 +251,9 @@ print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **co
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(1000)  # a real compiler, twice, on a machine that may be busy
+@pytest.mark.timeout(1000)  # a real compiler runs twice on a machine that may be busy
 def test_process_with_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:
-    """Use the real compiler for this CPU. The second process has another disk, and got the artifact from a pilot."""
+    """Use the real compiler for this CPU. The second process has another disk and gets the artifact from a pilot."""
     found: list[dict[str, Any]] = []
     objects: dict[str, str] = {}
     for home in ("first", "second"):

@@ -24,11 +24,11 @@ def threads_stay() -> Iterator[None]:
 
 
 class Machine:
-    """Simulated cores, partly used by other processes. The share under test computes for a second at a time."""
+    """Simulated cores that other processes use partly. The tested share computes for a second at a time."""
 
     def __init__(self, most: int, *, cores: float) -> None:
         self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
-        self.busy = 1.0  # share of time in which each of its threads has work
+        self.busy = 1.0  # share of time in which each thread has work
         self.idle: float | None = 0.0
         self.seems_idle: Callable[[], float] = lambda: self.idle  # type: ignore[assignment, return-value]
         torch.set_num_threads(most)
@@ -60,7 +60,7 @@ def test_single_process_computes_with_all_its_threads() -> None:
 def test_process_next_to_others_uses_one_thread_per_core() -> None:
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
-    # other processes have a thread per core: this one gets a smaller part of the cores if it has fewer threads
+    # other processes have a thread per core, so fewer threads get a smaller part of the cores
     machine = Machine(4, cores=4)
     assert machine.compute(times=4, others=4) == [4, 2, 1, 1]
     machine = Machine(2, cores=2)
@@ -115,7 +115,7 @@ def test_thread_count_set_by_a_program_is_respected() -> None:
 
 def test_idle_time_of_the_cores_of_this_process_is_read() -> None:
     clock = core_share._IdleClock()
-    assert clock() is None  # the first reading has no earlier one to compare with
+    assert clock() is None  # the first reading has no earlier reading to compare with
     found = clock()
     assert found is not None
     assert found >= 0.0
@@ -139,7 +139,7 @@ def threads() -> int:
 
 
 def threads_once_below(most: int) -> int:
-    """Wait until fewer than `most` threads exist and return their number. The system shows a joined thread a moment
+    """Wait until fewer than `most` threads exist; return their number. The system shows joined threads a moment
     longer.
     """
     for _ in polls(PATIENCE_S):
@@ -176,7 +176,7 @@ def test_helpers_end_and_come_back() -> None:
 
 
 def test_helpers_end_if_other_packages_load_openmp_too(tmp_path: Path) -> None:
-    """Several OpenMP libraries may be loaded, in any order of addresses, so the first one found may be unused."""
+    """Several OpenMP libraries may be loaded in any order of addresses, so the first library found may be unused."""
     torch.set_num_threads(torch.get_num_threads())  # PyTorch is loaded
     libraries = core_share._openmp_libraries()
     if not libraries:

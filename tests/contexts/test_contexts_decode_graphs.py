@@ -1,4 +1,4 @@
-"""The engine contract over captured decode steps with a recording backend. Tokens are read one step late."""
+"""Test the engine contract with captured decode steps and a recording backend. Tokens are read one step late."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_computed_by_graph_replays() -> None:
 def test_step_is_launched_before_the_last_tokens_are_read() -> None:
     driver = make_driver()
     driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
-    driver.run(steps=3)  # the engine reads the prompt, launches two steps and reads the first step's token
+    driver.run(steps=3)  # the engine reads the prompt, launches two steps and reads the token of the first step
     replays, waits = driver.backend.replays, driver.backend.waits
     uploads: list[int] = []
     driver.backend.upload = lambda values, into: uploads.append(len(values))
@@ -86,7 +86,7 @@ def test_request_joins_in_the_step_after_it_was_added() -> None:
     assert driver.ahead.launched
     second = driver.ask(PROMPTS[1], max_new_tokens=3)
     before = len(found[first])
-    driver.run(found, steps=1)  # the engine reads the launched step's token, and then the second prompt
+    driver.run(found, steps=1)  # the engine reads the token of the launched step, then the second prompt
     assert len(found[first]) == before + 2
     assert len(found[second]) == 1
 

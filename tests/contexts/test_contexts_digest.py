@@ -1,4 +1,4 @@
-"""A recipe's digest depends only on content, in every process."""
+"""The digest of a recipe depends only on content and is equal in every process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ for folder in sys.argv[1:]:
 
 
 def program(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, module: bool = False) -> Path:
-    """Return the folder of a program that prints a loader's digest. The loader is in `__main__` or a module."""
+    """Return the folder of a program that prints the digest of a loader in `__main__` or in a module."""
     folder.mkdir()
     (folder / "helpers.py").write_text(helpers)
     if module:
@@ -124,7 +124,7 @@ def test_digest_is_equal_in_other_processes_and_from_a_module(original: str, tmp
 
 
 CHANGES = [
-    ("make(2)", "make(3)"),  # a value in the loader's closure
+    ("make(2)", "make(3)"),  # a value in the closure of the loader
     ("n=3, kind", "n=4, kind"),  # a default
     ('"y": (2.5', '"y": (2.75'),  # a global that the loader reads
     ("n == 0 or", "n == 1 or"),  # a function that the loader calls
@@ -150,7 +150,7 @@ def test_digest_changes_with_the_code(original: str, tmp_path: Path) -> None:
 
 
 def test_module_imported_by_the_loader_is_part_of_the_digest(tmp_path: Path) -> None:
-    """The loader's imports, direct and indirect, are read as source and not run."""
+    """The digest reads direct and indirect imports of the loader as source without running them."""
     loader = "Settings = lambda n: n\ndef loader(path):\n    import helpers\n    return helpers\n"
     helpers, below = "import below\nVALUE = below.VALUE\n", "VALUE = 1\nraise SystemExit('it was run')\n"
 
@@ -234,7 +234,7 @@ values = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """True if equal with types: 1, 1.0 and True differ, as do -0.0 and 0.0. The order of dict keys counts."""
+    """True if values and types are equal: 1, 1.0 and True differ; -0.0 and 0.0 differ. The dict key order counts."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
@@ -353,7 +353,7 @@ def test_containers_that_contain_themselves_are_digested() -> None:
 
 
 def test_mutually_recursive_functions_are_digested() -> None:
-    """Each of twenty mutually calling functions is visited once, not along every path."""
+    """The digest visits each of twenty mutually recursive functions once, not along every path."""
     names: dict[str, Any] = {}
     body = "\n".join(f"def f{i}():\n    return [{', '.join(f'f{j}' for j in range(20))}]" for i in range(20))
     exec(body, names)
@@ -397,7 +397,7 @@ print(values)
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*deprecated")
 def test_tensors_and_patterns_have_equal_digests_in_every_process() -> None:
-    """Their pickles contain memory addresses or are made by `copyreg`."""
+    """Pickles of tensors and patterns contain memory addresses or use `copyreg`."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     there = subprocess.run([sys.executable, "-c", VALUES], capture_output=True, text=True, check=True, timeout=120)
     here: dict[str, Any] = {}
@@ -416,6 +416,6 @@ def test_tensors_are_digested_by_content() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_half_imported_library_may_lack_its_classes(monkeypatch, name):
-    monkeypatch.setattr(user_code, "_known", {})  # keep facts about the module local to this test
+    monkeypatch.setattr(user_code, "_known", {})  # use a separate cache of module facts in this test
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

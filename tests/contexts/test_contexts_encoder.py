@@ -103,7 +103,7 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
         model.embed(["paris", "paris lies in france " * 3])
     cut = model.embed(["paris lies in france " * 3], truncate=True)
     assert same(cut, by_hand(folder, ["paris lies in france paris lies"], pooling="cls"))
-    with pytest.raises(ValueError, match="has 14 tokens"):  # the earlier `truncate=True` does not apply to this call
+    with pytest.raises(ValueError, match="has 14 tokens"):  # `truncate=True` of the earlier call does not apply here
         model.embed(["paris lies in france " * 3])
 
 

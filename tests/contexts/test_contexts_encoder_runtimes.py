@@ -1,4 +1,4 @@
-"""The ready-made encoder's runtimes use one shape for every batch and give the usual results."""
+"""Runtimes of the built-in encoder use one shape for every batch and give the usual results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine publishes its work to the pilot at each step's start and when idle."""
+"""An engine publishes its work to the pilot at the start of each step and when idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 
 class GatedEngine(CountingEngine):
-    """An engine whose steps wait for the test."""
+    """An engine with steps that wait for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ def board(tmp_path: Path) -> Iterator[Path]:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Return this process's open and mapped files in a folder, one entry per descriptor."""
+    """Return the open and mapped files of this process in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     return sorted(path for path in found if path.startswith(str(folder)))
 
@@ -82,7 +82,7 @@ def test_board_shows_the_work_of_an_engine(board: Path) -> None:
     assert len(list(asked.tokens())) == 2
     assert until(board, rows=0, prompts=0).accepted_requests == 1
     thread.submit((1,) * 9, Sampling(max_new_tokens=2))
-    # 9 tokens of the prompt, and 2 that earlier requests wrote on average
+    # 9 prompt tokens plus 2 tokens, the mean output of earlier requests
     assert until(board, rows=0, prompts=1).peak_tokens == 11
     engine.let.release(5)
     assert until(board, rows=0, prompts=0).accepted_requests == 2

@@ -1,4 +1,4 @@
-"""Engine steps become samples; the simulator runs the same steps; a profiler requests more."""
+"""Engine steps become samples, the simulator runs the same steps, and a profiler requests more samples."""
 
 from __future__ import annotations
 

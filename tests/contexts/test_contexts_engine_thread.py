@@ -1,4 +1,4 @@
-"""Slots submit requests to the engine's thread, which batches them without blocking other slots."""
+"""Slots submit requests to the engine thread, which batches requests without blocking other slots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: E
     engine.gate.set()
     found = [[token.token for token in generation.tokens()] for generation in generations]
     assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1, 7)]
-    assert engine.most_running >= 5  # 5 of 6: the first request may start, and so end, before the others
+    assert engine.most_running >= 5  # 5 of 6, because the first request may start and end before the other requests
 
 
 def test_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
@@ -60,7 +60,7 @@ def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thr
 
 
 class Sink:
-    """Takes `room` texts."""
+    """A sink that accepts `room` texts."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -109,7 +109,7 @@ def test_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThre
 
 
 def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thread: EngineThread) -> None:
-    """A stopped call frees its slot before the current step ends, and its request is in no further step."""
+    """A stopped call frees its slot before the current step ends, and its request is in no later step."""
     stop = CallStop()
     ambient.enter_call(stop=stop)
     try:
@@ -179,7 +179,7 @@ def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine
     assert thread.run(threading.current_thread) is not threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         thread.run(lambda: 1 / 0)
-    assert engine.steps > before  # the batch continued in the meantime
+    assert engine.steps > before  # the batch continued during the wait
     generation.abort()
 
 
@@ -189,7 +189,7 @@ def test_holder_of_the_model_has_exclusive_access(engine: CountingEngine, thread
     with thread.hold() as held:
         assert held is engine
         steps = engine.steps
-        with thread.hold():  # a thread that holds the engine may hold it a second time
+        with thread.hold():  # a thread may hold the engine a second time
             pass
         assert engine.steps == steps
     tokens = generation.tokens()
@@ -307,7 +307,7 @@ begun = threading.Event()
 
 class Large(CountingEngine):
     def stop(self):
-        time.sleep(0.5)  # the program has dropped its thread by then
+        time.sleep(0.5)  # the program has dropped its engine thread by now
 
     def __del__(self):
         begun.set()
@@ -323,7 +323,7 @@ begun.wait(30)
 
 
 def test_program_exits_after_a_deleted_engine_freed_its_model() -> None:
-    """PyTorch aborts a process whose interpreter ends while another thread frees tensors."""
+    """PyTorch aborts the process if the interpreter exits while another thread frees tensors."""
     paths = os.pathsep.join(sys.path)
     said = subprocess.run(
         [sys.executable, "-c", DROPS], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,

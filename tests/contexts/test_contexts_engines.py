@@ -36,7 +36,7 @@ def make_model(kind: str) -> Any:
 
 
 class OwnDriver(EngineDriver):
-    """One of Stoker's engines over a Transformers model."""
+    """An engine of Stoker over a Transformers model."""
 
     def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.model = make_model(kind)
@@ -66,7 +66,7 @@ class TestOwnEngines(EngineContract):
 
 
 def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
-    # a token takes 384 bytes: the cache holds six of the smallest rows, or one of 512 tokens
+    # a token uses 384 bytes, so the cache fits six rows of the smallest size or one row of 512 tokens
     driver = OwnDriver("llama", cache_bytes=250_000)
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
@@ -185,7 +185,7 @@ def test_unsupported_models_use_their_own_modules(change, says):
 
 def test_decoder_with_other_computations_is_not_used() -> None:
     model = make_model.__wrapped__("llama")
-    model.config.num_key_value_heads = 1  # wrong: the weights have two key-value heads
+    model.config.num_key_value_heads = 1  # wrong value: the weights have two key-value heads
     decoder, why = decoder_module.decoder_of(model)
     assert decoder is None
     assert "not as expected" in why or "other numbers" in why
@@ -199,6 +199,6 @@ def test_decoder_with_other_computations_is_not_used() -> None:
     ("kind", "token_bytes"), [("llama", 384), ("qwen3", 384), ("static llama", 384), ("sliding", 0)]
 )
 def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
-    """Keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; a sliding window does not grow by tokens."""
+    """A token needs keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; sliding windows do not grow."""
     memory = OwnDriver(kind).engine.memory()
     assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)

@@ -1,4 +1,4 @@
-"""A user's exception returns unchanged, with the library's traceback as its cause."""
+"""An exception of user code arrives unchanged, with the traceback of the library as its cause."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_unpicklable_attribute_is_left_out() -> None:
     back = travel(raises(error))
     assert type(back) is WithLock
     assert back.good == "kept"
-    assert back.lock is not error.lock  # __init__ made a new lock, because a lock cannot be pickled
+    assert back.lock is not error.lock  # __init__ made a new lock, because locks cannot be pickled
     assert any("lock" in note for note in back.__notes__)
 
 
@@ -143,7 +143,7 @@ def test_exception_with_a_broken_str_is_sent() -> None:
 
 
 def test_classes_of_main_and_of_unknown_modules_are_sent(tmp_path: Path) -> None:
-    """Raise classes of another process's `__main__` and of a module that this process can't import."""
+    """Raise exceptions of classes in `__main__` of another process and in a module that this process can't import."""
     (tmp_path / "elsewhere.py").write_text(
         "import threading\nclass Lost(Exception):\n    pass\nclass Plain(Exception):\n    lock = threading.Lock()\n"
     )
@@ -164,7 +164,7 @@ def test_classes_of_main_and_of_unknown_modules_are_sent(tmp_path: Path) -> None
     mine, lost, plain = (load_exception((tmp_path / str(number)).read_bytes()) for number in range(3))
     assert (type(mine).__name__, mine.args, mine.b) == ("Mine", (1,), 2)  # type: ignore[attr-defined]
     assert (type(lost).__name__, lost.args) == ("Lost", ("gone",))
-    # A class that can't be pickled by value is pickled by name, which is unknown here.
+    # A class that can't be pickled by value is pickled by name, and this process does not know the name.
     assert isinstance(plain, RemoteCallError)
     assert plain.kind == "elsewhere.Plain"
     assert "gone" in str(plain)
@@ -179,7 +179,7 @@ def test_received_exception_can_be_sent_again() -> None:
 
 
 def test_exception_keeps_its_type_if_tblib_is_installed():
-    """Parsl imports tblib, which bypasses `__init__`. The import cannot be undone, so use another process."""
+    """Parsl imports tblib, which bypasses `__init__`. Imports cannot be undone, so use another process."""
     program = """
 import tblib.pickling_support
 from stoker.contexts import payloads

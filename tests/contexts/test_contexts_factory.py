@@ -147,7 +147,7 @@ def test_declared_files_become_objects(tmp_path: Path) -> None:
     assert more == [Path(next(path for name, path in local.items() if name.startswith("folder-")))]
     with pytest.raises(RecipeError, match="is not on this pilot"):
         load_context(recipe, {})
-    # The same content in another place is the same context.
+    # Equal content at another path is the same context.
     (tmp_path / "copy.bin").write_bytes(b"123")
     assert loader(str(tmp_path / "copy.bin"), [tmp_path / "d"]).key == recipe.key
     (tmp_path / "copy.bin").write_bytes(b"124")
@@ -204,7 +204,7 @@ def test_preload_is_what_the_loader_imports() -> None:
 
 
 def test_import_of_contexts_loads_no_heavy_modules() -> None:
-    """A login node has no GPU library; a manager needs neither pickles nor models."""
+    """Login nodes have no GPU library, and the manager needs neither pickles nor models."""
     program = """
 import sys
 import stoker.contexts, stoker.contexts.recipe

@@ -1,4 +1,4 @@
-"""A pilot proves that it sees the program's folder; a recipe belongs to its loader's folder."""
+"""A pilot proves that it sees the folder of the program; a recipe belongs to the folder of its loader."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _load() -> str:
 
 
 def test_own_loader_makes_one_context_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader may read files by relative names. A ready-made context is the same in every folder."""
+    """A loader may read files by relative names. A built-in context is the same in every folder."""
     for name in "ab":
         (tmp_path / name).mkdir()
     own, ready = _own(tmp_path / "a", monkeypatch)

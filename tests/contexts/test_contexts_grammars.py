@@ -134,7 +134,7 @@ def test_two_formats_for_one_text_are_refused(model: Any) -> None:
 
 
 def test_format_with_too_many_states_fails_only_its_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of this grammar can be read in many ways, more with each token."""
+    """Each token multiplies the number of possible parses in this grammar."""
     monkeypatch.setattr(grammars, "_LIMITS", {"max_items_in_row": 30})
     options = {"grammar": 'start: item\nitem: "a" | item item', "min_tokens": 100}
     with pytest.raises(ValueError, match="cannot be continued within its grammar") as refused:

@@ -1,4 +1,4 @@
-"""Rows of many callers in one batch: the computing thread, joined rows, errors."""
+"""Rows of many callers join one batch: test the computing thread, joined rows and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 30.0
 
 
 class Engine:
-    """An engine that records its batches of rows (numbers, for their lengths), and waits at a gate before each."""
+    """An engine that waits at a gate before each batch and records the batch (rows are numbers: their lengths)."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.batches: list[list[int]] = []
@@ -39,7 +39,7 @@ class Engine:
 
 
 def busy(pool: ThreadPoolExecutor, *, kind: str = "k", row: int = 50) -> tuple[Engine, Future[list[str]]]:
-    """Return an engine that computes one row until its gate opens, and the result."""
+    """Return an engine that computes one row until its gate opens, and the future result."""
     engine = Engine(is_open=False)
     first = pool.submit(engine.joined.run, kind, [row], batch_size=8)
     assert engine.entered.wait(WAIT_S)

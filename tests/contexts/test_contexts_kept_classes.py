@@ -1,4 +1,4 @@
-"""A library's results do not change the program's classes; a program's calls set them in the library."""
+"""Results do not change classes of the program; calls of the program set class attributes in the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except Exception as error:
 
 
 def of_a_library(function: Callable[[], Any], *, pack: Callable[[Any], bytes] | None = None) -> bytes:
-    """Return a function's pickled result or exception from another process, which lacks this test's classes."""
+    """Return the pickled result or exception of a function from another process without the classes of this test."""
     data = dumps_code((function, pack), what="function")
     done = subprocess.run([sys.executable, "-c", _LIBRARY], input=data, capture_output=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
@@ -144,7 +144,7 @@ def test_class_received_with_a_result_is_complete_and_kept() -> None:
 
 
 class Reads:
-    """An object that unpickles as the text of a file."""
+    """An object that unpickles to the text of a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -193,7 +193,7 @@ def test_two_threads_rebuild_values_of_one_new_class(tmp_path: Path) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(payloads.loads(slow, keep_classes=True)))
     thread.start()
-    # open returns when the thread reads the file; then the class exists, without attributes
+    # `open` returns when the thread reads the file; the class then exists without attributes
     with open(fifo, "w") as file:
         back = payloads.loads(quick, keep_classes=True)
         assert (back.rate, back.level()) == (1.0, 1)

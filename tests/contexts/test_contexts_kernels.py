@@ -29,7 +29,7 @@ def test_all_kernels_agree(heads: int, key_heads: int, precision: str, apart: fl
         other = way(q, held, values, mask)
         assert one.shape == other.shape == (rows, heads * size)
         assert (one.float() - other.float()).abs().max() < apart
-    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # rows differ, so the comparison can fail
+    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # different rows let the comparison fail
 
 
 def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +50,8 @@ def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pyte
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_likeliest_token_equals_argmax(vocabulary: int, precision: str) -> None:
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(5)).to(getattr(torch, precision))
-    logits[2] = 0  # all equal: the first token wins
-    logits[3, [7, vocabulary - 1]] = 50  # equal values in two parts: the first part's token wins
+    logits[2] = 0  # all logits are equal: the first token is chosen
+    logits[3, [7, vocabulary - 1]] = 50  # equal maxima in two parts: the first token is chosen
     logits[4] = float("-inf")
     logits[5, 11] = float("nan")
     assert kernels.likeliest_tokens(logits) == logits.float().argmax(dim=-1).tolist()
@@ -119,7 +119,7 @@ def logits_of(*chances: float, rows: int = 1) -> Any:
 
 
 def shares(options: Sampling, logits: Any) -> list[float]:
-    """Draw `DRAWS` tokens; return each token's share."""
+    """Sample `DRAWS` tokens; return the share of each token."""
     draw = kernels.TokenDraw(options)
     counts = Counter(kernels.take_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
     return [counts[token] / DRAWS for token in range(logits.shape[-1])]
@@ -138,7 +138,7 @@ def shares(options: Sampling, logits: Any) -> list[float]:
 )
 def test_tokens_are_sampled_with_their_probabilities(options: dict[str, float], expected: Any) -> None:
     found = shares(Sampling(seed=(3, 1), **options), logits_of(*CHANCES).double())
-    assert found == pytest.approx(expected, abs=0.03)  # a share's standard deviation is at most 0.008
+    assert found == pytest.approx(expected, abs=0.03)  # the standard deviation of a share is at most 0.008
     assert all(share == 0 for share, chance in zip(found, expected, strict=True) if not chance)
 
 

@@ -76,7 +76,7 @@ def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
         driver.engine.abort(gone)
         ids[one] = driver.ask(one, max_new_tokens=8)
         driver.run(found)
-        again = driver.tokens(long, max_new_tokens=8)  # from kept prefixes
+        again = driver.tokens(long, max_new_tokens=8)  # with cached prefixes
     assert {prompt: [token.token for token in found[id]] for prompt, id in ids.items()} == expected
     assert again == expected[long]
 
@@ -84,7 +84,7 @@ def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
 def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
     with pretended.pretended_devices():
         split = SplitDriver("continuous").engine
-    # layers 1 and 2 are on the second device: 2 layers, keys and values, 2 heads of 8 numbers of 4 bytes
+    # the second device has layers 1 and 2: keys and values of 2 layers with 2 heads of 8 numbers of 4 bytes
     assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
     whole = forward.ModelRunner(whole_model(), limit_bytes=1_000)
     texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)

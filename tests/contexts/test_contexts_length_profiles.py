@@ -29,7 +29,7 @@ def profile(seconds: Callable[[int], float], lengths: range = range(16, 257, 16)
 
 
 def stairs(tokens: int) -> float:
-    """Arlo's figure 2: seconds rise every 64 tokens."""
+    """Latency rises every 64 tokens, as in Figure 2 of the Arlo paper."""
     return 0.001 * math.ceil(tokens / 64)
 
 
@@ -127,7 +127,7 @@ def test_missing_model_has_no_profile(tmp_path: Path) -> None:
 
 
 class Stairs:
-    """A model with staircase batch times; every fifth batch takes ten times as long."""
+    """A model whose batch times rise in steps; every fifth batch takes ten times as long."""
 
     name, longest, device, model, labels, source, runtime = "stairs", 256, "cpu", None, list[str](), "", None
     is_compiled = False

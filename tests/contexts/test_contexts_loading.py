@@ -1,4 +1,4 @@
-"""The hub's real client against local ports that refuse or hang."""
+"""Run the real client of the Hugging Face hub against local ports that refuse or hang."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_hub_behind_a_firewall_is_not_contacted_again(tmp_path):
         full = open_sockets.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for _ in range(8):  # the queue is full: the kernel drops further packets, as a firewall does
+        for _ in range(8):  # with a full queue the kernel drops further packets, like a firewall
             waiting = open_sockets.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())

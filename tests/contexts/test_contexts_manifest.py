@@ -123,7 +123,7 @@ def test_truncated_manifest_is_refused() -> None:
             decode(data[:end])
         except ValueError:
             refused += 1
-    # a few cuts are valid manifests: a folder may end after any entry, and only its name reveals the loss
+    # some truncated bytes are valid manifests, because a folder may end after any entry: only the name reveals the loss
     assert refused > len(data) - 5
 
 

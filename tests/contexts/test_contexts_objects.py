@@ -1,4 +1,4 @@
-"""Names of objects are equal exactly if the contents are equal."""
+"""Object names are equal exactly if the contents are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.contexts.objects import copy_object, is_object_name, manifest_of, ma
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 
-# A tree maps names to bytes (a file, executable or not), a dict (a folder), or a text (a link's target).
+# A tree maps names to bytes (a file, executable or not), a dict (a folder), or a string (the target of a link).
 letters = st.characters(blacklist_characters="/\x00", blacklist_categories=["Cs"])
 odd = st.sampled_from(["a\nb", 'q"', "'", "é", " ", "-", "file", "a b", "\t"])
 name = odd | st.text(letters, min_size=1, max_size=6).filter(lambda text: text not in (".", ".."))
@@ -68,7 +68,7 @@ def test_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"a": (b"", False)}, {"a": {}}),  # an empty file, an empty folder
+        ({"a": (b"", False)}, {"a": {}}),  # an empty file and an empty folder
         ({"a": {"b": (b"x", False)}}, {"a": {}, "b": (b"x", False)}),
         ({"a\nb": (b"", False)}, {"a": (b"", False), "b": (b"", False)}),
         ({"a": (b"b", False)}, {"ab": (b"", False)}),
@@ -101,7 +101,7 @@ def test_file_differs_from_a_folder_with_that_file(tmp_path: Path) -> None:
 
 
 def test_links_are_part_of_the_name(tmp_path: Path) -> None:
-    """A link inside the folder stays a link. A link out of it, as in a model hub's cache, counts as its target."""
+    """A link inside the folder stays a link. A link to the outside, as in a hub cache, counts as its target."""
     plain = build(tmp_path / "plain", {"weights": (b"w", False), "sub": {"deep": (b"d", False)}})
     (tmp_path / "blob").write_bytes(b"w")
     hub = build(tmp_path / "hub", {"sub": {"deep": (b"d", False)}})
@@ -139,7 +139,7 @@ def test_invalid_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_file_names_that_are_not_text_are_named(tmp_path: Path) -> None:
-    """A pilot receives the folder's path, which must be text; names inside a folder may be any bytes."""
+    """The path of the folder must be text, because pilots receive the path; names in a folder may be any bytes."""
     folder = tmp_path / "d"
     folder.mkdir()
     odd = Path(os.fsdecode(os.fsencode(folder) + b"/\xff\n"))

@@ -65,7 +65,7 @@ class Holder:
         self.log = log
 
     def write(self) -> None:
-        """A method of an object that holds a handle."""
+        """A method of an object with an open handle."""
 
 
 class Slotted:
@@ -160,7 +160,7 @@ def test_refused_temporary_file_and_folder_are_kept() -> None:
 
 
 def test_module_with_an_open_file_is_not_opened_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the module were pickled by name, the library's import would empty the program's file."""
+    """If the module were pickled by name, the import in the library would truncate the file of the program."""
     (here / "keeps_a_log.py").write_text("LOG = open('log.txt', 'w+')\ndef note():\n    LOG.write('x')\n")
     monkeypatch.syspath_prepend(str(here))
     import keeps_a_log
@@ -192,7 +192,7 @@ def test_file_class_that_pickles_itself_can_be_sent() -> None:
 
 class Workspace:
     def __del__(self) -> None:
-        """Would remove files."""
+        """A finalizer that would remove files."""
 
 
 def test_object_with_a_finalizer_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Short descriptions of arguments, also of pickles, which are not run."""
+"""Test short descriptions of arguments, which read pickles without running them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.contexts import context, payload_layout, payloads
 
 
 class Touches:
-    """Its pickle runs a command when loaded."""
+    """An object whose pickle runs a command when loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

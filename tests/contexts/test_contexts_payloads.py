@@ -1,4 +1,4 @@
-"""Every kind of object is sent from a script and a module, and returns unchanged or is refused in a clear error."""
+"""Every kind of object from a script or a module returns unchanged from a call, or is refused with a clear error."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ _IMPORTED = "import json, {module}, sent_elsewhere; print(json.dumps(sent_elsewh
 @pytest.mark.parametrize("in_a_script", [True, False])
 @pytest.mark.parametrize("module", ["objects_that_travel", "classes_that_travel", "wrappers_that_travel"])
 def test_every_kind_of_object_is_sent_or_refused(module: str, in_a_script: bool) -> None:
-    """A script's own objects may be refused; objects of a module next to the script are all accepted."""
+    """Objects of a script may be refused; all objects of a module next to the script are accepted."""
     command = [f"{module}.py"] if in_a_script else ["-c", _IMPORTED.replace("{module}", module)]
     done = subprocess.run(
         [sys.executable, *command], cwd=_FOLDER, capture_output=True, text=True, timeout=100, check=False

@@ -30,7 +30,7 @@ def make_base() -> Any:
 
 
 class AdapterDriver(EngineDriver):
-    """The continuous engine with adapters, and PEFT's own model with the same adapters."""
+    """The continuous engine with adapters, and the PEFT model with the same adapters."""
 
     def __init__(self, folders: dict[str, str], *, engine: str = "continuous", backend: Any = None) -> None:
         texts = written.ModelTexts(decode=str, ends=frozenset({1}), longest=4096, vocabulary=120)
@@ -54,7 +54,7 @@ class AdapterDriver(EngineDriver):
         return [int(token) for token in out[0, len(prompt) :]]
 
     def check(self, asked: list[tuple[str, tuple[int, ...]]], *, most: int = 12) -> list[list[int]]:
-        """Assert that requests in one batch write PEFT's tokens; return the tokens."""
+        """Assert that requests in one batch write the tokens of PEFT; return the tokens."""
         expected = [self.own_tokens(prompt, most=most, adapter=name) for name, prompt in asked]
         ids = [self.ask(prompt, max_new_tokens=most, adapter=name) for name, prompt in asked]
         found = self.run()
@@ -94,7 +94,7 @@ def test_soft_prompt_writes_the_tokens_of_peft_and_tuning(tmp_path: Path) -> Non
         "other": write_soft_prompt(tmp_path / "other", seed=2, tokens=3),
         "lora": write_lora(tmp_path / "lora", seed=2, modules=ATTENTION),
     })  # fmt: skip
-    for _ in range(2):  # the second time from kept prefixes
+    for _ in range(2):  # the second run uses cached prefixes
         found = driver.check([(name, PROMPTS[2]) for name in ("soft", "", "other", "lora")])
     assert len({tuple(tokens) for tokens in found}) == 4
     assert driver.engine._prefixes.reused_tokens >= 40

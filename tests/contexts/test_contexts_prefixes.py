@@ -13,7 +13,7 @@ B = A[:10] + tuple(range(200, 240))
 
 
 class Model:
-    """A model that reuses prefixes like the runner; `read` returns the reused tokens."""
+    """A model that reuses prefixes like the runner; `read` returns the number of reused tokens."""
 
     def __init__(self, limit_bytes: int = 10_000) -> None:
         self.cache: PrefixCache[Ids] = PrefixCache(limit_bytes=limit_bytes, cut=lambda ids, length: ids[:length])
@@ -82,7 +82,7 @@ rows = st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple)
 def test_cached_prefix_is_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
     model = Model(limit)
     for rows in calls:
-        model.read(rows)  # also checks that each found prefix begins the rows
+        model.read(rows)  # checks that each found prefix is the start of the rows
         assert model.cache.size_bytes <= limit
     model.cache.clear()
     assert model.cache.size_bytes == 0

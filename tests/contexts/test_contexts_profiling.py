@@ -1,5 +1,5 @@
-"""The profiler samples an engine at powers of two and compares its table with other workloads, with step times from a
-test clock.
+"""The profiler samples an engine at powers of two; the tests compare the table with other workloads on a test
+clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.contexts.step_times import StepModel
 
 
 class SteppedClock:
-    """A clock that advances when an engine computes."""
+    """A clock that advances only while an engine computes."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class SteppedClock:
 
 
 class TimedEngine(MemorylessEngine):
-    """An engine without a model: each step reads a prompt or writes to all rows, in the time of a formula.
+    """An engine without a model: each step reads a prompt or decodes all rows, in the time of a formula.
     `memory_rows`: number of requests that fit.
     """
 

@@ -1,4 +1,4 @@
-"""Prompts get the log-likelihoods of the Transformers model, in any batch and at any length."""
+"""Prompt scores equal the log-likelihoods of the Transformers model in any batch and at any length."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Engine:
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(
         "stoker.contexts.inference.prompt_scores._LOGITS_AT_ONCE", 20 * VOCABULARY
-    )  # several parts even of a short prompt
+    )  # split even a short prompt into several parts
     return Engine(request.param)
 
 
@@ -108,7 +108,7 @@ def test_cached_prefix_does_not_hide_log_likelihoods(driver: Engine) -> None:
 
 
 def test_likeliest_prompt_tokens_equal_their_own_likelihood(driver: Engine) -> None:
-    """lm-eval finds greedy continuations by this equality."""
+    """lm-eval detects greedy continuations by this equality."""
     written = [token.token for token in driver.run_all(SHORT, max_new_tokens=10)]
     [scored] = driver.run_all((*SHORT, *written), max_new_tokens=0, prompt_logprobs=1)
     assert all(each.logprob == each.likeliest[0].logprob for each in scored.prompt[len(SHORT) :])

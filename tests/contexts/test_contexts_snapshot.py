@@ -1,4 +1,4 @@
-"""Snapshots are made once and atomically. The model is a stand-in."""
+"""Snapshots are made once and atomically, here for a stand-in model."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_several_libraries_convert_a_model_once(place: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace Transformers' loading by reading the files of a `Part`. Return the paths read."""
+    """Replace the loading of Transformers by reading the files of a `Part`. Return the list of read paths."""
     seen: list[str] = []
 
     def read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> tuple[Any, Any]:
@@ -207,7 +207,7 @@ def test_full_disk_leaves_no_incomplete_snapshot(place: Path, tmp_path: Path) ->
 
 
 def test_end_tokens_named_by_a_gguf_file_end_texts() -> None:
-    """Transformers 5.17 takes a wrong end token from a GGUF file."""
+    """Transformers 5.17 reads a wrong end token from a GGUF file."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<begin>": 0, "<end>": 1, "a": 2}, unk_token="a"))
     tokenizer = transformers.PreTrainedTokenizerFast(

@@ -28,7 +28,7 @@ from stoker.contexts.step_times import (
 
 
 def decode_s(rows: float, length: float) -> float:
-    """Return a step time with both of SLINFER's parts: the batch size and all tokens."""
+    """Return a step time with both terms of SLINFER: the batch size and all tokens."""
     return 0.01 + 0.002 * rows + 1e-6 * rows * length
 
 
@@ -57,7 +57,7 @@ def test_part_of_a_prompt_takes_longer_after_other_parts() -> None:
     samples += [StepSample(True, tokens, tokens / 2, read_s(tokens, tokens / 2)) for tokens in (64, 128, 256)]
     model = StepModel(times_of(samples))
     assert model.step_s(prefill=True, tokens=512, length=1800) == pytest.approx(read_s(512, 1800))
-    # extrapolated by the samples of the longest part
+    # extrapolated from the samples of the longest part
     assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))
     whole = sum(read_s(512, start + 256) for start in range(0, 2048, 512))
     assert model.prompt_s(2048, part=512) == pytest.approx(whole)
@@ -155,7 +155,7 @@ def test_step_times_are_collected_during_calls() -> None:
     collector = StepCollector()
     read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
     for request in range(10, 14):
-        # the first steps of a kind are slow and are left out
+        # the slow first steps of a kind are left out
         collector.took(Step(True, (request,), (64,), (0,)), 64, 9.0)
     collector.took(read, 128, 0.5)
     for _ in range(2):

@@ -57,7 +57,7 @@ class RunningCall(threading.Thread):
     def run(self) -> None:
         ambient.enter_call(stop=self.stop)
         try:
-            if self._in_thread:  # like user code with its own threads
+            if self._in_thread:  # user code may use its own threads
                 worker = threading.Thread(target=self._run)
                 worker.start()
                 worker.join()
@@ -99,7 +99,7 @@ def test_aborted_requests_leave_the_engine_and_other_requests_run(
     other = model.stream("xyz", max_new_tokens=100)
     written = [next(other)]
     call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
-    if model.engine == "static":  # the next batch begins when this batch ends
+    if model.engine == "static":  # the next batch starts when this batch ends
         written += other
     until(
         lambda: model.batch_load().running + model.batch_load().waiting >= 1,
@@ -118,7 +118,7 @@ def test_aborted_requests_leave_the_engine_and_other_requests_run(
 
 
 def test_unread_stream_leaves_the_engine(model: Any) -> None:
-    """When the call is stopped, its function waits for an event and does not read its stream."""
+    """The call is stopped while its function waits for an event and does not read its stream."""
     kept: list[Any] = []
     told = threading.Event()
 
@@ -150,7 +150,7 @@ def test_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> No
 
 
 class Passes:
-    """Counts a Transformers model's passes, and stops the call during one of them."""
+    """Counts the forward passes of a Transformers model, and stops the call during one pass."""
 
     def __init__(self, model: Any) -> None:
         self.count = 0
@@ -182,7 +182,7 @@ def test_label_scoring_stops_after_the_running_pass(model: Any) -> None:
         passes.call = RunningCall(work)
         begun.set()
         assert isinstance(passes.call.ended(), Evicted)
-        assert len(model.label_scores(["after"], [" a"])) == 1  # the call waits until the engine's thread is free
+        assert len(model.label_scores(["after"], [" a"])) == 1  # the call waits until the engine thread is free
         assert passes.count == SEEN + 1
 
 
@@ -208,7 +208,7 @@ def test_embedding_stops_after_the_running_batch(embedder: Any, leads: bool) -> 
         else:
             assert first.ended() is None
             assert len(first.result) == 60
-    # this caller becomes the leader, which computes the batches of all callers
+    # this caller becomes the leader that computes the batches of all callers
     assert len(embedder.embed(["paris"])) == 1
 
 

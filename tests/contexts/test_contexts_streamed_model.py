@@ -223,7 +223,7 @@ KINDS["classifier"] = "AutoModelForSequenceClassification"
 
 @pytest.fixture(autouse=True)
 def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stream weights to a CPU too."""
+    """Enable streaming of weights to a CPU."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr("stoker.contexts.streamed_model.streams_to", lambda device: True)
 
@@ -245,7 +245,7 @@ def kind_of(name: str) -> Any:
 
 
 def both(name: str, folder: Path, *, dtype: Any, device: str = "cpu") -> tuple[Any, Any, str]:
-    """Return the streamed model, Transformers' model, and how the streamed weights arrived."""
+    """Return the streamed model, the model of Transformers, and how the streamed weights arrived."""
     with streamed_model.StreamedWeights(str(folder), dtype=dtype, devices=(device,)) as weights:
         found = weights.model(kind_of(name))
     expected = kind_of(name).from_pretrained(folder, dtype=dtype, device_map={"": device})
@@ -378,7 +378,7 @@ def test_damaged_snapshot_is_moved_aside_and_made_again(tmp_path: Path, monkeypa
 
 
 def pickled(folder: Path) -> Path:
-    """Return a model in the old format, which needs a snapshot."""
+    """Return a model in the old file format, which requires a snapshot."""
     save("llama", folder)
     (folder / "model.safetensors").unlink()
     torch.manual_seed(7)

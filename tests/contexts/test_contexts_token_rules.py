@@ -1,4 +1,4 @@
-"""Rules for the next token (`stoker.contexts.inference.token_rules`), compared with Transformers' own."""
+"""Compare the rules for the next token (`stoker.contexts.inference.token_rules`) with those of Transformers."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def processed(*processors: Any) -> Any:
 
 
 def penalties(*, frequency: float = 0.0, presence: float = 0.0) -> Any:
-    """OpenAI's formula, which Transformers lacks."""
+    """Compute the penalties of the OpenAI API, which Transformers lacks."""
     counts = torch.bincount(torch.tensor(WRITTEN), minlength=WORDS)
     return logits() - frequency * counts - presence * (counts > 0)
 
 
 def min_p(least: float) -> Any:
-    """Cut at a temperature of 0.5, as vLLM does, and undo the temperature."""
+    """Truncate at a temperature of 0.5 like vLLM, then undo the temperature."""
     return transformers.MinPLogitsWarper(least)(None, logits()[None] / 0.5)[0] * 0.5
 
 

@@ -1,4 +1,4 @@
-"""A function's user modules are sent with it, and versions stay separate."""
+"""User modules are sent with the function that imports them, and module versions stay separate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def own_modules() -> Iterator[None]:
-    """Undo a test's imports of its own modules."""
+    """Undo the imports of test modules."""
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     own = {"shapes", "corners", "nets", "program", "linked", "cm_pack", "cm_plain", "cm_lazy"}
     yield
@@ -76,7 +76,7 @@ def written(folder: Path, **changed: str) -> Path:
 
 
 def made(folder: Path, name: str, code: str = PROGRAM) -> Any:
-    """Return a function of a program in this folder, without importing the folder's files."""
+    """Return a function of a program in this folder without importing files of the folder."""
     program = types.ModuleType("program")
     exec(compile(code, str(folder / "program.py"), "exec"), vars(program))
     sys.modules["program"] = program
@@ -386,7 +386,7 @@ sys.meta_path.append(Finder)
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """Return a package installed like setuptools' editable packages, by an import hook."""
+    """Return a package installed by an import hook, like editable packages of setuptools."""
     place = tmp_path / "project" / "linked"
     place.mkdir(parents=True)
     (place / "__init__.py").write_text("from linked.inner import WIDTH\ndef width():\n    return WIDTH\n")
@@ -398,7 +398,7 @@ def linked(tmp_path: Path) -> Path:
 
 
 def edit(file: Path, text: str) -> None:
-    """Rewrite a file with a later modification time, and forget the files' recorded modification times."""
+    """Rewrite a file with a later modification time, and clear the recorded modification times."""
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
     user_modules._stamps.clear()
@@ -441,7 +441,7 @@ def target(tmp_path: Path) -> str:
 
 
 def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> None:
-    """HPC users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
+    """Users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
     said = subprocess.run(
         [sys.executable, "-c", INSTALLED], cwd=tmp_path, text=True, capture_output=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([target, *sys.path])},
@@ -450,7 +450,7 @@ def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> 
 
 
 def test_pip_target_in_a_pth_file_is_not_linked(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library imports an edited linked package again. Stoker's own packages may be in such a folder."""
+    """A library imports an edited linked package again. Stoker itself may be in a linked folder."""
     monkeypatch.syspath_prepend(target)
     monkeypatch.setattr(user_code, "_linked_roots", lambda: (target + os.sep,))
     assert [user_code.is_linked(name) for name in ("boxed", "single", "beside")] == [False, False, True]

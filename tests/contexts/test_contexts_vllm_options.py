@@ -1,4 +1,4 @@
-"""Options of requests, settings of the engine and adapters reach vLLM. See `test_contexts_vllm` for its environment."""
+"""Request options, engine settings and adapters reach vLLM. `test_contexts_vllm` describes the environment."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Iterator[Load]:
-    """Return a function that loads the model, and keeps it until another is loaded by the same engine: vLLM's state in
-    a process is of one model.
+    """Return a function that loads the model and keeps it until another model is loaded: a process has the vLLM state
+    of one model.
     """
     kept: dict[str, Any] = {}
     named: dict[str, str] = {}
@@ -98,7 +98,7 @@ SCHEMA = {
 
 
 class TestOptions:
-    """Options of a request, with one engine: vLLM starts once for a class."""
+    """Test request options with one engine: vLLM starts once per class."""
 
     @pytest.mark.parametrize(
         "options",
@@ -227,7 +227,7 @@ class TestAdapters:
         asked = [(name, prompt) for name in ("", *NAMES) for prompt in PROMPTS[:2]]
         expected = [pefts_text(folder, name, prompt) for name, prompt in asked]
         assert len(set(expected)) == len(expected)  # each adapter changes the text
-        for _ in range(2):  # the second time from the prefix cache
+        for _ in range(2):  # the second run uses the prefix cache
             with ThreadPoolExecutor(len(asked)) as pool:
                 found = pool.map(lambda one: adapted.complete(one[1], max_new_tokens=12, adapter=one[0]).text, asked)
             assert list(found) == expected

@@ -1,4 +1,4 @@
-"""Wrapper objects and classes with slots for test_contexts_payloads.py."""
+"""Define wrapper objects and classes with slots for test_contexts_payloads.py."""
 
 # ruff: noqa: B024, E731
 

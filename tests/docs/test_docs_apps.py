@@ -122,7 +122,7 @@ class Package:
 
 @pytest.fixture
 def declare(monkeypatch, tmp_path):
-    """Declare further entry points. Modules are also searched in the test's folder."""
+    """Declare additional entry points with modules in the test folder."""
     extra: list[EntryPoint] = []
     monkeypatch.syspath_prepend(tmp_path)
 

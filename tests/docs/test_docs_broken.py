@@ -1,4 +1,4 @@
-"""`stoker explain` names cause and remedy for each way of README to break docs/examples/broken.py."""
+"""`stoker explain` names cause and remedy for each failure mode of docs/examples/broken.py in the README."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS = {
     "disk": ("infrastructure", "disk", "Errno 5", "failed the call 3 times, on 1 pilot", "submit again"),
 }
 LIMIT_S = 200
-"""Seconds for all programs. The call whose disk fails pauses for 45 s between its three tries."""
+"""Time limit of all programs. The call with a disk error pauses for 45 s between three tries."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
 
 @pytest.fixture(scope="module")
 def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
-    """Return `stoker explain` and `stoker explain --json` for the call of each broken program, in one session."""
+    """Return `stoker explain` and `stoker explain --json` for the call of each broken program in one session."""
     environ = {**os.environ, "STOKER_SESSION": up.name}
     programs = {
         way: subprocess.Popen(

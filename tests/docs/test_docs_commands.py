@@ -29,8 +29,7 @@ RUN_ELSEWHERE = {
     "docs/long-runs.md": "tests/docs/test_docs_long_runs.py",
     "docs/tutorial.md": "tests/docs/test_docs_tutorial.py",
 }
-"""Pages whose blocks run in other tests, which must name the page. Their blocks may use names that the reader defines.
-"""
+"""Pages whose blocks run in other tests, which must name the page. Blocks may use names that the reader defines."""
 
 CLUSTER = [
     "stoker init --output site.toml",
@@ -63,7 +62,7 @@ NOT_RUN = {
     "stoker profile models/small --dtype bfloat16": "the same, for minutes",
     "stoker profile models/small --site delta.toml --json": "the same, on a cluster",
 }
-"""Commands that do not run unchanged, with reasons."""
+"""Commands that are not run unchanged, with reasons."""
 
 PROGRAMS_NOT_RUN = {
     ("docs/prompt-tuning.md", 0): "two tunings of minutes; tests/apps/test_apps_tuning_submit.py calls `tune`",
@@ -163,7 +162,7 @@ def test_every_documented_command_and_option_exists() -> None:
         for word in words(command)[1:]:
             if not isinstance(group, click.Group) or word.startswith("-"):
                 break
-            if word.isupper():  # an uppercase word stands for a name, whose options are unknown
+            if word.isupper():  # an uppercase word is a placeholder with unknown options
                 group = click.Command(None)
                 break
             if page == "docs/apps.md" and word in ("word_scores", "my_facts"):  # the page makes these applications
@@ -266,10 +265,10 @@ def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
-    shown = {"lengths-0fc9": names[0]}  # the page shows another run's name
+    shown = {"lengths-0fc9": names[0]}  # the page shows the name of another run
     status, explained, printed = (
         place.run(_with(shown, command)) for command in ours("docs/watching.md")
-    )  # the page shows no other lines
+    )  # the page shows only these lines
     assert re.search(r"lengths-\w{4}\(.*\) +\d hot.* used \d times a load", status), status
     assert re.search(r"ready: [\d.]+ s to start, [\d.]+ s to load", explained), explained
     assert printed == "looking up pilot\n"

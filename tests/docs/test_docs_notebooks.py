@@ -1,4 +1,4 @@
-"""docs/notebooks.md names existing things. (test_docs_commands.py runs its program.)"""
+"""docs/notebooks.md names existing options. (test_docs_commands.py runs the program of the page.)"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from stoker.site import Environment, Pilot, Policy, Provider, Session
 TEXT = text_of("docs/troubleshooting.md")
 FOLDERS = ("apps", "contexts", "manager", "pilot", "src/stoker", "src/stoker/protocol")
 LEAST = 10
-"""Fewest characters of a message without its variable parts."""
+"""Minimum characters of a message without variable parts."""
 
 
 def quoted() -> list[str]:
@@ -28,7 +28,7 @@ def quoted() -> list[str]:
 
 @functools.cache
 def said() -> list[str]:
-    """Return every text of the code, with `…` for variable parts."""
+    """Return every string of the code, with `…` for variable parts."""
     found: list[str] = []
     for folder in FOLDERS:
         files = (ROOT / folder).glob("*.py") if folder == "src/stoker" else (ROOT / folder).rglob("*.py")

@@ -15,7 +15,7 @@ from docs.pages import ROOT, blocks, text_of
 
 PAGE = "docs/tutorial.md"
 SESSION = "rwcz"
-"""The session id on the page; each run of the page has another."""
+"""The session id on the page, which differs in each run."""
 NOT_RUN = {
     "git clone REPOSITORY stoker": "REPOSITORY is the address of the page's repository",
     "cd stoker": "the shell of the reader",
@@ -24,7 +24,7 @@ NOT_RUN = {
     "mkdir tutorial && cd tutorial": "the folder of the test",
 }
 FAILS = "stoker run ./factors.py --session rwcz"
-"""A command that succeeds once, and fails once `numbers.txt` has a wrong line."""
+"""A command that succeeds, and fails later when `numbers.txt` has a wrong line."""
 
 SLURM = frozenset(
     {
@@ -35,9 +35,9 @@ SLURM = frozenset(
         "stoker up site.toml",
     }
 )
-"""Commands whose output on the page is from a cluster."""
+"""Commands with output from a cluster on the page."""
 BATCH_SYSTEMS = ("sbatch", "condor_submit", "bsub", "qconf", "qsub", "kubectl")
-"""Commands by which Stoker finds a batch system, hidden on this machine."""
+"""Commands that identify a batch system; the test hides them."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def missing(shown: tuple[str, ...], output: str) -> list[str]:
 def walk(
     folder: Path, run: Callable[[str], subprocess.CompletedProcess[str]], *, differs: frozenset[str] = frozenset()
 ) -> None:
-    """Write the page's files and run its commands in this folder. The output of commands in `differs` is from another
-    kind of machine and is not compared.
+    """Write the files of the page and run its commands in this folder. Outputs of commands in `differs` depend on the
+    machine and are not compared.
     """
     session = SESSION
     for step in steps():

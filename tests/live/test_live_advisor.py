@@ -89,7 +89,7 @@ def test_advisor_starts_with_the_first_question(link: Made) -> None:
     made.keep_up(0.0)
     assert made.answers(0.0) == []
     assert (watched.fds, made.due_in_s) == (set(), float("inf"))
-    for call in range(40):  # more questions than the channel holds
+    for call in range(40):  # more questions than the channel can buffer
         made.ask(question(call), 1.0)
     assert watched.fds == set()
     made.keep_up(1.0 + advisor.GATHER_S)
@@ -134,7 +134,7 @@ def test_question_that_kills_the_advisor_twice_is_dropped(
     def given_up() -> bool:
         nonlocal now
         if made._process is not None and made._process.poll() is not None:
-            now += 10.0  # time passes only while no advisor runs, so that none is killed for a slow start
+            now += 10.0  # time passes only while no advisor runs, so that no advisor is killed for a slow start
         assert made.answers(now) == []
         return made.due_in_s == float("inf")
 

@@ -1,4 +1,4 @@
-"""A block's key admits only its own pilots, until it is revoked."""
+"""The key of a block admits only pilots of that block until the key is revoked."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_restarted_manager_knows_the_keys_in_use(
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     manager.kill()
-    victim.close()  # otherwise it would reconnect and receive the messages for the next pilot, which has its name
+    victim.close()  # an open peer would reconnect and receive messages for the next pilot of this name
     manager.start()
     again = peers("pilot", hello=False, key=folder.read_block_key("b1"), name="n1~0123456789abcdef")
     again.send(pilot_hello(again.session, block="b1"), numbered=False)

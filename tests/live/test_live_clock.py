@@ -66,9 +66,9 @@ def test_clock_jump_of_an_hour_changes_nothing(manager: JumpingManager, peers: P
     for jump_s in (-3600, 3600):
         leaves = joined()
         manager.jump(jump_s)
-        leaves.close()  # the manager still notices a broken connection, and waits no longer than usual
+        leaves.close()  # the manager notices the broken connection and waits for the usual time
         until(lambda: here() == [stays.name], what="the other pilot is given up")
-        # meanwhile the manager checks a few times for silent pilots and ended walltimes
+        # the manager checks a few times for silent pilots and ended walltimes
         turns_until = time.monotonic() + 1.5
         while time.monotonic() < turns_until:
             assert here() == [stays.name]

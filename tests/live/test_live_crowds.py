@@ -1,4 +1,4 @@
-"""A thousand silent connections to a manager with 1,024 descriptors do not affect the session."""
+"""A thousand silent connections to a manager with 1,024 file descriptors do not affect the session."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def many_files() -> Iterator[None]:
 
 
 class Strangers:
-    """Silent connections to an address; closed ones reconnect."""
+    """Silent connections to an address; a closed connection reconnects."""
 
     def __init__(self, address: str, count: int) -> None:
         self._where = split_address(address.removeprefix("tcp://"))
@@ -128,7 +128,7 @@ def test_thousand_silent_connections_disturb_no_session(tmp_path: Path) -> None:
         program.stdin.flush()
         assert program.stdout.readline() == "done\n"
         assert program.wait(30) == 0
-        *_, third, _, _ = sorted(answered)  # the third slowest: a pause of the machine may have delayed two answers
+        *_, third, _, _ = sorted(answered)  # a pause of the machine may delay two answers
         assert third < 1.0 * _patience()
     finally:
         if strangers is not None:
@@ -279,8 +279,8 @@ time.sleep(1)
 sockets.close()
 """
 CONNECTIONS = 1200
-"""Each connection makes two or three events. A pyzmq monitor holds two thousand events; with more, libzmq blocks while
-it holds a lock.
+"""Each connection makes two or three events. A pyzmq monitor buffers two thousand events; libzmq blocks with a held
+lock when the buffer is full.
 """
 
 

@@ -58,7 +58,7 @@ def _nobody_stays(folder: SessionFolder) -> Iterator[None]:
 
 
 class HelperHarness:
-    """A factory's attendant with a test's clock."""
+    """The supervisor of a factory process with a test clock."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.is_heard = False
@@ -89,15 +89,15 @@ def test_silent_factory_is_reported_killed_and_replaced(
     assert f"the factory (pid {pid}) runs but has not connected; its log says" in turned.look(2)
     turned.look(LIMIT_S - TOLD_S - 2)
     until(lambda: [each.pid for each in factories(folder)] == [pid], what="/proc shows its command line")
-    assert f"pid {pid}" in turned.look(2)  # the factory is being killed, and no second factory has started
+    assert f"pid {pid}" in turned.look(2)  # the manager kills the factory and has not started another factory
     assert f"the factory (pid {pid}) runs but has not connected" in caplog.text
     assert "it is killed" in caplog.text
     until(lambda: pid not in [each.pid for each in factories(folder)], what="the factory's end")
     turned.look(3)
     other = turned.pid
     assert other != pid
-    os.kill(other, signal.SIGSTOP)  # stop it: a running factory would find no manager and exit
-    assert f"pid {other}" in turned.look(1)  # reported at once: no factory has said hello since the first start
+    os.kill(other, signal.SIGSTOP)  # stop this factory, which would find no manager and exit
+    assert f"pid {other}" in turned.look(1)  # reported at once, because no factory has said hello since the first start
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
     assert turned.pid == other
@@ -142,7 +142,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a manager that soon reports a silent factory, whose factory cannot get the session's lock."""
+    """Yield a manager that soon reports a silent factory, and whose factory cannot get the session lock."""
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-c", IMPATIENT, "--session", str(folder.path), "--name", "test", "--detached"]

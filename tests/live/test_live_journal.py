@@ -83,7 +83,7 @@ def test_heartbeats_without_news_are_not_written(manager: Manager, peers: Peers,
     def beat(**facts: int) -> int:
         before = client.sequence
         pilot.send(say.Heartbeat(**facts), numbered=False)  # type: ignore[arg-type]
-        client.send(say.Received(0))  # when this event is acknowledged, it and all earlier events are in the journal
+        client.send(say.Received(0))  # when this event is acknowledged, all events up to this event are in the journal
         client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
         return sum(
             isinstance(message, say.Heartbeat)
@@ -138,7 +138,7 @@ def test_flipped_bit_loses_one_record(
     assert list(journal.read(path)) == given[:which] + given[which + 1 :]
     past = JournalPast(path)
     told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
-    if which < 39:  # damage 39 is after the last event, where the journal has only checks
+    if which < 39:  # damage 39 is after the last event, where the journal contains only checks
         assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
     assert sum(damage.length for _, damage in past.damage) == end - start
 
@@ -225,7 +225,7 @@ def test_only_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> No
     path = damaged(tmp_path)
     restore_manager(path, "test", default_policies())
     assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # this journal's own report: it would be reported again
+        "journal.damaged-000001",  # the report of this journal would be reported again
         "journal.damaged-000003",
         "journal.damaged-000004",
         "journal.damaged-000005",
@@ -283,7 +283,7 @@ def test_damaged_end_that_was_not_truncated_is_a_gap(path: Path) -> None:
 
 
 class Managed:
-    """A journal with decisions, as managers write it."""
+    """A journal with events and checks of decisions, like journals of managers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -392,7 +392,7 @@ def test_journal_of_only_zero_bytes_has_lost_its_records(path: Path) -> None:
 def test_damage_before_the_snapshot_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
-    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after that of the file in use
+    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after the file in use
     came = restore_manager(path, "test", default_policies())
     assert (came.lost, came.notices) == (0, [])
 

@@ -1,4 +1,4 @@
-"""An unwritable journal pauses the session. The manager still answers queries, and continues when it can write."""
+"""An unwritable journal pauses the session. The manager answers queries, and continues when writes succeed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from stoker.protocol.status import JOURNAL
 
 ENDLESS = resource.RLIM_INFINITY
 CODE = bytes(20_000)
-"""Bytes that make the journal longer than the manager's log, which has the same limit."""
+"""Bytes that make the journal longer than the manager log, to which the limit also applies."""
 
 
 def limit(pid: int, size: int) -> None:
-    """Limit a process's file sizes: the kernel writes a part, then nothing."""
+    """Limit the file sizes of a process: the kernel writes a part of the data, then nothing."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, ENDLESS))
 
 
@@ -54,7 +54,7 @@ def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: Se
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
 
-    client.heard.clear()  # forget earlier results: how the manager grouped them depends on how it read the frames
+    client.heard.clear()  # forget earlier results, whose grouping depends on how the manager read the frames
     pilot.heard.clear()
     room = folder.journal.stat().st_size + 40  # space for a part of the next record
     limit(manager.process.pid, room)
@@ -106,7 +106,7 @@ def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Pe
     manager.kill()
     manager.start()
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
-    client.socket.send(frame)  # the client repeats the frame that was not acknowledged
+    client.socket.send(frame)  # the client repeats the unacknowledged frame
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 2)
     pilot = peers("pilot")
     assert pilot.hear(to_pilot.StartLibrary)
@@ -152,7 +152,7 @@ def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, 
 
 @pytest.fixture
 def manager_with_full_buffer(folder: SessionFolder) -> Iterator[Manager]:
-    """Yield a manager that reads nothing while its disk is full. A killed `stoker down` has left its file."""
+    """Yield a manager that reads no messages while its disk is full; a killed `stoker down` has left a request file."""
     folder.asked_to_end.touch()
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     yield manager

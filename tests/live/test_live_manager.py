@@ -93,7 +93,7 @@ def test_bytes_that_are_no_hello_get_no_answer(client: Peer, pilot: Peer, peers:
         peer.socket.send(msgspec.msgpack.encode([0, [message]]))
         until(lambda: refused() == count)  # noqa: B023
     assert peer.silent()
-    pilot.submit(7, payload=b"")  # a pilot's key cannot submit
+    pilot.submit(7, payload=b"")  # the key of a pilot cannot submit calls
     until(lambda: refused() == count + 1)
     assert client.status().queued == 0
 
@@ -337,8 +337,8 @@ def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
     acks.add("p2", Ack(7), 1.9)
     assert acks.overdue(1.99) == []
     assert acks.due_at == 2.0
-    assert acks.overdue(2.0) == []  # from now on, acknowledgements added before count as old
-    acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one, and is due when that was
+    assert acks.overdue(2.0) == []  # acknowledgements added earlier count as old from now on
+    acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one and keeps its due time
     acks.add("p3", Ack(1), 3.0)
     assert acks.overdue(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]
     assert acks.overdue(6.0) == [("p3", Ack(1))]

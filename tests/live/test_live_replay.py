@@ -65,7 +65,7 @@ def test_receiver_is_part_of_the_decision() -> None:
 
 
 def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> None:
-    """Run alternating calls of two contexts; the pilot reports several ends per frame."""
+    """Run alternating calls of two contexts; a frame of the pilot reports several ends."""
     other = Recipe("other", "other", slots=4)
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
     pilot.send(pilot_hello(pilot.session), numbered=False)
@@ -92,7 +92,7 @@ def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionFolder]:
-    """An ended session, unchanged by tests."""
+    """An ended session that tests do not change."""
     place = tmp_path_factory.mktemp("lived")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("STOKER_HOME", str(place / "home"))
@@ -125,7 +125,7 @@ def test_session_replays_with_equal_decisions(lived: SessionFolder) -> None:
 
 
 class Coldest(HottestFirst):
-    """A policy that sends a library one call at a time, so it differs from the default from the first short call on."""
+    """A policy that sends one call at a time to a library, so it differs from the default at the first short call."""
 
     def window(self, view: object, library: object) -> int:  # type: ignore[override]
         return 1
@@ -197,7 +197,7 @@ def test_policy_that_raises_is_reported_with_its_own_lines(lived: SessionFolder)
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
     assert not any("/core/" in line for line in rest)
 
-    events = list(journal.read(lived.journal))  # the event that killed the manager is the journal's last event
+    events = list(journal.read(lived.journal))  # the event that killed the manager is the last event of the journal
     lived.journal.unlink()
     again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:

@@ -31,12 +31,12 @@ from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 
 LIMIT_S = 50.0
-"""Seconds well below the minute for which a pilot waits for a manager that it has never heard."""
+"""Seconds, well below the minute that a pilot waits for its first message of a manager."""
 
 
 @pytest.fixture
 def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> SessionFolder:
-    """Return a copy of the session's folder without the keys, as a neighbour might have it."""
+    """Return a copy of the session folder without keys, like that of an unauthorized user."""
     copy = SessionFolder(tmp_path / "copy")
     shutil.copytree(folder.path, copy.path, ignore=shutil.ignore_patterns("journal*", "manager.*"))
     copy.write_key("pilot", key_pair())
@@ -90,7 +90,7 @@ def test_connection_survives_an_unknown_service_on_the_manager_port(listen) -> N
     ours = key_pair()
 
     def comes_back() -> bool:
-        dealer.move_to(address)  # connect again, as every peer does at times while the manager is away
+        dealer.move_to(address)  # reconnect, like every peer during an outage of the manager
         return dealer.came_back()
 
     stranger, address = listen(key_pair())
@@ -164,7 +164,7 @@ def test_manager_survives_garbage_from_known_peers(folder: SessionFolder, manage
     for peer in rude:
         for frame in frames:
             peer.socket.send(frame)
-    bad = len(rude) * (len(frames) - 50)  # a frame with only a number is within the protocol
+    bad = len(rude) * (len(frames) - 50)  # a frame with only a number is valid
     until(lambda: kind.status().refused.get("frame that is not in the protocol", 0) >= bad, what="all are refused")
     after = kind.status()
     assert (after.queued, after.running, after.done) == (0, 0, 0)
@@ -201,7 +201,7 @@ def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager:
     finally:
         context.destroy(0)
     [late] = welcomed(peers, "pilot")
-    late.close()  # this connection breaks after the others, so the manager would give its pilot up later
+    late.close()  # this connection breaks last, so the manager would declare its pilot lost later
     until(lambda: f"pilot {late.name} did not reconnect" in folder.manager_log.read_text(), what="the loss of a pilot")
     assert manager.process is not None
     assert manager.process.poll() is None
@@ -242,7 +242,7 @@ TURN_S = 0.1
 
 
 def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]:
-    """Return the peers that are given up while the manager reads nothing for `seconds`."""
+    """Return the peers declared lost while the manager reads no messages for `seconds`."""
     lost: set[str] = set()
     for turn in range(1, round(seconds / TURN_S) + 1):
         watch.excuse_silence(turn * TURN_S, may_be_back=may_be_back)
@@ -252,7 +252,7 @@ def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]
 
 @pytest.fixture
 def cut() -> PeerWatch:
-    """A program and a pilot with freshly broken connections."""
+    """A program and a pilot whose connections have just broken."""
     watch = PeerWatch(Patience())
     for role, name in ((Role.CLIENT, "program"), (Role.PILOT, "pilot")):
         watch.heard(role, name, 0.0)

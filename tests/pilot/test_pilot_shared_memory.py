@@ -242,7 +242,7 @@ from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Exited
 from stoker.pilot.zygote.server import ZygoteServer
 
-TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # the command line only resembles that of a tracker
+TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # only resembles a tracker
 
 server, told = ZygoteServer(socket.socketpair()[0], scratch=""), []
 server._send = told.append

@@ -45,7 +45,7 @@ class Workers:
         self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0,
         says_s: float = 10.0,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        """Start a worker. The forecast `says_s` far exceeds a step on a busy machine, so the worker is never overdue."""
+        """Start a worker. Its forecast `says_s` far exceeds a step on a busy machine, so no worker is overdue."""
         arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s, says_s]
         worker = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)])
         self.running.append(worker)
@@ -304,7 +304,7 @@ def test_row_taken_by_another_library_is_not_freed(tmp_path: Path, monkeypatch: 
     assert dead is not None
 
     def is_gone(_pid: int) -> bool:
-        board.clear(dead)  # another library clears the row of the dead library first, and a third library reuses the row
+        board.clear(dead)  # another library clears the dead row, and a third library reuses the row
         assert board.join(LibraryId(3), GPU) is not None
         return True
 

@@ -99,7 +99,7 @@ def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tm
     seen = []
     for place, folders, _ in os.walk(served.base / "scratch"):
         for name in fnmatch.filter(folders, "lib-*"):
-            with contextlib.suppress(FileNotFoundError):  # the folder may belong to a library of an earlier test that ends now
+            with contextlib.suppress(FileNotFoundError):  # a library of an earlier test may end now
                 seen.append(os.stat(os.path.join(place, name)).st_mode & 0o077)
     assert seen
     assert not any(seen)

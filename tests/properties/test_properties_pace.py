@@ -1,4 +1,4 @@
-"""The remaining time on progress bars: steady for steady results, and almost right after a few bursts."""
+"""The time left on progress bars is steady for steady results, and almost right after a few bursts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_S = 10.0
 
 
 class Work(NamedTuple):
-    """Devices that each return a batch about every `period_s`, after a load of `load_s`."""
+    """Devices that each return a batch about every `period_s` seconds, after a load of `load_s` seconds."""
 
     devices: int
     batch: int
@@ -52,7 +52,7 @@ works = st.builds(
 
 
 def shown(work, pace, lines):
-    """Return pairs of seconds left, as shown and true, in the first thirtieth of a run."""
+    """Return pairs (shown, true) of seconds left in the first thirtieth of a run."""
     until_s = lines * LINE_S
     total = work.per_second * until_s * 30
     arrivals, done, found = work.arrivals(until_s + LINE_S), 0, []
@@ -87,7 +87,7 @@ def test_time_left_is_near_the_truth_after_a_while(work):
 
 
 def test_pace_of_the_demo_is_steady():
-    """Two devices return eight claims every 5 s and 8 s."""
+    """Two devices return eight claims every 5 s and every 8 s."""
     pace, done, left, arrivals = WorkPace(0.0), 0, [], sorted([*range(5, 200, 5), *range(8, 200, 8)])
     for now in range(10, 200, 10):
         while arrivals and arrivals[0] <= now:
@@ -136,7 +136,7 @@ def test_simultaneous_results_are_counted():
 
 
 def test_slow_first_result_is_soon_forgotten():
-    """After one result at 2 s, 20 come each second. The bar's rate was once wrong for 90 s."""
+    """After one result at 2 s, 20 results arrive each second. The shown rate was once wrong for 90 s."""
     pace = WorkPace(0.0)
     pace.add(1, 2.0)
     for second in range(3, 40):

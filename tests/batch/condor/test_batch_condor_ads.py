@@ -1,4 +1,4 @@
-"""The meaning of HTCondor's ads. Needs no HTCondor."""
+"""Test the interpretation of HTCondor ads without HTCondor."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def site(text: str = "", *, pilot: str = "") -> Site:
 
 @pytest.fixture
 def ad_of(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes a description's job ad in a folder with a difficult name."""
+    """Return a function that makes the job ad of a description in a folder with an odd name."""
     monkeypatch.setenv("CONDOR_CONFIG", os.devnull)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -45,7 +45,7 @@ def nothing():
 
 @stoker.app(context=nothing())
 def whereabouts(_, go=None):
-    """Return the grants of the pilot's job. Wait first until the file `go` exists, if given."""
+    """Return the grants of the pilot job, after the file `go` exists if given."""
     import time
 
     import psutil
@@ -178,7 +178,7 @@ def test_two_holds_for_one_cause_stop_the_source_with_advice(pool, world):
 
 
 HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"""
-"""A job's second program, which uses more memory than requested."""
+"""A second program in a job that exceeds the requested memory."""
 
 
 @pytest.mark.long
