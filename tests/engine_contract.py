@@ -1,5 +1,5 @@
-"""The contract of inference engines (`stoker.contexts.inference.adapter`). A driver makes an engine over a small model,
-and returns the expected tokens from the model's own `generate`.
+"""Tests of the inference engine contract (`stoker.contexts.inference.adapter`). A driver makes an engine over a small
+model; expected tokens come from `generate` of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEPS = 2_000
 
 
 class EngineDriver(abc.ABC):
-    """An engine and facts of its model. `cache_bytes`: the engine's budget, 0 without a cache."""
+    """An engine and facts of its model. `cache_bytes`: cache budget, 0 without a cache."""
 
     def __init__(self, engine: Any, *, prompts: Sequence[Ids], cache_bytes: int = 0) -> None:
         self.engine = engine
@@ -29,7 +29,7 @@ class EngineDriver(abc.ABC):
 
     @abc.abstractmethod
     def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
-        """Return the tokens of the model's own `generate` with the end token."""
+        """Return the tokens of `generate` of the model with the end token."""
 
     def ask(self, prompt: Ids, **options: Any) -> int:
         pieces = options.pop("pieces", False)
@@ -60,7 +60,7 @@ class EngineDriver(abc.ABC):
 
 
 class EngineContract:
-    """The tests. A subclass has the fixture `driver`."""
+    """The contract tests. A subclass provides the fixture `driver`."""
 
     def test_greedy_tokens_equal_those_of_the_model(self, driver: EngineDriver) -> None:
         expected = [driver.own_tokens(prompt, most=12) for prompt in driver.prompts]
@@ -87,7 +87,7 @@ class EngineContract:
         before = driver.engine.load()
         ids = [driver.ask(prompt, max_new_tokens=50) for prompt in driver.prompts]
         driver.run(steps=3)
-        for id in (*ids, 10_000):  # 10,000: aborting an unknown id changes nothing
+        for id in (*ids, 10_000):  # aborting the unknown id 10,000 changes nothing
             driver.engine.abort(id)
         load = driver.engine.load()
         assert (load.running, load.waiting) == (before.running, before.waiting) == (0, 0)
@@ -172,7 +172,7 @@ class EngineContract:
         for token in driver.run()[id]:
             assert token.logprob is not None
             assert token.logprob <= 0
-            assert token.likeliest[0].token == token.token  # the request is greedy: the likeliest token is chosen
+            assert token.likeliest[0].token == token.token  # a greedy request chooses the likeliest token
             assert token.likeliest[0].logprob == pytest.approx(token.logprob, abs=1e-3)
             assert math.exp(token.likeliest[0].logprob) + math.exp(token.likeliest[1].logprob) <= 1 + 1e-6
 

@@ -1,4 +1,4 @@
-"""Engines without a model or memory."""
+"""Provide engines without a model or memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Finish, 
 
 
 class MemorylessEngine:
-    """The memory methods of an engine, without effect."""
+    """Memory methods of an engine without effect."""
 
     def memory(self) -> EngineMemory:
         return EngineMemory(0, 0, 0)

@@ -1,4 +1,4 @@
-"""Small language models with random weights, and a tokenizer of characters."""
+"""Make small language models with random weights, and a character tokenizer."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_answers_are_complete_and_correct_under_any_fault(tmp_path: Path, monkey
 
 
 def answers(*replies):
-    """Return clients whose gateway gives these replies in order; it raises exceptions among them."""
+    """Return clients with a fake gateway that returns or raises these replies in order."""
     clients = Clients("http://gateway", clients=1, seed=1)
     clients.right[QUESTION] = "abc"
     queue = list(replies)

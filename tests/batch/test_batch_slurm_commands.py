@@ -21,8 +21,8 @@ SESSIONS = itertools.count(1)
 
 @pytest.fixture
 def batch_of(tmp_path):
-    """Return a function that makes a session's view of Slurm. Blocks run a command instead of a pilot; Slurm remembers
-    earlier sessions.
+    """Return a function that makes the `SlurmBatch` of a session. Blocks run a command instead of a pilot; Slurm
+    remembers earlier sessions.
     """
     own = f"k{next(SESSIONS)}"
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 
 
 def test_documented_cluster_commands_run_unchanged(slurm, world: World) -> None:
-    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # the cluster's nodes have GPUs and a driver
+    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # stand-in driver for the GPUs of the nodes
     program = programs("docs/contexts.md")[0].text
     (world.path / "my_program.py").write_text(program)
     session = "rwcz"

@@ -1,5 +1,5 @@
-"""Preemption with GraceTime loses no call. A pilot as the batch shell uses the grace time; a pilot in an srun step
-leaves at its start.
+"""Preemption with GraceTime loses no call. A pilot in the batch shell uses the grace time; a pilot in an srun step
+leaves when the grace time starts.
 """
 
 from __future__ import annotations

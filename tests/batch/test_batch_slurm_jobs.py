@@ -37,7 +37,7 @@ def whereabouts(_, meeting=None, number=0):
 
 @stoker.app(context=nothing())
 def met_by(_, meeting, number, *, count):
-    """Return the variables of this call's array task, when `count` calls run at the same time."""
+    """Return the array variables of the task of this call, while `count` calls run."""
     meeting.mkdir(exist_ok=True)
     (meeting / str(number)).touch()
     until(lambda: len(list(meeting.iterdir())) == count, what="the other calls")
@@ -155,7 +155,7 @@ def test_probe_with_a_pending_pilot_proves_nothing(slurm, world):
 def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
-    # pilots get the head's loopback address, which on a node leads to the node itself
+    # pilots get the loopback address of the head, which on a node is the node itself
     write_site(world.path, session={"interface": "127.0.0.1"})
     said = probe(world, cluster.on_head(), wait_s=12)
     assert said.returncode == 1, said.stdout

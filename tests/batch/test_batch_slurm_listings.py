@@ -1,4 +1,4 @@
-"""Listings with lag or gaps, and commands with extra output: one job per block, and no job left."""
+"""Late or incomplete listings and extra output: each block has one job, and no job is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import stoker
 from stoker.manager.factory.batch import job_prefix
 
 SQUEUE = """#!/bin/sh
-# Prints nothing while `hide` is there; what it printed first for such arguments while `cache` is there.
+# Prints nothing while `hide` exists, and its first output for equal arguments while `cache` exists.
 cd {folder}
 echo asked >>asked
 [ -e hide ] && exit 0
@@ -65,7 +65,7 @@ def double(number):
 
 
 def load(world, **provider):
-    site = write_site(world.path, provider={"poll": "0.2 s", **provider})  # the tests wait for looks at the list
+    site = write_site(world.path, provider={"poll": "0.2 s", **provider})  # the tests wait for queries of the list
     return stoker.load(site, run_dir=str(world.runs))
 
 
@@ -77,7 +77,7 @@ def fill(slurm) -> list[str]:
 
 
 def jobs_of(session, slurm) -> list[str]:
-    """Return every job of a session that Slurm remembers, except cancelled ones."""
+    """Return every remembered job of a session, except cancelled jobs."""
     shown = slurm.run("scontrol", "show", "job", "-o").splitlines()
     name = f"JobName={job_prefix(session.id)}"
     return [line.split()[0] for line in shown if name in line and "JobState=CANCELLED" not in line]

@@ -15,7 +15,7 @@ import stoker
 
 
 CALLS, FREE = 60, 10
-"""`CALLS` calls. All but the first `FREE` wait until the test has seen the loss."""
+"""Run `CALLS` calls. Calls after the first `FREE` wait until the test has seen the loss."""
 
 
 @stoker.context
@@ -172,7 +172,7 @@ def test_end_of_the_session_leaves_no_job(slurm, world, stream):
 
 
 WALLTIME_CALLS = 120
-"""Calls of half a second each: longer than the first pilot may live."""
+"""Run calls of half a second, together longer than the life of the first pilot."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Slurm refuses, hangs, is full, or is down: the user sees Slurm's message, and work continues when possible."""
+"""If Slurm refuses, hangs, is full or is down, the user sees its message, and work continues when possible."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, wo
 
 
 TRIES = 4
-"""More refusals than would fail every waiting call, which is three."""
+"""Number of refusals, above the three that would fail every waiting call."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The same sequences over all shells of a pilot's core."""
+"""Run the same sequences over all shells of a pilot core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = [one.name for one in SEQUENCES]
 
 
 class SharedAgent:
-    """One pilot for sequences that leave it unchanged; replaced after a failure."""
+    """A pilot for sequences that do not change it; replaced after a failure."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders

@@ -1,4 +1,4 @@
-"""Advice in the core: automatic questions, and the effect of each answer. Nothing waits for advice."""
+"""The core asks for advice automatically and applies each answer. No call waits for advice."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
     about = OfFunction("f", "bare")  # type: ignore[arg-type]
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
-    assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the kind of device that the pilots have
+    assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the device kind of the pilots
     c.ready().end("1", run_s=2.0).call("2")
     assert c.the_call("2").group.cost.run_s == 2.0
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=100.0)})))
@@ -140,7 +140,7 @@ def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> 
     asked(c, OfContext)
     asked(c, OfFunction)
     c.event(ManagerRestarted())
-    assert OfContext("a") not in [each.about for each in asked(c, OfContext)]  # type: ignore[arg-type]  # it has loaded
+    assert OfContext("a") not in [each.about for each in asked(c, OfContext)]  # type: ignore[arg-type]  # loaded
     assert [each.about for each in asked(c, OfFunction)] == [OfFunction("f", "a")]  # type: ignore[arg-type]
 
 
@@ -167,7 +167,7 @@ def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) ->
     assert question.about == OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
     assert question.name == "f"
     assert question.said == "OSError: [Errno 5] Input/output error"
-    assert not c.ended["1"].ok  # the client has the result already
+    assert not c.ended["1"].ok  # the client already has the result
 
 
 @pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))

@@ -40,7 +40,7 @@ def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
 
 
 def test_reports_of_a_replaced_factory_still_count(cluster: Make) -> None:
-    """The manager may read a factory's last frames after the hello of the next factory."""
+    """The manager may read the last frames of a factory after the hello of the next factory."""
     c = cluster().sources(FIXED)
     c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     c.block("b1", phase=BlockPhase.PENDING)
@@ -154,7 +154,7 @@ def test_opportunistic_blocks_stay_queued_while_calls_wait(cluster: Make) -> Non
 
 
 def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
-    """When a block's first pilot has joined, the other calls wait for its other pilots and need no second block."""
+    """After the first pilot of a block joined, other calls wait for the other pilots, not for a second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
     c.calls(4)
     assert c.asked() == ["b1"]
@@ -235,7 +235,7 @@ def test_block_whose_pilot_reconnects_within_its_lease_stays(cluster: Make) -> N
 
 
 def test_grace_time_of_a_block_without_pilots_is_in_the_journal(cluster: Make) -> None:
-    """A replay has only the journal's events, so one of them must contain the lease."""
+    """A replay has only events of the journal, so an event must contain the lease."""
     c = cluster().sources(FIXED).event(SessionDefined((FIXED,), lease_s=30.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
     c.lose("p1").wait(29.0)
@@ -274,7 +274,7 @@ def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None
     c = cluster(pilots=1).sources(rule)
     c.call("w").hot(run_s=6.0)
     c.calls(51)
-    assert len(c.asked()) == 5  # fifty calls wait: 300 s of work, to do in 60 s
+    assert len(c.asked()) == 5  # fifty waiting calls are 300 s of work, due in 60 s
 
 
 def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> None:
@@ -498,7 +498,7 @@ def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> N
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: bool) -> None:
-    """A pool may release held jobs by itself, and the factory may miss a short hold."""
+    """A pool may release held jobs itself, and the factory may miss a short hold."""
     c = cluster().sources(OPEN).calls(5)
     again = {"cause": "memory", "advice": HOLD["advice"]}
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()

@@ -1,4 +1,4 @@
-"""Open work, not past work, bounds the manager's memory."""
+"""The memory of the manager depends on open work, not on past work."""
 
 from __future__ import annotations
 

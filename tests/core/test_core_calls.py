@@ -99,7 +99,7 @@ def test_very_short_calls_submitted_together_share_a_frame(cluster: Make) -> Non
 
 
 def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
-    """A replay that shows a call's history must reach the same state as its manager."""
+    """A replay that shows the history of a call must reach the state of its manager."""
     seen = []
     for watch in (frozenset(), frozenset({make_call_id(client=0, sequence=3)})):
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
@@ -123,7 +123,7 @@ def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> N
     if len(other.held) > len(full.held):
         full, other = other, full
     c.forget()
-    while other.held:  # end the library's calls, and the waiting calls that it receives then
+    while other.held:  # end the calls of the library, including calls that it receives meanwhile
         c.end(*[c.names[id] for id in other.held], run_s=0.001)
     before = len(full.held)
     back = c.hears(full.pilot.id, to_pilot.TakeBack)

@@ -134,7 +134,7 @@ def test_unused_groups_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPa
         c.call(str(n), limit_s=float(n)).end(str(n))
     assert len(c.core.state.groups) == 5
     c.check()
-    c.by_hand = True  # do not replay the events again: `check` has, while few groups are kept
+    c.by_hand = True  # `check` has already replayed the events, while few groups were kept
 
 
 FILE = ObjectRef("result-1", 10, "/session/objects/result-1")
@@ -182,7 +182,7 @@ def test_program_that_reconnected_keeps_its_results(cluster: Make, returns_after
 
 
 def test_data_used_only_by_a_program_gone_for_a_day_is_forgotten(cluster: Make) -> None:
-    """A long session has many programs. It keeps only the recipes and functions that are in use."""
+    """A long session with many programs keeps only recipes and functions in use."""
     c = cluster(pilots=1).event(SessionKept()).client("bob")
     state = c.core.state
     c.tell("bob", say.DefineRecipe(recipe("shared")), say.DefineFunction("g", "g", b"of bob"))  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_data_still_used_by_a_library_is_kept_and_checked_again(cluster: Make) -
 
 
 def steps(c: Cluster, *numbers: int) -> None:
-    """Run a call of each of several functions; the client reports each function that it no longer uses."""
+    """Run a call of several functions; the client reports each unused function."""
     for number in numbers:
         c.tell("ana", say.DefineFunction(f"f{number}", "f", bytes(1000)))  # type: ignore[arg-type]
         c.call(f"{number}", function=f"f{number}")

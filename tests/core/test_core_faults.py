@@ -1,4 +1,4 @@
-"""Infrastructure failures: calls run elsewhere without a penalty, and fail after several tries."""
+"""After infrastructure failures calls run elsewhere without penalty, and fail after several tries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pilot_of(c: Cluster, name: str) -> str:
 
 
 def crowded_out(c: Cluster, name: str) -> str:
-    """Let the kernel kill a call's library because other programs use the memory; return its pilot."""
+    """Let the kernel kill the library of a call because other programs use the memory; return its pilot."""
     library = c.holders(name)[0]
     text = f"lib-{library.id} was killed by SIGKILL (the node had no memory left: …)"
     failure = Failure(FailureKind.PILOT, text, library.pilot.id, library.id, signal=9)

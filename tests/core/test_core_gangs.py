@@ -74,7 +74,7 @@ def test_member_of_a_disconnected_pilot_gets_the_address_again(three: Cluster) -
 
 
 def test_member_that_never_received_the_call_is_started_again(three: Cluster) -> None:
-    """The manager was killed between its decision to start the gang and its message to this member."""
+    """The manager was killed after the decision to start the gang, before the message to this member."""
     order = ranks(three)
     three.forget().cut(order[1])
     three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ()})
@@ -425,7 +425,7 @@ def test_reserved_libraries_are_released_if_a_gang_lacks_members(cluster: Make) 
 
 @pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
 def test_gang_that_starts_at_a_hello_starts_once_on_all_members(cluster: Make, *, called: str) -> None:
-    """If the hello does not list a second library, this event gave the call to the gang."""
+    """Without a second library in the hello, this event assigned the call to the gang."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
     if called == "before the break":

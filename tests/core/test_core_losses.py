@@ -1,4 +1,4 @@
-"""Losses of pilots count at once; the batch system's reason is added later."""
+"""Lost pilots count at once; the reason of the batch system is added later."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_probe_without_a_fault_includes_the_node(cluster: Make) -> None:
     record = records(c)[-1]
     assert (record.excluded, record.said, record.probes, record.probe_s) == (False, "no fault", 1, 20.0)
     assert before.keys() <= source.blocks.keys()
-    assert not any(isinstance(each, RecordStay) for each in c.others)  # a probe's stay says nothing of the site
+    assert not any(isinstance(each, RecordStay) for each in c.others)  # pilot stays of probes are not recorded
     assert all(not order.allowed.exclude for order in orders(c))
 
 
@@ -312,7 +312,7 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     [again] = orders(c)
     assert again.allowed == AllowedNodes()
     joined(c, "p2", node="n2", block=again.block, faults=(BAD,))
-    assert not c.status().excluded_nodes  # else the same would happen at once again
+    assert not c.status().excluded_nodes  # otherwise the block would be left again at once
     assert not c.core.state.blocks[again.block].leaving
     c.wait(EVERY_S)
     c.report("p2", say.DeviceFault("cuda:0", "it failed again"))  # type: ignore[arg-type]

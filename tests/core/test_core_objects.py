@@ -63,7 +63,7 @@ def test_pilot_without_an_address_is_no_source(peers: Peers) -> None:
 
 
 def test_rarest_object_gets_the_free_transfer_slot(peers: Peers) -> None:
-    """All places of p1 and p2 are taken. The next free place goes to the rarer object."""
+    """All transfer slots of p1 and p2 are used. The next free slot is for the rarer object."""
     common = ObjectRef("file-common", 100, "/c")
     rare = ObjectRef("file-rare", 100, "/r")
     peers.here("p1", has=(common, rare)).here("p2", has=(common,))
@@ -93,7 +93,7 @@ def test_pilots_of_one_cache_fetch_an_object_once(peers: Peers) -> None:
     assert peers.told("p2") is peers.told("p3") is None
     assert peers.told("q1") == (("p1",), False)  # q1 reads from p1, and from no pilot without parts
     peers.arrive("p1")
-    # p1 brought the object into the cache that they share
+    # p1 fetched the object into the shared cache
     assert peers.told("p2") == peers.told("p3") == (("p1",), False)
     peers.arrive("p2").arrive("p3")
     assert not peers.core.state.transfers.objects[BIG.name].fetches.keys() - {"q1"}
@@ -133,7 +133,7 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
 
 
 def test_pilots_wait_for_the_one_that_checks_their_shared_cache(peers: Peers) -> None:
-    """p1 fetched the object into p2's cache, but serves no other pilot. So q1 waits for p2."""
+    """p1 fetched the object into the cache of p2, but serves no other pilot. So q1 waits for p2."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
     assert peers.told("p2") == ((), True)
@@ -351,7 +351,7 @@ def test_missing_or_foreign_snapshots_are_not_offered(peers: Peers) -> None:
 
 
 def test_load_plans_its_objects_before_its_pilot_requests_them(peers: Peers) -> None:
-    """The fetch orders come in the same frame as the load, which saves a round trip."""
+    """The fetch orders are in the frame of the load, which saves a round trip."""
     peers.here("p1", has=(BIG,)).here("p2", has=(SMALL,)).define(library(peers)).forget().call("1", "2", context="llm")
     orders = {name: list(peers.mail[name]) for name in ("p1", "p2")}
     start, fetch = orders["p2"][0], orders["p2"][1]

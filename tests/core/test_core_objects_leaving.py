@@ -1,4 +1,4 @@
-"""The transfer plan for leaving pilots: objects that they still serve, and objects that only they have."""
+"""Test the transfer plan for leaving pilots: objects they serve, and objects that no other pilot has."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_last_pilot_leaves_without_copying_its_objects(peers: Peers) -> None:
 def test_leaving_pilot_stays_while_other_pilots_fetch_from_it(peers: Peers) -> None:
     peers.here("p1", has=(BIG,)).here("p2").want("p2")
     assert leave(peers, "p1").hand_on_s > 0.0
-    assert not any(order.keep for order in peers.orders("p2"))  # p2 keeps the object anyway: it has requested it
+    assert not any(order.keep for order in peers.orders("p2"))  # p2 keeps the object, because it requested the object
     peers.arrive("p2", peer=BIG.size_bytes)
     assert exits(peers, "p1")[-1].hand_on_s == 0.0
 

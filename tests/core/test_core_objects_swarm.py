@@ -1,4 +1,4 @@
-"""The transfer plan in virtual time: its duration, and its end under any loss."""
+"""Test the transfer plan in virtual time: its duration, and its completion under any loss."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_origin_visible_to_one_pilot_is_enough() -> None:
 
 
 def calls_of_a_crowd(count: int) -> int:
-    """Count the core's Python calls while `count` pilots join, request an object, get it, and leave."""
+    """Count Python calls of the core while `count` pilots join, fetch an object and leave."""
     core = Core(SESSION, default_policies())
     hellos = [say.PilotHello(wire.VERSION, SESSION, name, 7, (), peer=f"{name}:1") for name in names(count)]
     want = say.WantObjects((MODEL,))

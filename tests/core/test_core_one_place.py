@@ -1,4 +1,4 @@
-"""Each decision is in one file, checked on the source code."""
+"""Check in the source code that each decision is in one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORE, POLICIES = (Path(str(package.__file__)).parent for package in (stoker.mana
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A decision and its file. `fields`: the state that it reads. `others`: other files that read it, with reasons.
+    """A decision and its file. `fields`: read state. `others`: other files that read the fields, with reasons.
     `namesakes`: owners of unrelated fields.
     """
 

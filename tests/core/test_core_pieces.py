@@ -77,7 +77,7 @@ def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
 
 
 def test_story_shows_the_number_of_pieces_and_the_waiting_reader(c: Cluster) -> None:
-    c.by_hand = True  # do not replay: the journal has no status requests, and so a replay has no pieces
+    c.by_hand = True  # do not replay, because the journal has no status requests, so a replay has no pieces
 
     def told() -> str:
         return c.the_story(show_call(c.ids["s"])).headline
@@ -93,7 +93,7 @@ def test_story_shows_the_number_of_pieces_and_the_waiting_reader(c: Cluster) -> 
 
 
 def test_end_of_an_abandoned_run_does_not_count(cluster: Make) -> None:
-    """The client may lack pieces of that run."""
+    """The client may lack pieces of the abandoned run."""
     c = cluster(pilots=2).call("s", stream=True).ready()
     first = c.holders("s")[0]
     lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]

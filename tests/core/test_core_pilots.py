@@ -265,8 +265,8 @@ def test_pilot_that_refuses_loads_without_a_fault_is_leaving(cluster: Make) -> N
 
 
 def test_timer_that_fires_slightly_early_still_drains(cluster: Make) -> None:
-    """A timer is rounded to microseconds and may fire too early. If it were set again for the same moment, it would
-    fire for ever.
+    """A timer is rounded to microseconds and may fire too early. A timer set again for the same time would fire
+    forever.
     """
     c = cluster().join("p1", ends_in_s=150.0000004)
     for _ in range(100):

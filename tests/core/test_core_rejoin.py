@@ -1,4 +1,4 @@
-"""A pilot that was given up returns with its libraries; walltimes end."""
+"""Test pilots that return with libraries after a declared loss, and the end of walltimes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_faulty_device_gets_no_calls_and_its_calls_run_elsewhere(cluster: Make) 
     c.ready(only="p2")
     assert c.held("p2") == ["c1"]
     c.report("p1", say.CallsEnded(c.library("p1").id, [_end(c, "c1")]))
-    assert "c1" not in c.ended  # the result does not count: the quarantined device may compute wrongly
+    assert "c1" not in c.ended  # the result does not count, because the quarantined device may compute wrongly
     c.end("c1")
     assert c.ended["c1"].ok
     assert "quarantined" in c.story("p1")
@@ -97,7 +97,7 @@ def test_pilot_is_drained_before_its_walltime_ends(cluster: Make, run_s: float, 
 
 def test_call_that_cannot_finish_in_time_waits_for_another_pilot(cluster: Make) -> None:
     c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=50.0)
-    c.wait(520.0)  # 80 s are left and a call takes 50 s; with its margin it needs 77 s
+    c.wait(520.0)  # 80 s are left, and a call of 50 s needs 77 s with its margin
     assert c.pilot().state is PilotState.HERE
     c.call("c2")
     assert c.held() == ["c2"]
@@ -123,7 +123,7 @@ def _end(c: Cluster, name: str) -> say.CallEnd:
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_up: bool) -> None:
-    """The frame with the end arrived, but its acknowledgement was lost."""
+    """The frame with the end arrived, but the acknowledgement was lost."""
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
     before = c.taken("p1")

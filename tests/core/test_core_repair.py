@@ -1,4 +1,4 @@
-"""The manager restarts with a shorter journal, and its peers restore the missing facts."""
+"""If the manager restarts with a shorter journal, peers restore the missing facts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def c() -> Iterator[Cluster]:
 
 
 def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3) -> bool:
-    """Send a hello of client `bob`, known only to the journal's lost part. Return True if the manager requests his
-    calls again.
+    """Send a hello of client `bob`, known only in the lost part of the journal. Return True if the manager requests
+    the calls again.
     """
     hello = say.ClientHello(wire.VERSION, SESSION, received, acknowledged=acknowledged, number=number)
     c._frames["bob"], c._received["bob"] = acknowledged, received
@@ -74,7 +74,7 @@ def test_client_with_lost_frames_submits_again(c: Cluster) -> None:
 
 @pytest.mark.parametrize("lost", ["recipe", "function"])
 def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: str) -> None:
-    """The record of a definition is damaged, but the record of the calls is not."""
+    """The record of a definition is damaged, but the record of the calls is intact."""
     c = cluster(pilots=1)
     c.event(RecordsLost(100, "its checksum is wrong"))
     recipe_key, function = ("new", "f") if lost == "recipe" else ("bare", "new")
@@ -161,7 +161,7 @@ def test_call_that_fails_while_its_client_resubmits_fails_once(cluster: Make) ->
 
 
 def test_lost_ends_are_not_repeated_and_later_ends_are_sent(cluster: Make) -> None:
-    """If lost ends were repeated, client and manager would number results differently."""
+    """Repeated lost ends would give client and manager different result numbers."""
     c = cluster(pilots=2).calls(4).ready().end("1")
     c.event(ManagerRestarted())
     c.come_back("p1", lib1=tuple(c.names[id] for id in c.core.state.libraries[1].held)).forget()  # type: ignore[index]
@@ -282,7 +282,7 @@ def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
 
 
 def test_block_requested_again_keeps_its_former_pilots(c: Cluster) -> None:
-    """The journal lost its first records, so the source's first block is b1 again."""
+    """The journal lost its first records, so the first block of the source is b1 again."""
     back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]  # type: ignore[index]
     assert list(block.pilots) == ["old"]
@@ -306,8 +306,8 @@ def test_numbers_given_in_the_lost_part_are_not_reused(cluster: Make) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_end_before_a_hello_after_a_journal_gap_counts_if_repeated(cluster: Make, *, known: bool) -> None:
-    """Once the damaged record was the one that assigned the call to its library. So the manager ignored the call's end,
-    dropped the repeated end because of its number, and the call ran for ever.
+    """The damaged record once was the assignment of the call to its library. The manager ignored the end of the call,
+    dropped the repeated end because of its number, and the call ran forever.
     """
     c = cluster(pilots=1).calls(1).ready()
     if known:
@@ -316,7 +316,7 @@ def test_end_before_a_hello_after_a_journal_gap_counts_if_repeated(cluster: Make
         c.end("1").event(RecordsLost(100, "its checksum is wrong")).event(ManagerRestarted()).call("2")
     call, before = ("1" if known else "2"), c.taken("p1")
     end = say.CallsEnded(next(iter(c.core.state.libraries)), [CallEnd(c.ids[call], True)])  # type: ignore[arg-type]
-    c._frames["p1"] = before + 3  # the journal lost the pilot's last frames
+    c._frames["p1"] = before + 3  # the journal lost the last frames of the pilot
     c.report("p1", end)
     number = c._frames["p1"]
     c.come_back("p1", acknowledged=number - 1, lib1=(call,))

@@ -129,7 +129,7 @@ def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> Non
     c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
     assert started(c).device_memory_bytes == 8_600_000_000
     assert started(c).device_memory_bytes == 8_600_000_000
-    assert "c" in c.waiting("o")  # only 7 GB minus CUDA's own memory are free
+    assert "c" in c.waiting("o")  # only 7 GB minus CUDA memory are free
 
 
 def test_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
@@ -143,14 +143,14 @@ def test_host_memory_never_counts_on_a_gpu(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus()).define(model("m")).call("a", context="m")
     promised = started(c).device_memory_bytes
     c.report("p1", say.LibraryReady(c.library(context="m").id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=3 * GB))
-    assert c.library(context="m").promised_bytes == promised  # the report lacks device memory, so the promise stays
+    assert c.library(context="m").promised_bytes == promised  # the report lacks device memory, so the reservation stays
     assert c.context("m").advice["NVIDIA A10"].peak_bytes == 0
     assert c.context("m").resident_bytes == 0
 
 
 # ---- measured memory
 def test_second_load_does_not_get_memory_in_use(cluster: Make) -> None:
-    """The framework reports no device memory: 18 of 24 GB are used."""
+    """The framework does not report device memory, of which 18 of 24 GB are used."""
     c = cluster().join("p1", of=gpus()).define(model("m"), model("n", 10 * GB)).call("a", context="m")
     started(c)
     library = c.library(context="m")

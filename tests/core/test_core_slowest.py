@@ -41,7 +41,7 @@ def test_status_has_groups_of_failures_and_the_longest_runs(cluster: Make) -> No
 
 @pytest.mark.slow
 def test_status_of_a_large_session_is_small_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "validate", lambda _state: None)  # it would take minutes
+    monkeypatch.setattr(desk, "validate", lambda _state: None)  # validation would take minutes
     c = Cluster().define(recipe("llm"))
     c.join(*[f"p{number}" for number in range(200)], of=devices(1))
     for _ in range(10):

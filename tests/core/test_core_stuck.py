@@ -1,4 +1,4 @@
-"""Short calls do not wait for a long call if they can run elsewhere."""
+"""Short calls do not wait behind a long call if another library can run them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_library_with_a_free_slot_is_not_stuck(cluster: Make) -> None:
 
 
 def test_queued_call_behind_an_overdue_call_is_loaded_elsewhere(cluster: Make) -> None:
-    """Calls of 1 s are never prefetched. One such call does not justify a load of 10 s."""
+    """Calls of 1 s are never prefetched, and one call of 1 s does not justify a load of 10 s."""
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=9.9).join("p2")
     c.call("long", context="a").call("s1", context="a").wait(9)
     assert c.lives_on("a") == ["p1"]
@@ -167,7 +167,7 @@ def by(dispatch: HottestFirst) -> Callable[[], Policies]:
 
 
 class GivesFive(HottestFirst):
-    """A user's dispatch policy that ignores stuck libraries."""
+    """A user-defined dispatch policy that ignores stuck libraries."""
 
     def window(self, view: View, library: Library) -> int:
         return 5

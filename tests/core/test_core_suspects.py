@@ -1,4 +1,4 @@
-"""A call can hurt only itself: lost pilots, dead libraries, and the walltime."""
+"""A harmful call fails alone: lost pilots, dead libraries, and the walltime."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_surplus_calls_of_one_library_are_taken_by_another(toy: Make) -> None:
     t.pilot("p1", devices=2)
     t.call("warm1", "warm2", run_s=0.001).run()
     t.call(*(f"c{n}" for n in range(40)), run_s=0.001)
-    # these calls have the same function as the short ones, so the core expects them to be short
+    # these calls share the function of short calls, so the core expects short calls
     t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)
     before = t.now
     t.run()

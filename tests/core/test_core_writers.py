@@ -1,4 +1,4 @@
-"""One file writes each field of the manager's state, checked on the source code.
+"""Check in the source code that one file writes each field of the manager state.
 
 A field has a name and an owner (`library.held`, `manager.state.calls`), also through local names (`held =
 library.held`, `for listed in (source.coming, ...)`). State classes may change themselves.

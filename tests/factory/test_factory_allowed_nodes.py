@@ -1,4 +1,4 @@
-"""Submit texts of jobs that avoid nodes or probe one, and the answers of Slurm and HTCondor."""
+"""Test submit scripts that exclude or probe nodes, and the answers of Slurm and HTCondor."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_condor_analysis_reports_that_no_slot_is_left(analysis: str, none: bool)
 
 
 class ChoosyBatch(ToyBatch):
-    """A batch system that can choose nodes, and may have none left."""
+    """A batch system that can choose nodes, and may have no node left."""
 
     def __init__(self) -> None:
         super().__init__()

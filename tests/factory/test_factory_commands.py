@@ -25,7 +25,7 @@ from stoker.protocol.ids import BlockId
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return a function that lets a command's time limit begin when the command has made a file, however slowly its
+    """Return a function that starts the time limit of a command after the command has made a file, however slowly its
     shell starts.
     """
 

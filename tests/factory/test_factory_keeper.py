@@ -1,4 +1,4 @@
-"""A keeper submits each block once, forgets no block, and reports everything. The batch system is in memory."""
+"""A keeper submits each block once, forgets no block, and reports all changes. The batch system is in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KeeperHarness:
         self.keeper = self.another()
 
     def another(self, *, was_tried: Container[BlockId] = ()) -> BlockKeeper:
-        """Make the keeper of a factory that replaces a killed factory."""
+        """Make the keeper of the factory after a killed factory."""
         self.keeper = BlockKeeper(
             "lab", make=lambda: self.batch, owners=self.owners, poll_s=10, lag_s=60, was_tried=was_tried.__contains__,
             clock=self.clock,
@@ -287,7 +287,7 @@ def test_submission_that_did_not_arrive_is_repeated(desk: KeeperHarness) -> None
 
 
 def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
-    """Return the seconds before each of `times` further submissions, or fewer if the keeper finishes."""
+    """Return the seconds before each further submission, up to `times`."""
     pauses, since = [], desk.clock.now
     for _ in range(200):
         if len(pauses) == times or (wait := desk.keeper.due_in()) is None:

@@ -1,4 +1,4 @@
-"""A factory under a strict limiter: 40 requests, then 4 per minute, in virtual time."""
+"""Run a factory against a rate limit of 40 requests, then 4 per minute, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Limiter:
 
 
 class LimitedBatch(ToyBatch):
-    """A batch system that limits requests. The pacer counts them like commands; all sources share one listing."""
+    """A batch system with a request limit. The pacer counts requests like commands; all sources share one listing."""
 
     def __init__(self, limiter: Limiter, pacer: Pacer, listing: Listing[bool]) -> None:
         super().__init__()

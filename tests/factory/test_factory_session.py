@@ -1,4 +1,4 @@
-"""A program on a batch system. Only Slurm is fake, and runs jobs on this machine."""
+"""Run programs on a batch system. Only Slurm is fake and runs jobs on this machine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def running(folder: Path, module: str) -> list[psutil.Process]:
-    """Return the processes that run a module. A child shows its parent's command line until it runs its own command."""
+    """Return processes that run a module. A child shows its parent's command line until it runs its own command."""
     found = []
     for process in processes_of(folder):
         with suppress(psutil.NoSuchProcess):

@@ -148,7 +148,7 @@ def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: p
 
 
 class Running:
-    """A factory on another thread; it ends with the session."""
+    """A factory on a thread that ends with the session."""
 
     def __init__(self, manager: ManagerEnd, *sites: Site) -> None:
         self._manager = manager
@@ -161,7 +161,7 @@ class Running:
         self._manager.tell(to_client.SessionOver("the test is done"))
         self._manager.until(lambda: not self._thread.is_alive(), what="its end")
         self._thread.join()
-        for worker in threading.enumerate():  # wait for the workers: a busy one sends one more message
+        for worker in threading.enumerate():  # wait for the workers, because a busy worker sends one more message
             if worker.name.startswith("stoker-source-"):
                 worker.join(60)
         self._factory.close()
@@ -195,7 +195,7 @@ def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def let_go(file: Path) -> None:
-    """Release the threads that wait for the file's content: they read an empty file and continue."""
+    """Release threads that wait for the file content: these threads read an empty file and continue."""
     writer = os.open(file, os.O_RDWR)
     file.unlink()
     file.touch()

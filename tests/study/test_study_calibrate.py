@@ -21,12 +21,12 @@ from stoker.protocol.blocks import Rule
 from stoker.site import Duration
 
 LONGEST_S = 0.4
-"""Longest seconds of an undisturbed call in the live session."""
+"""Maximum seconds of an undisturbed call in the live session."""
 SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
 
 
 class Watched(Simulation):
-    """A simulation that records the content of a journal."""
+    """A simulation that records events like a journal."""
 
     recorded: RecordedSession
 

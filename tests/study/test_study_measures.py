@@ -56,7 +56,7 @@ def test_difference_is_computed_seed_by_seed() -> None:
     paired = difference([value + 5.0 + 0.1 * value / 3000 for value in seeds], seeds)
     assert paired.mean == pytest.approx(5.04, abs=0.01)
     assert paired.half_width is not None
-    assert paired.half_width < 0.2  # although the runs of different seeds differ by thousands
+    assert paired.half_width < 0.2  # although runs of different seeds differ by thousands
     with pytest.raises(ValueError, match="seed by seed"):
         difference([1.0, 2.0], [1.0])
 
@@ -88,7 +88,7 @@ def test_measures_of_a_small_run_equal_hand_computed_values() -> None:
 def test_work_of_a_preempted_pilot_is_lost_and_waits_again() -> None:
     measured = measure(small_run())
     assert (measured.items, measured.unfinished, measured.queue.values[-1]) == (100.0, 0, 0.0)
-    assert measured.lost_s == pytest.approx(0.5)  # the call that began at 30 s lost its device at 30.5 s
+    assert measured.lost_s == pytest.approx(0.5)  # the call started at 30 s and lost its device at 30.5 s
     assert measured.useful_s == pytest.approx(100.0)
     assert (measured.devices.value(20.0), measured.devices.value(40.0)) == (2.0, 1.0)
     assert (measured.capacity.value(20.0), measured.capacity.value(40.0)) == (2.0, 1.0)
@@ -102,7 +102,7 @@ def test_run_that_is_cut_off_leaves_calls() -> None:
     measured = measure(run.log, until_s=50.5)
     assert (measured.items, measured.unfinished, measured.ended_at) == (40.0, 60, 50.5)
     assert measured.held_s == pytest.approx(50.5)
-    assert len(measured.waits_s) == 100  # 59 of the 60 unfinished calls have waited since the start; one runs
+    assert len(measured.waits_s) == 100  # 59 of 60 unfinished calls waited since the start; one call runs
     assert measured.waits_s[-59:].tolist() == [50.5] * 59
 
 
@@ -113,7 +113,7 @@ def test_repeated_end_counts_once_and_failure_does_not_count() -> None:
     log.note(1.0, Happened.PILOT_CAME, pilot=0, value=2.0)
     log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # its job ended before the pilot had connected
     log.note(2.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
-    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # the manager never receives this end
+    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # this end never reaches the manager
     log.note(3.0, Happened.LIBRARY_ENDED, library=1, pilot=0)
     log.note(3.0, Happened.PILOT_WENT, pilot=0, value=2.0)
     log.note(5.0, Happened.CALL_BEGAN, call=0, library=2, pilot=2, value=5.0)
@@ -251,7 +251,7 @@ def test_counts_agree_with_the_rows() -> None:
     for name in ("waits_s", "turnarounds_s"):
         mine, exact = getattr(counted, name), getattr(each, name)
         assert list(mine) == pytest.approx(list(exact), rel=0.006, abs=1e-6), name
-    for at_s in (30.0, 60.0, 110.0):  # counts are at most a second old, and few calls come in a second
+    for at_s in (30.0, 60.0, 110.0):  # counts are at most a second old, and few calls arrive per second
         assert counted.queue.value(at_s) == pytest.approx(each.queue.value(at_s), abs=6)
         assert counted.completed.value(at_s) == pytest.approx(each.completed.value(at_s), abs=6)
     assert len(sums.log) < len(rows.log)

@@ -248,7 +248,7 @@ def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
     drawn = sorted((began, ended, name) for slices in rows.values() for began, ended, name in slices if "call" in name)
     first = [name for began, _, name in drawn if began == 10_000_000]
     assert first == ["call 0", "call 0, rank 1", "call 0, rank 2", "call 0, rank 3"]
-    # The first gang runs fifteen seconds. The second lost a member at 30 s and continued from its checkpoint of 27.5 s.
+    # Gang 1 runs fifteen seconds. Gang 2 lost a member at 30 s and continued from its checkpoint at 27.5 s.
     second = [(began / 1e6, ended / 1e6, name) for began, ended, name in drawn if began > 10_000_000]
     assert second[:2] == [(25.0, 30.0, "call 1, checkpointed"), (25.0, 30.0, "call 1, rank 1, checkpointed")]
     assert second[2:] == [(30.0, 67.5, "call 1"), (30.0, 67.5, "call 1, rank 1")]

@@ -243,5 +243,5 @@ def test_missing_measurements_are_reported_with_advice(store: PerformanceStore) 
 
 def test_error_of_a_mean_shrinks_with_its_measurements() -> None:
     assert MeasuredTime(1.0, 0.5, 100).error == pytest.approx(0.05, rel=0.03)
-    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement shows no spread, but days differ
+    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement has an assumed spread
     assert math.isclose(MeasuredTime().error, 0.0)

@@ -1,4 +1,4 @@
-"""Shipped scenario files are read, each fault is one line, and docs/workloads.md shows valid files."""
+"""Shipped scenario files load, each error is one line, and docs/workloads.md shows valid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library process for TaskVine, without TaskVine: contexts, calls, their ends."""
+"""Test contexts and calls of a TaskVine library process without TaskVine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Process:
         return ticket
 
     def take(self, *, stays: bool = True) -> messages.PoolAnswer:
-        """Return the next answer. `stays`: check that the process is in the order's folder; else that it is not."""
+        """Return the next answer. Check that the process is in the order folder if `stays`, else in another folder."""
         answer, is_there = pickle.load(self._process.stdout)
         assert is_there is stays
         return messages.decode_answer(answer)
@@ -144,7 +144,7 @@ def test_exception_in_a_call_does_not_end_the_library(library):
     def leave(_words, what):
         raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}[what]
 
-    held = library.ask(None)  # an order without calls reports the library's content
+    held = library.ask(None)  # an order without calls reports the library state
     assert (held.ends, held.held.failure, held.held.orders) == ([], None, 0)
     *ends, unknown = library.ask(leave, "exit", "interrupt", "nothing").ends
     assert [type(payloads.load_exception(end.payload)) for end in ends] == [SystemExit, KeyboardInterrupt]

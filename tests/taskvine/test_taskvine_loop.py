@@ -1,4 +1,4 @@
-"""A pool's loop with a real connection to a manager and a stand-in for TaskVine."""
+"""Test the pool loop with a real manager connection and a stand-in for TaskVine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class WorkingVine(Vine):
-    """A TaskVine that finishes all orders in the next iteration of the pool's loop."""
+    """A TaskVine that finishes all orders in the next iteration of the pool loop."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a site file to TaskVine's settings. Needs no TaskVine."""
+"""Convert site files to TaskVine settings, without TaskVine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class World(PoolOfSlots):
-    """A pool with two libraries on their own slots, and its messages to the manager."""
+    """A pool with two libraries on separate slots, and its messages to the manager."""
 
     def __init__(self, folder: Path) -> None:
         running = folder / "running"

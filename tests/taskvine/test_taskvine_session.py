@@ -45,7 +45,7 @@ def test_first_program_runs_unchanged(measure):
     words = ["pilot", "call", "library"] * 10
     assert [n for lengths in stoker.map(measure, words) for n in lengths] == [len(word) for word in words]
     assert measure(["call"]).result(LIMIT_S) == [4]
-    assert 1 <= measure.loads() <= 4  # two slots; TaskVine may load once more on its own
+    assert 1 <= measure.loads() <= 4  # TaskVine may load more often than once per slot
 
 
 def test_exception_keeps_its_type_and_the_context_stays_hot(measure):

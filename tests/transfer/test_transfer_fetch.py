@@ -50,7 +50,7 @@ def test_small_object_is_one_answer(host: Hosts, tmp_path: Path, size: int) -> N
     between = FaultyRelay(one.server.address)
     two.get(small, between.source)
     assert between.connections == 1
-    # Only the handshake's answer, one header, the manifest and the bytes passed: nothing was requested twice.
+    # Only the handshake answer, one header, the manifest and the bytes were sent: nothing was requested twice.
     assert between.passed - size - len(small.manifest) < 400
     between.close()
 
@@ -82,7 +82,7 @@ def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
     two.hold(big)
 
     def share(chunk: bytes, before: int) -> bytes:
-        """Each of the two sources stops after three parts until the other has begun to send."""
+        """Each source stops after three parts until the other source has started to send."""
         if before > 3 * PART:
             until(lambda: one.server.sent_bytes and two.server.sent_bytes)
         return chunk
@@ -91,13 +91,13 @@ def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
     outcome = three.get(big, *(ObjectSource(address=each.source.address) for each in relays))
     assert one.server.sent_bytes > 0
     assert two.server.sent_bytes > 0
-    assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # up to 30 % of the bytes may come twice
+    assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # up to 30 % may arrive twice
     for each in relays:
         each.close()
 
 
 def test_fetching_pilot_serves_its_received_parts(host: Hosts, big: Original) -> None:
-    """In a chain of three hosts, the third fetches from the second while the second still fetches from the first."""
+    """In a chain of three hosts, host 3 fetches from host 2 while host 2 fetches from host 1."""
     one, two, three = host(), host(), host()
     one.hold(big)
     gate = threading.Event()
@@ -116,8 +116,8 @@ def test_fetching_pilot_serves_its_received_parts(host: Hosts, big: Original) ->
 
 
 def test_pieces_read_from_the_origin_are_exchanged_between_readers(host: Hosts, big: Original) -> None:
-    """One host reads from a slow origin, as the manager plans. If it alone served the others, it would send seven
-    copies. (`test_core_objects_swarm` and `test_transfer_network` show that the plan reads the origin once.)
+    """One host reads from a slow origin, like in a transfer plan. Without exchange between readers this host would send
+    seven copies. (`test_core_objects_swarm` and `test_transfer_network` test that the plan reads the origin once.)
     """
     origin = host(most=8)
     origin.hold(big)
@@ -199,7 +199,7 @@ def test_retry_keeps_the_verified_parts(host: Hosts, big: Original) -> None:
         running.wait()
     gate.set()
     here = len(two.copies[big.name].arrivals) * PART
-    with (two.folder / "object").open("r+b") as file:  # damage a part that the first fetch has written
+    with (two.folder / "object").open("r+b") as file:  # damage a part written by the first fetch
         file.seek(two.copies[big.name].arrivals[0] * PART)
         file.write(b"rotten")
     outcome = two.get(big, one.source)
@@ -270,7 +270,7 @@ def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Orig
             except OSError:
                 heard = b""
         assert len(heard) <= len(wire.MAGIC) + 64
-    assert host().get(big, one.source).peer_bytes == big.ref.size_bytes  # the server still serves others
+    assert host().get(big, one.source).peer_bytes == big.ref.size_bytes  # the server still serves other hosts
 
 
 def test_many_silent_connections_do_not_block_other_clients(host: Hosts, big: Original) -> None:
@@ -391,7 +391,7 @@ def test_full_disk_ends_the_fetch(host: Hosts, big: Original, tmp_path: Path) ->
 
 
 def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) -> bytes:
-    """Let `limit` bytes pass. Then wait for the gate, and meanwhile send a byte at a time as a sign of life."""
+    """Forward `limit` bytes. Then send single bytes as a sign of life until the gate opens."""
     if before > limit and not gate.wait(PATIENCE_S):
         raise AssertionError("the gate was never opened")
     return chunk

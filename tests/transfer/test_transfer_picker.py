@@ -54,10 +54,10 @@ def test_hanging_piece_is_requested_elsewhere_at_the_end() -> None:
     one.has("quick", [0, 1])
     other = one.take("quick", 10.0)
     assert other is not None
-    # the other source was asked for this piece ten seconds ago
+    # this piece was requested from the other source ten seconds ago
     assert one.take("quick", 10.0 + AGAIN_S / 2) == 1 - other
     one.arrived(1 - other, 11.0)
-    assert one.take("slow", 11.0) is None  # None: the only missing piece was just requested from "quick"
+    assert one.take("slow", 11.0) is None  # the only missing piece was just requested from "quick"
     assert not one.arrived(1 - other, 12.0)
     assert one.missing == 1
 
@@ -108,7 +108,7 @@ def test_origin_is_spared_pieces_that_peers_have() -> None:
     assert one.take("peer", 2.0) == 0
     one.has_not("peer", 0)
     one.has("peer", [0])
-    assert one.take("origin", 1.0 + SPARED_S) == 0  # the peer has piece 0 but does not send it, so the origin is asked
+    assert one.take("origin", 1.0 + SPARED_S) == 0  # the peer does not send piece 0, so the origin is used
 
 
 @given(count=st.integers(1, 200), seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=1, max_size=4))

@@ -1,4 +1,4 @@
-"""A session's seed: served and stored files, its lifetime, and clients with only Python."""
+"""Test the seed of a session: served and stored files, lifetime, and clients with only Python."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_arguments_are_served_and_results_accepted(
     start: Start, session: SessionFolder, big: Original, tmp_path: Path
 ) -> None:
     start()
-    # the form of name that a client gives to a file of arguments
+    # clients name files of arguments in this format
     shutil.copy(big.path, session.objects / f"{big.name}~0123abcd")
     get(big.name, tmp_path / "arguments", addresses=[address(session)], key=KEY)
     assert matches(tmp_path / "arguments", big.ref)
@@ -183,7 +183,7 @@ def test_seed_ends_with_its_session(start: Start, session: SessionFolder, how: s
 
 
 def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, big: Original, tmp_path: Path) -> None:
-    """Use the starter's modules in an interpreter without packages."""
+    """Use the starter modules in an interpreter without packages."""
     start()
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent

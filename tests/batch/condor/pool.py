@@ -100,7 +100,7 @@ class Pool:
     def hold(
         self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
     ) -> None:
-        """Hold the job for `held_for_s` seconds for exceeding its memory."""
+        """Hold the job, backdated by `held_for_s` seconds, with `used_mb` MB of used memory."""
         with self._queue.change():
             ad = self.ad(job)
             more = {"ResidentSetSize_RAW": used_mb * 1024} if used_mb else {}

@@ -1,4 +1,4 @@
-"""A block's life in Kubernetes, in a process with the fake package."""
+"""Run a block in Kubernetes with the fake package."""
 
 import json
 import sys
