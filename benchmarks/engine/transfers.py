@@ -1,4 +1,4 @@
-"""Compare the transfer of 256 MB to sixteen pilots on separate hosts with the transfer to one pilot at equal link speed.
+"""Compare transfers of a 256 MB object to sixteen pilots on separate hosts and to one pilot, at equal link speed.
 
 Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. Manager, seed and pilots are real;
 pilots see no session files. The side prints JSON: seconds from the first request to the last arrival, bytes read from

@@ -59,7 +59,7 @@ def main() -> None:
             pilots = _wait_for_pilots(session, asked.pilots, folder)
             device = session.status().pilots[0].devices[0]
 
-            # Only one context fits on a device, as on the GPUs of the paper. Otherwise the next load overlaps with a running
+            # Only one context fits on a device, as in the paper. Otherwise the next load overlaps with a running
             # call.
             @stoker.context(memory=f"{int(0.6 * device.memory_bytes)} B", awareness=Awareness(asked.awareness))
             def model() -> float:
