@@ -99,10 +99,10 @@ def main() -> int:
     import transformers
 
     torch.set_num_threads(1)
-    transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # trigger lazy imports
+    transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # lazy imports
     rows = []
     order = recipes(held_out=held_out)
-    random.Random(0).shuffle(order)  # Other load on this machine then affects all families alike.
+    random.Random(0).shuffle(order)  # Other load on this machine then affects all families equally.
     for recipe in order:
         while QUIET.exists():
             time.sleep(5)

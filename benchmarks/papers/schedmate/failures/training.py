@@ -35,7 +35,7 @@ NEAR_LINES = 3
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores in percent. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the
+    """Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the
     paper. `component`: accuracy among detected infrastructure failures.
     """
 
