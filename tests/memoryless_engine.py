@@ -1,5 +1,3 @@
-"""Provide engines without a model or memory."""
-
 from __future__ import annotations
 
 import threading

@@ -1,5 +1,3 @@
-"""Make small language models with random weights, and a character tokenizer."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ class EveryDevice(WholeDevice):
     honours = frozenset()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Load the context on each empty device. Without empty devices, fail gangs larger than the site."""
+        """Load the context on each empty device. If no device is empty, fail gangs larger than the site."""
         key = RecipeKey(context.recipe.key)
         loads = [
             Load(key, device.pilot.id, (device.id,), device.facts.memory_bytes)

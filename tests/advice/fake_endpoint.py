@@ -1,5 +1,3 @@
-"""Provide an HTTP endpoint of a language model with scripted answers."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Provide real clusters for tests: a shared cluster and special clusters."""
-
 from __future__ import annotations
 
 import contextlib

@@ -12,7 +12,7 @@ from stoker.protocol import to_pilot, wire
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
-Told = tuple[tuple[str, ...], bool]  # source pilots, and True to read the origin
+Told = tuple[tuple[str, ...], bool]  # (source pilots, True to read the origin)
 
 
 class Peers(Cluster):

@@ -94,7 +94,7 @@ def test_interrupted_map_reports_kept_results_and_how_to_resume(world, times):
 
 
 CLAIMS = 2000
-"""Number of claims of a run, which takes ten seconds. The test interrupts the run after a hundred claims."""
+"""Number of claims in a run of ten seconds that the test interrupts after a hundred claims."""
 
 
 @pytest.fixture(scope="module")

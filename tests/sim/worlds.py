@@ -1,5 +1,3 @@
-"""Build small simulated worlds with known answers."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Numbers of the paper Pervasive Context Management (§4)."""
+"""Numbers in the paper Pervasive Context Management (§4)."""
 
 from __future__ import annotations
 

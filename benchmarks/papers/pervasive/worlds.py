@@ -23,7 +23,7 @@ from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]
 Pools = Mapping[str, Steps]
-"""Pairs of a time and the numbers of GPUs by kind from this time on."""
+"""GPUs by kind, as pairs (start in seconds, number)."""
 POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
 """Policies for the three versions in the paper (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
@@ -80,7 +80,7 @@ def load_s(parameters: Parameters, kind: str) -> float:
 
 
 class SharedDisks(Simulation):
-    """Policy adapter in which workers of a node read the disk together."""
+    """A simulation in which workers of a node share its disk."""
 
     def __init__(
         self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing

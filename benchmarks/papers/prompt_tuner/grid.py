@@ -28,7 +28,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Target of late jobs in percent, its limit as a share, and sizes and seeds of the search steps."""
+    """`late`: target of late jobs in percent. `within`: its limit as a share. Others: search steps."""
 
     late: float
     within: float

@@ -270,7 +270,7 @@ class _Page:
         return self._in_program("128 x 7B", [("all rows", SEVEN, ""), *named])
 
     def small(self) -> str:
-        """Return text about the 3B ratio over `sllm`, which exceeds the range, with and without row *cache*."""
+        """Return text about the 3B ratio over `sllm`, with and without the row *cache*."""
         cases = (SLINFER, ""), (SLLM, ""), (SLLM, "cache")
         ours, theirs, other = (self.get(tables.in_program(system, SMALL, without=row)) for system, row in cases)
         return f"{_more(ours, theirs)} %, and {_more(ours, other)} % if `sllm` has no row *cache*"

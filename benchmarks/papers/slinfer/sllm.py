@@ -40,7 +40,7 @@ def sllm(
     *, limits: Limits, parts: Mapping[tuple[str, str], int] | None = None, keep_alive_s: float = 1.0,
     cpu_keep_alive_s: float | None = None, poll_s: float = 0.0,
 ) -> Policies:  # fmt: skip
-    """Return the policies. `cpu_keep_alive_s`: for instances on CPUs; None = `keep_alive_s`. `poll_s`: for `Polling`."""
+    """Return the policies. `cpu_keep_alive_s`: for CPU instances; None = `keep_alive_s`. `poll_s`: for `Polling`."""
     scale_out = ScaleOut(limits, parts or {})
     keep_alive = KeepAlive(keep_alive_s, keep_alive_s if cpu_keep_alive_s is None else cpu_keep_alive_s)
     if poll_s:

@@ -1,5 +1,3 @@
-"""Run a block in Kubernetes with the fake package."""
-
 import json
 import sys
 from pathlib import Path
