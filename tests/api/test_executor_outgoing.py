@@ -153,7 +153,7 @@ def test_deadline_of_an_acknowledged_call_is_not_counted_down() -> None:
     assert not out.has_unacknowledged
 
 
-def test_resubmission_counts_deadlines_down() -> None:
+def test_resubmission_reduces_the_seconds_left_of_deadlines() -> None:
     out, _ = timed(TIMED)
     list(out.frames(100.0))
     out.acked(1)

@@ -80,7 +80,7 @@ def test_load_is_recorded_and_measured_memory_is_used_next_time(cluster: Make) -
     assert c.hears("p2", to_pilot.StartLibrary).device_memory_bytes == 2.2 * GB
 
 
-def test_two_failed_loads_fail_waiting_calls_and_the_next_retries(cluster: Make) -> None:
+def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(2, context="a")
     c.fail_load(c.library(context="a"))
     assert c.ended == {}

@@ -115,8 +115,8 @@ class Running:
 class FaultyRelay:
     """A relay in front of a server that acts like a faulty network or peer.
 
-    `spoil` gets each chunk from the server and the number of bytes sent before, and returns the bytes to send, or None to
-    cut the connection. A `frozen` relay sends nothing.
+    `spoil` gets each chunk from the server and the number of bytes sent before, and returns the bytes to send, or None
+    to cut the connection. A `frozen` relay sends nothing.
     """
 
     def __init__(self, address: str, *, spoil: Callable[[bytes, int], bytes | None] | None = None) -> None:

@@ -178,7 +178,7 @@ def _track(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:
 
 
 def rows_of(cases: list[Case], show: str, learned: Learned | None = None) -> dict[str, dict[str, float]]:
-    """Return the scores of each format, and of all."""
+    """Return the scores of each format and of all formats."""
     judged: dict[str, list[tuple[str, float | None]]] = {}
     logs: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
